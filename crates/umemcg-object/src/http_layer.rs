@@ -1,0 +1,174 @@
+//! Between the library that speaks to stores and the network: counts requests, remembers the last
+//! trouble, and takes keys out of listings that are no paths.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::{Method, StatusCode};
+use http_body_util::{BodyExt, Full};
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody,
+    HttpService, ReqwestConnector,
+};
+use umemcg_base::LeafMutex;
+use umemcg_vfs::object::BucketFigures;
+
+use crate::listing_filter::without_hidden;
+
+tokio::task_local! {
+    /// The keys that were taken out of the listing that this task asked for.
+    pub(crate) static HIDDEN: RefCell<Vec<String>>;
+}
+
+/// What one bucket has been asked so far, by request on the wire. Relaxed: the numbers stand alone.
+#[derive(Debug, Default)]
+pub(crate) struct RequestCounts {
+    gets: AtomicU64,
+    heads: AtomicU64,
+    lists: AtomicU64,
+    pub(crate) read_bytes: AtomicU64,
+    refusals: AtomicU64,
+    pub(crate) failures: AtomicU64,
+    trouble: LeafMutex<Option<String>>,
+}
+
+impl RequestCounts {
+    pub(crate) fn figures(&self) -> BucketFigures {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        BucketFigures {
+            gets: load(&self.gets),
+            heads: load(&self.heads),
+            lists: load(&self.lists),
+            read_bytes: load(&self.read_bytes),
+            refusals: load(&self.refusals),
+            failures: load(&self.failures),
+        }
+    }
+
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.trouble.lock().clone()
+    }
+
+    fn count(&self, kind: RequestKind) {
+        let count = match kind {
+            RequestKind::List => &self.lists,
+            RequestKind::Head => &self.heads,
+            RequestKind::Get => &self.gets,
+            RequestKind::Other => return,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes whether the store answered as one that works does.
+    fn note(&self, trouble: Option<String>) {
+        if trouble.is_some() {
+            self.refusals.fetch_add(1, Ordering::Relaxed);
+        }
+        let old = std::mem::replace(&mut *self.trouble.lock(), trouble);
+        drop(old);
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RequestKind {
+    Get,
+    Head,
+    List,
+    /// For credentials.
+    Other,
+}
+
+fn kind_of(request: &HttpRequest) -> RequestKind {
+    let query = request.uri().query().unwrap_or_default();
+    let asks = |what: &str| query.split('&').any(|part| part == what);
+    match *request.method() {
+        Method::HEAD => RequestKind::Head,
+        Method::GET if asks("list-type=2") || asks("comp=list") => RequestKind::List,
+        Method::GET => RequestKind::Get,
+        _ => RequestKind::Other,
+    }
+}
+
+/// Connects one bucket. The connections are those of the process, so that ten thousand volumes of
+/// one server share them.
+#[derive(Debug, Clone)]
+pub(crate) struct CountingConnector {
+    pub(crate) counts: Arc<RequestCounts>,
+}
+
+impl HttpConnector for CountingConnector {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        static CLIENT: OnceLock<HttpClient> = OnceLock::new();
+        let client = match CLIENT.get() {
+            Some(client) => client.clone(),
+            None => {
+                let made = ReqwestConnector::default().connect(options)?;
+                CLIENT.get_or_init(|| made).clone()
+            }
+        };
+        Ok(HttpClient::new(CountingService { client, counts: Arc::clone(&self.counts) }))
+    }
+}
+
+#[derive(Debug)]
+struct CountingService {
+    client: HttpClient,
+    counts: Arc<RequestCounts>,
+}
+
+#[async_trait]
+impl HttpService for CountingService {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let kind = kind_of(&request);
+        self.counts.count(kind);
+        let answer = self.client.execute(request).await;
+        let response = match answer {
+            Ok(response) => response,
+            Err(error) => {
+                self.counts.note(Some(chain(&error)));
+                return Err(error);
+            }
+        };
+        let status = response.status();
+        let is_trouble = status.is_server_error()
+            || matches!(
+                status,
+                StatusCode::TOO_MANY_REQUESTS
+                    | StatusCode::REQUEST_TIMEOUT
+                    | StatusCode::UNAUTHORIZED
+                    | StatusCode::FORBIDDEN
+            );
+        self.counts.note(is_trouble.then(|| format!("the store answered {status}")));
+        if kind == RequestKind::List && status.is_success() { filtered(response).await } else { Ok(response) }
+    }
+}
+
+/// Takes keys out of a listing that are no paths.
+async fn filtered(response: HttpResponse) -> Result<HttpResponse, HttpError> {
+    let (parts, body) = response.into_parts();
+    let whole = body.bytes().await?;
+    let mut hidden = Vec::new();
+    let kept = without_hidden(&whole, &mut hidden).map_or(whole, Bytes::from);
+    // Not set in a request that is no listing of ours.
+    let _ = HIDDEN.try_with(|keys| keys.borrow_mut().extend(hidden));
+    let body = Full::new(kept).map_err(|never| HttpError::new(HttpErrorKind::Decode, never));
+    Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body)))
+}
+
+/// Returns the texts of an error and of what caused it, each once.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut at = error.source();
+    while let Some(cause) = at {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        at = cause.source();
+    }
+    text
+}

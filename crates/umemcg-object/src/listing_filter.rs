@@ -1,0 +1,130 @@
+//! Takes the keys out of a listing that cannot be shown as paths, and that the library below
+//! refuses: one such key would fail the listing of all others.
+
+use quick_xml::Reader;
+use quick_xml::events::Event;
+
+/// Elements of a listing that stand for one key, with the element inside that has the key: of S3
+/// and Google, then of Azure.
+const ENTRIES: [(&[u8], &[u8]); 4] =
+    [(b"Contents", b"Key"), (b"CommonPrefixes", b"Prefix"), (b"Blob", b"Name"), (b"BlobPrefix", b"Name")];
+
+/// Returns whether each name in a key can be one of a path. A slash at the end stands for a
+/// directory.
+pub(crate) fn is_path(key: &str) -> bool {
+    let names = key.strip_suffix('/').unwrap_or(key);
+    let is_name = |name: &str| {
+        !name.is_empty() && name != "." && name != ".." && !name.chars().any(|c| c.is_ascii_control())
+    };
+    names.split('/').all(is_name)
+}
+
+/// Returns a listing without such keys, which are added to `hidden`; `None` if it has none, or is
+/// no listing.
+pub(crate) fn without_hidden(body: &[u8], hidden: &mut Vec<String>) -> Option<Vec<u8>> {
+    let mut reader = Reader::from_reader(body);
+    let mut kept: Vec<u8> = Vec::new();
+    // Up to here the body was kept or left out.
+    let mut done = 0;
+    let mut entry: Option<(usize, &[u8])> = None;
+    let mut key: Option<String> = None;
+    let mut is_in_key = false;
+    loop {
+        let before = reader.buffer_position() as usize;
+        match reader.read_event().ok()? {
+            Event::Start(start) => match entry {
+                None => {
+                    let found = ENTRIES.iter().find(|(name, _)| *name == start.name().as_ref());
+                    entry = found.map(|(_, inside)| (before, *inside));
+                    key = None;
+                }
+                Some((_, inside)) if start.name().as_ref() == inside && key.is_none() => {
+                    (is_in_key, key) = (true, Some(String::new()));
+                }
+                Some(_) => {}
+            },
+            Event::Text(text) if is_in_key => key.as_mut()?.push_str(&text.decode().ok()?),
+            Event::GeneralRef(reference) if is_in_key => {
+                let resolved = match reference.resolve_char_ref().ok()? {
+                    Some(char) => char.to_string(),
+                    None => {
+                        quick_xml::escape::resolve_predefined_entity(&reference.decode().ok()?)?.to_owned()
+                    }
+                };
+                key.as_mut()?.push_str(&resolved);
+            }
+            Event::CData(text) if is_in_key => key.as_mut()?.push_str(&text.decode().ok()?),
+            Event::End(end) => match entry {
+                Some((_, inside)) if is_in_key && end.name().as_ref() == inside => is_in_key = false,
+                Some((start, _)) if ENTRIES.iter().any(|(name, _)| *name == end.name().as_ref()) => {
+                    entry = None;
+                    if let Some(key) = key.take().filter(|key| !is_path(key)) {
+                        kept.extend_from_slice(&body[done..start]);
+                        done = reader.buffer_position() as usize;
+                        hidden.push(key);
+                    }
+                }
+                _ => {}
+            },
+            Event::Eof => break,
+            _ => {}
+        }
+    }
+    (done > 0).then(|| {
+        kept.extend_from_slice(&body[done..]);
+        kept
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_has_names_and_nothing_else() {
+        for good in ["a", "a/", "a/b", "...", "a b/ü", "a/.b"] {
+            assert!(is_path(good), "{good}");
+        }
+        for bad in ["", "/", "/a", "a//b", "a//", "./a", "a/..", "a/../b", "a\nb"] {
+            assert!(!is_path(bad), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn keys_that_are_no_path_leave_the_listing() {
+        let listing = "<?xml version=\"1.0\"?><R><Prefix>x//</Prefix>\
+            <Contents><Key>a&amp;b</Key><Size>1</Size></Contents>\
+            <Contents><Key>a//b</Key><Owner><DisplayName>n</DisplayName></Owner></Contents>\
+            <Contents><Key>c/&#46;&#46;/d</Key></Contents>\
+            <CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes>\
+            <CommonPrefixes><Prefix>//</Prefix></CommonPrefixes></R>";
+        let mut hidden = Vec::new();
+        let kept = without_hidden(listing.as_bytes(), &mut hidden).unwrap();
+        assert_eq!(hidden, ["a//b", "c/../d", "//"]);
+        assert_eq!(
+            String::from_utf8(kept).unwrap(),
+            "<?xml version=\"1.0\"?><R><Prefix>x//</Prefix>\
+            <Contents><Key>a&amp;b</Key><Size>1</Size></Contents>\
+            <CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes></R>"
+        );
+    }
+
+    #[test]
+    fn azure_lists_otherwise() {
+        let listing = "<E><Blobs><Blob><Name>ok</Name><Properties><Etag>1</Etag></Properties></Blob>\
+            <BlobPrefix><Name>a//</Name></BlobPrefix></Blobs></E>";
+        let mut hidden = Vec::new();
+        let kept = without_hidden(listing.as_bytes(), &mut hidden).unwrap();
+        assert_eq!(hidden, ["a//"]);
+        assert!(!String::from_utf8(kept).unwrap().contains("BlobPrefix"));
+    }
+
+    #[test]
+    fn what_needs_no_change_gets_none() {
+        let mut hidden = Vec::new();
+        let listing = b"<R><Contents><Key>a</Key></Contents></R>";
+        assert_eq!(without_hidden(listing, &mut hidden), None);
+        assert_eq!(without_hidden(b"no xml at all <", &mut hidden), None);
+        assert!(hidden.is_empty());
+    }
+}

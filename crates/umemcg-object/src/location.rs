@@ -1,0 +1,238 @@
+//! From a URL to a bucket: which service, which server, which credentials.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{BackoffConfig, ClientOptions, ObjectStoreScheme, RetryConfig};
+use thiserror::Error;
+use umemcg_vfs::object::Bucket;
+use url::Url;
+
+use crate::credentials_file::Profile;
+use crate::http_layer::{CountingConnector, RequestCounts, chain};
+use crate::runtime::runtime;
+use crate::store_bucket::{Listing, StoreBucket};
+
+/// How long a connection may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a store may be silent in the middle of an answer.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a request is sent again that the store refuses or does not answer.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often.
+const NR_RETRIES: usize = 10;
+
+/// What a URL does not say.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ObjectOptions {
+    /// The server, with `http://` or `https://`.
+    pub endpoint: Option<String>,
+    /// The region of S3.
+    pub region: Option<String>,
+    /// Requests are not signed.
+    pub anonymous: bool,
+}
+
+/// Why a URL does not lead to a bucket.
+#[derive(Debug, Error)]
+pub enum LocationError {
+    /// The text is no URL.
+    #[error("`{text}` is not a URL of a store ({error}); write s3://BUCKET/PREFIX, gs://… or az://…")]
+    NoUrl {
+        /// The text.
+        text: String,
+        /// What is wrong with it.
+        error: String,
+    },
+    /// There is no support for such stores.
+    #[error("`{0}` is not a store of a known kind; write s3://BUCKET/PREFIX, gs://… or az://…")]
+    UnknownKind(String),
+    /// A prefix that no key can have.
+    #[error("`{0}` has an empty name, `.` or `..` in its prefix")]
+    BadPrefix(String),
+    /// An endpoint that is none.
+    #[error("`{0}` is not an endpoint; write http://HOST:PORT or https://HOST")]
+    BadEndpoint(String),
+    /// Settings or credentials are missing or wrong.
+    #[error("{url}: {error}")]
+    Settings {
+        /// The URL.
+        url: String,
+        /// What is wrong.
+        error: String,
+    },
+    /// The runtime cannot be started.
+    #[error("cannot start threads for stores: {0}")]
+    Threads(std::io::Error),
+}
+
+/// Returns whether a text is meant as the URL of a store, and not as a path.
+pub fn is_object_url(text: &str) -> bool {
+    let scheme = text.split_once("://").map(|(scheme, _)| scheme);
+    scheme.is_some_and(|scheme| {
+        !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
+    })
+}
+
+/// Returns the bucket and prefix that a URL names. Credentials come from the environment, or from
+/// the files of the service's own tools. Asks no server.
+///
+/// # Errors
+/// [`LocationError`].
+pub fn open(text: &str, options: &ObjectOptions) -> Result<Arc<dyn Bucket>, LocationError> {
+    let (scheme, prefix) = checked(text, options)?;
+    let counts = Arc::new(RequestCounts::default());
+    let connector = CountingConnector { counts: Arc::clone(&counts) };
+    let runtime = runtime().map_err(LocationError::Threads)?;
+    let settings =
+        |error: object_store::Error| LocationError::Settings { url: text.into(), error: chain(&error) };
+    crypto();
+    let mut endpoint = options.endpoint.clone();
+    let listing = match scheme {
+        ObjectStoreScheme::AmazonS3 => {
+            let profile = Profile::from_files();
+            endpoint = endpoint.or_else(|| s3_endpoint(&profile));
+            let store =
+                s3(text, options, &profile, endpoint.as_deref(), connector).build().map_err(settings)?;
+            Listing::paginated(store)
+        }
+        ObjectStoreScheme::GoogleCloudStorage => {
+            let mut builder = GoogleCloudStorageBuilder::from_env()
+                .with_url(text)
+                .with_retry(retries())
+                .with_client_options(client_options(endpoint.as_deref()))
+                .with_http_connector(connector)
+                .with_skip_signature(options.anonymous);
+            if let Some(endpoint) = &endpoint {
+                builder = builder.with_base_url(endpoint);
+            }
+            Listing::paginated(builder.build().map_err(settings)?)
+        }
+        ObjectStoreScheme::MicrosoftAzure => {
+            let mut builder = MicrosoftAzureBuilder::from_env()
+                .with_url(text)
+                .with_retry(retries())
+                .with_client_options(client_options(endpoint.as_deref()))
+                .with_http_connector(connector)
+                .with_skip_signature(options.anonymous);
+            if let Some(endpoint) = &endpoint {
+                builder = builder.with_endpoint(endpoint.clone());
+            }
+            Listing::paginated(builder.build().map_err(settings)?)
+        }
+        ObjectStoreScheme::Local => Listing::whole(LocalFileSystem::new()),
+        _ => return Err(LocationError::UnknownKind(text.into())),
+    };
+    let text = text.trim_end_matches('/').to_owned();
+    Ok(Arc::new(StoreBucket::new(listing, prefix.to_string(), (text, endpoint), counts, runtime)))
+}
+
+/// Returns which service a URL names, and the prefix there.
+fn checked(text: &str, options: &ObjectOptions) -> Result<(ObjectStoreScheme, Path), LocationError> {
+    let no_url = |error: String| LocationError::NoUrl { text: text.into(), error };
+    let url = Url::parse(text).map_err(|error| no_url(error.to_string()))?;
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err(no_url("it has credentials in it, which belong into the environment".into()));
+    }
+    // The part of the path that follows is checked as it was written: a URL's own rules would make
+    // names of `..` disappear.
+    let raw = text.split_once("://").map_or("", |(_, rest)| rest);
+    let raw_prefix = raw.split_once('/').map_or("", |(_, path)| path).trim_end_matches('/');
+    if !raw_prefix.is_empty() && url.scheme() != "file" && !crate::listing_filter::is_path(raw_prefix) {
+        return Err(LocationError::BadPrefix(text.into()));
+    }
+    if let Some(endpoint) = &options.endpoint {
+        let parsed = Url::parse(endpoint).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
+        parsed.filter(|url| url.has_host()).ok_or_else(|| LocationError::BadEndpoint(endpoint.clone()))?;
+    }
+    ObjectStoreScheme::parse(&url).map_err(|_| LocationError::UnknownKind(text.into()))
+}
+
+fn s3_endpoint(profile: &Profile) -> Option<String> {
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let given = variable("AWS_ENDPOINT_URL_S3").or_else(|| variable("AWS_ENDPOINT_URL"));
+    given.or_else(|| variable("AWS_ENDPOINT")).or_else(|| profile.endpoint_url.clone())
+}
+
+fn s3(
+    url: &str,
+    options: &ObjectOptions,
+    profile: &Profile,
+    endpoint: Option<&str>,
+    connector: CountingConnector,
+) -> AmazonS3Builder {
+    let has_variable = |name: &str| std::env::var(name).is_ok_and(|value| !value.is_empty());
+    let mut builder = AmazonS3Builder::from_env()
+        .with_url(url)
+        .with_retry(retries())
+        .with_client_options(client_options(endpoint))
+        .with_http_connector(connector)
+        .with_skip_signature(options.anonymous);
+    if let Some(endpoint) = endpoint {
+        builder = builder.with_endpoint(endpoint);
+    }
+    let has_region = has_variable("AWS_REGION") || has_variable("AWS_DEFAULT_REGION");
+    let region = options.region.clone().or_else(|| profile.region.clone().filter(|_| !has_region));
+    if let Some(region) = region {
+        builder = builder.with_region(region);
+    }
+    if !has_variable("AWS_ACCESS_KEY_ID")
+        && let (Some(id), Some(secret)) = (&profile.access_key_id, &profile.secret_access_key)
+    {
+        builder = builder.with_access_key_id(id).with_secret_access_key(secret);
+        if let Some(token) = &profile.session_token {
+            builder = builder.with_token(token);
+        }
+    }
+    builder
+}
+
+fn retries() -> RetryConfig {
+    RetryConfig { backoff: BackoffConfig::default(), max_retries: NR_RETRIES, retry_timeout: RETRY_TIMEOUT }
+}
+
+fn client_options(endpoint: Option<&str>) -> ClientOptions {
+    ClientOptions::new()
+        .with_allow_http(endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")))
+        .with_connect_timeout(CONNECT_TIMEOUT)
+        .with_read_timeout(SILENCE_TIMEOUT)
+        .with_timeout_disabled()
+}
+
+/// Has connections encrypted by `ring`, unless the program has chosen.
+fn crypto() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_is_told_from_a_path() {
+        for url in ["s3://b", "gs://b/p", "az://c", "file:///tmp"] {
+            assert!(is_object_url(url), "{url}");
+        }
+        for path in ["./data", "/srv/data", "data", "s3:/b", "a b://c", "://x"] {
+            assert!(!is_object_url(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_bucket_is_refused_with_what_to_do() {
+        let fails = |text: &str, options: &ObjectOptions| open(text, options).unwrap_err().to_string();
+        let none = ObjectOptions::default();
+        assert!(fails("s3://", &none).contains("s3://BUCKET/PREFIX"));
+        assert!(fails("ftp://host/x", &none).contains("known kind"));
+        assert!(fails("s3://b/a//c", &none).contains("empty name"));
+        assert!(fails("s3://b/a/../c", &none).contains("`..`"));
+        assert!(fails("s3://key:secret@b/p", &none).contains("credentials"));
+        let bad = ObjectOptions { endpoint: Some("127.0.0.1:9".into()), ..none };
+        assert!(fails("s3://b", &bad).contains("http://HOST:PORT"));
+    }
+}

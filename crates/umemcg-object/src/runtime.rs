@@ -1,0 +1,28 @@
+//! The runtime of all stores of the process.
+
+use std::io;
+use std::sync::OnceLock;
+
+use tokio::runtime::{Builder, Handle, Runtime};
+
+/// Threads that move bytes between sockets and requests; none waits for a store.
+const NR_THREADS: usize = 2;
+
+/// Returns the runtime, which is started by the first use.
+///
+/// # Errors
+/// The system's, when its threads cannot be started.
+pub(crate) fn runtime() -> io::Result<Handle> {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    if let Some(runtime) = RUNTIME.get() {
+        return Ok(runtime.handle().clone());
+    }
+    let made = Builder::new_multi_thread()
+        .worker_threads(NR_THREADS)
+        .thread_name("umemcg-object")
+        .enable_all()
+        .build()?;
+    // Of two that start it at once, one is not needed.
+    let _ = RUNTIME.set(made).map_err(Runtime::shutdown_background);
+    RUNTIME.get().map(|runtime| runtime.handle().clone()).ok_or_else(|| io::ErrorKind::Other.into())
+}
