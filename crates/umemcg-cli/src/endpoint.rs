@@ -23,6 +23,7 @@ use umemcg_fuse::mountinfo::Mount;
 
 use crate::acceptor::{AGAIN_AFTER, Acceptor};
 use crate::exit::LostFile;
+use crate::stores::StoreSource;
 
 /// The longest request line, in bytes; a longer one is refused.
 const MAX_REQUEST_BYTES: u64 = 16 << 10;
@@ -48,6 +49,8 @@ pub enum VolumeSource {
         #[serde(default)]
         used_bytes: u64,
     },
+    /// In a store of objects.
+    Store(StoreSource),
 }
 
 /// A volume in a listing.

@@ -26,6 +26,7 @@ mod mounts;
 mod orphan_guard;
 mod pool;
 mod signals;
+mod stores;
 mod table;
 mod top;
 mod touch_helper;

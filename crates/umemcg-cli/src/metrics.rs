@@ -77,6 +77,7 @@ impl Surroundings for Shown {
             let (kind, used_bytes) = match volume.kind {
                 VolumeKind::Directory { .. } => ("directory", None),
                 VolumeKind::Tmpfs { used_bytes, .. } => ("tmpfs", Some(used_bytes)),
+                VolumeKind::Objects(_) => ("objects", None),
             };
             VolumeFigures { name: volume.name, kind, nr_open: volume.nr_open as u64, used_bytes }
         });

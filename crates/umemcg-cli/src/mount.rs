@@ -15,7 +15,7 @@ use umemcg_fuse::{
     Classifier, ControlFs, Daemon, DaemonConfig, DaemonError, Lifetimes, MountError, MountOptions,
     PoolLimits, ProcessClassifier, SessionConfig, Unmount,
 };
-use umemcg_vfs::{IoMode, VolumeError, VolumeKind};
+use umemcg_vfs::{IoMode, VolumeError, VolumeKind, VolumeSpec};
 
 use crate::args::{IoModeArgument, MountArguments, PageCache, Switch};
 use crate::config::Config;
@@ -26,6 +26,7 @@ use crate::metrics;
 use crate::orphan_guard;
 use crate::pool::{PoolSize, usable_memory};
 use crate::signals::forward_signals;
+use crate::stores::{self, StoreSource, is_store_url};
 use crate::table::human_bytes;
 use crate::touch_helper::TouchHelper;
 use crate::umount_helper;
@@ -72,8 +73,8 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
         .map_err(|error| Failure::Failed(format!("cannot start the helper process: {error}")))?;
     for volume in config.volumes() {
         let until = Instant::now() + arguments.flush_timeout;
-        volumes::add_when_free(&daemon, volume.name(), &volumes::spec_of(&volume.data()?), until)
-            .map_err(|error| volume.wrong(error))?;
+        let spec = volumes::spec_of(&volume.data()?).map_err(|error| volume.wrong(error))?;
+        volumes::add_when_free(&daemon, volume.name(), &spec, until).map_err(|error| volume.wrong(error))?;
     }
     let served = Arc::new(Mounted { daemon: Arc::clone(&daemon), source: source(arguments).to_owned() });
     let lifecycle = Lifecycle::new(served, daemon.mounted().point(), arguments.flush_timeout);
@@ -133,11 +134,12 @@ fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Resu
     let style = arguments.control_style.or(settings.control_style()).map_or(Style::Both, Style::from);
     let tree = Arc::new(tree.with_style(style));
     settings.make_groups(&tree)?;
-    let mut config = match &arguments.data {
-        Some(data) => DaemonConfig::new(data, &arguments.mountpoint),
-        None => DaemonConfig::many(&arguments.mountpoint),
+    let mut config = match (&arguments.data, store_of(arguments)?) {
+        (Some(url), Some(spec)) => DaemonConfig::of(spec, url, &arguments.mountpoint),
+        (Some(data), None) => DaemonConfig::new(data, &arguments.mountpoint),
+        (None, _) => DaemonConfig::many(&arguments.mountpoint),
     };
-    if let Some(volume) = &mut config.volume {
+    if let Some(VolumeSpec::Directory(volume)) = &mut config.volume {
         volume.io_mode = io_mode(arguments);
     }
     let (attr, entry) = (arguments.attr_timeout, arguments.attr_timeout);
@@ -175,6 +177,22 @@ fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Resu
         daemon.mount_control(control, &options, files, session).map_err(failure)?;
     }
     Ok(daemon)
+}
+
+/// Returns the volume of objects that the mount shows, if it is one.
+fn store_of(arguments: &MountArguments) -> Result<Option<VolumeSpec>, Failure> {
+    let url = arguments.data.as_ref().and_then(|data| data.to_str()).filter(|text| is_store_url(text));
+    match url {
+        Some(url) => {
+            let (url, options) = (url.to_owned(), arguments.options.clone());
+            let source = StoreSource { url, options, state: None };
+            stores::spec_of(&source).map(Some).map_err(Failure::Failed)
+        }
+        None if arguments.options.is_empty() => Ok(None),
+        None => Err(Failure::Usage(
+            "--endpoint, --region, --anonymous and --freshness go with the URL of a store".into(),
+        )),
+    }
 }
 
 /// Returns whether the file system of a directory can be written.

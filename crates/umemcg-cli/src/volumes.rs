@@ -18,6 +18,7 @@ use crate::client::{milliseconds, our_mount};
 use crate::endpoint::{AskError, Reply, Request, VolumeRow, VolumeSource, ask, ask_at};
 use crate::exit::{Failure, LostFile};
 use crate::mounts::is_umemcg;
+use crate::stores::{self, StoreSource};
 use crate::table::{TextTable, human_bytes};
 
 /// How long adding a volume waits for a directory that a removed volume has not released yet.
@@ -38,13 +39,17 @@ pub fn volume(command: &VolumeCommand) -> Result<(), Failure> {
 }
 
 fn add(arguments: &VolumeAddArguments) -> Result<(), Failure> {
-    let data = match &arguments.dir {
-        Some(dir) => {
+    let data = match (&arguments.dir, &arguments.store) {
+        (Some(dir), _) => {
             // The daemon may have another working directory.
             let path = dir.canonicalize().map_err(|error| Failure::at("cannot use", dir, &error))?;
             VolumeSource::Dir { path }
         }
-        None => VolumeSource::Tmpfs { size_bytes: arguments.size, used_bytes: 0 },
+        (None, Some(url)) => {
+            let (url, options) = (url.clone(), arguments.options.clone());
+            VolumeSource::Store(StoreSource { url, options, state: None })
+        }
+        (None, None) => VolumeSource::Tmpfs { size_bytes: arguments.size, used_bytes: 0 },
     };
     let request = Request::VolumeAdd { name: arguments.name.clone(), data };
     match last_reply(&arguments.daemon, &request)? {
@@ -96,6 +101,10 @@ fn table(volumes: &[VolumeRow]) -> String {
             VolumeSource::Tmpfs { size_bytes, used_bytes } => {
                 let size = size_bytes.map_or_else(|| "unlimited".into(), human_bytes);
                 ("tmpfs".into(), human_bytes(*used_bytes), size)
+            }
+            VolumeSource::Store(store) => {
+                let is_well = store.state.as_ref().is_none_or(|state| state.trouble.is_none());
+                (store.url.clone() + if is_well { "" } else { " (in trouble)" }, "-".into(), "-".into())
             }
         };
         table.row([volume.name.clone(), data, used, size, volume.nr_open.to_string()]);
@@ -196,7 +205,13 @@ pub(crate) fn add_when_free(
 pub fn serve(daemon: &Daemon, request: Request, deadline: Instant, progress: &mut dyn FnMut(u64)) -> Reply {
     match request {
         Request::VolumeAdd { name, data } => {
-            match add_when_free(daemon, &name, &spec_of(&data), Instant::now() + ADD_WAIT) {
+            let spec = match spec_of(&data) {
+                Ok(spec) => spec,
+                Err(message) => {
+                    return Reply::Failed { message: format!("cannot add the volume: {message}") };
+                }
+            };
+            match add_when_free(daemon, &name, &spec, Instant::now() + ADD_WAIT) {
                 Ok(info) => Reply::Volumes { volumes: vec![row_of(&info)] },
                 Err(AddVolumeError::Add(AddError::Volume(error @ VolumeError::InUse { .. }))) => {
                     Reply::Busy { users: vec![error.to_string()] }
@@ -227,8 +242,11 @@ pub fn serve(daemon: &Daemon, request: Request, deadline: Instant, progress: &mu
 }
 
 /// Returns the specification of a volume.
-pub fn spec_of(data: &VolumeSource) -> VolumeSpec {
-    match data {
+///
+/// # Errors
+/// A message for the user.
+pub fn spec_of(data: &VolumeSource) -> Result<VolumeSpec, String> {
+    Ok(match data {
         VolumeSource::Dir { path } => VolumeSpec::Directory(VolumeConfig::one_of_many(PathBuf::clone(path))),
         VolumeSource::Tmpfs { size_bytes, .. } => VolumeSpec::Tmpfs(TmpfsConfig {
             size_bytes: *size_bytes,
@@ -236,7 +254,8 @@ pub fn spec_of(data: &VolumeSource) -> VolumeSpec {
             gid: rustix::process::getegid().as_raw(),
             ..TmpfsConfig::default()
         }),
-    }
+        VolumeSource::Store(store) => return stores::spec_of(store),
+    })
 }
 
 fn row_of(info: &VolumeInfo) -> VolumeRow {
@@ -245,6 +264,7 @@ fn row_of(info: &VolumeInfo) -> VolumeRow {
         VolumeKind::Tmpfs { size_bytes, used_bytes } => {
             VolumeSource::Tmpfs { size_bytes: *size_bytes, used_bytes: *used_bytes }
         }
+        VolumeKind::Objects(state) => VolumeSource::Store(StoreSource::of(state)),
     };
     VolumeRow { name: info.name.clone(), data, nr_open: info.nr_open }
 }

@@ -17,6 +17,8 @@ mod mappings;
 mod membership;
 mod metrics;
 mod names;
+#[cfg(feature = "object")]
+mod objects;
 mod outside_changes;
 mod payers;
 mod programs;

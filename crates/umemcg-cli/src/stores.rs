@@ -1,0 +1,175 @@
+//! Volumes of objects on the command line, in the configuration and in requests to the daemon.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use umemcg_vfs::VolumeSpec;
+use umemcg_vfs::object::{self, BucketFigures, Freshness};
+
+use crate::duration::parse_duration;
+
+/// How a store is reached, beside its URL. Credentials come from the daemon's environment or from
+/// the files of the service's own tools.
+#[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
+pub struct StoreOptions {
+    /// The server of a store, if it is not the usual one: http://HOST:PORT or https://HOST
+    #[arg(long, value_name = "URL")]
+    #[serde(default)]
+    pub endpoint: Option<String>,
+    /// The region of an S3 bucket
+    #[arg(long, value_name = "REGION")]
+    #[serde(default)]
+    pub region: Option<String>,
+    /// Ask a store without credentials
+    #[arg(long)]
+    #[serde(default)]
+    pub anonymous: bool,
+    /// How long what a store told is believed: `close-to-open` (an open asks again; the default),
+    /// `ttl=5s`, or `immutable`
+    #[arg(long, value_name = "HOW", value_parser = checked_freshness)]
+    #[serde(default)]
+    pub freshness: Option<String>,
+}
+
+impl StoreOptions {
+    /// Returns whether nothing is said.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A prefix of a bucket as a volume, in requests and replies.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreSource {
+    /// The bucket and prefix.
+    pub url: String,
+    /// How it is reached.
+    #[serde(flatten)]
+    pub options: StoreOptions,
+    /// What the daemon knows of it; only in replies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<StoreState>,
+}
+
+/// What a daemon knows of a store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreState {
+    /// The last failure; none if the store has answered since.
+    pub trouble: Option<String>,
+    /// Requests for bytes.
+    pub gets: u64,
+    /// Requests for attributes.
+    pub heads: u64,
+    /// Requests for a part of a listing.
+    pub lists: u64,
+    /// Bytes that came.
+    pub read_bytes: u64,
+    /// Requests that the store refused or did not answer.
+    pub refusals: u64,
+    /// Operations that failed in the end.
+    pub failures: u64,
+    /// Keys that cannot be shown as paths.
+    pub hidden_keys: Vec<String>,
+    /// There are more of them.
+    pub has_more_hidden: bool,
+}
+
+impl StoreSource {
+    /// Returns the volume that the daemon has.
+    pub fn of(known: &object::StoreState) -> Self {
+        let BucketFigures { gets, heads, lists, read_bytes, refusals, failures } = known.figures;
+        let state = StoreState {
+            trouble: known.trouble.clone(),
+            gets,
+            heads,
+            lists,
+            read_bytes,
+            refusals,
+            failures,
+            hidden_keys: known.hidden_keys.clone(),
+            has_more_hidden: known.has_more_hidden,
+        };
+        let options = StoreOptions { endpoint: known.endpoint.clone(), ..StoreOptions::default() };
+        Self { url: known.url.clone(), options, state: Some(state) }
+    }
+}
+
+/// Returns whether a text is the URL of a store, and not a path.
+pub fn is_store_url(text: &str) -> bool {
+    let scheme = text.split_once("://").map(|(scheme, _)| scheme);
+    scheme.is_some_and(|scheme| !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric()))
+}
+
+/// Returns the specification of a volume of objects, without asking the store.
+///
+/// # Errors
+/// A message for the user.
+pub fn spec_of(source: &StoreSource) -> Result<VolumeSpec, String> {
+    let freshness = source.options.freshness.as_deref().map_or(Ok(Freshness::default()), freshness_of)?;
+    open(source, freshness)
+}
+
+#[cfg(feature = "object")]
+fn open(source: &StoreSource, freshness: Freshness) -> Result<VolumeSpec, String> {
+    let StoreOptions { endpoint, region, anonymous, .. } = source.options.clone();
+    let options = umemcg_object::ObjectOptions { endpoint, region, anonymous };
+    let bucket = umemcg_object::open(&source.url, &options).map_err(|error| error.to_string())?;
+    Ok(VolumeSpec::Objects(umemcg_vfs::ObjectConfig {
+        bucket,
+        freshness,
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+    }))
+}
+
+#[cfg(not(feature = "object"))]
+fn open(source: &StoreSource, _: Freshness) -> Result<VolumeSpec, String> {
+    Err(format!(
+        "cannot serve {}: this program was built without stores of objects; build umemcg-cli with --features object",
+        source.url
+    ))
+}
+
+fn checked_freshness(text: &str) -> Result<String, String> {
+    freshness_of(text).map(|_| text.to_owned())
+}
+
+fn freshness_of(text: &str) -> Result<Freshness, String> {
+    match text.split_once('=') {
+        None if text == "close-to-open" => Ok(Freshness::CloseToOpen),
+        None if text == "immutable" => Ok(Freshness::Immutable),
+        Some(("ttl", time)) => parse_duration(time).and_then(ttl),
+        _ => Err(format!("`{text}` is none of: close-to-open, ttl=TIME (such as ttl=5s), immutable")),
+    }
+}
+
+fn ttl(time: Duration) -> Result<Freshness, String> {
+    if time.is_zero() {
+        Err("with ttl=0s nothing could be believed; use close-to-open".into())
+    } else {
+        Ok(Freshness::Ttl(time))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn freshness_is_one_of_three() {
+        assert_eq!(freshness_of("close-to-open"), Ok(Freshness::CloseToOpen));
+        assert_eq!(freshness_of("immutable"), Ok(Freshness::Immutable));
+        assert_eq!(freshness_of("ttl=500ms"), Ok(Freshness::Ttl(Duration::from_millis(500))));
+        for bad in ["", "ttl", "ttl=", "ttl=0s", "ttl=x", "never", "immutable=1"] {
+            assert!(freshness_of(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_url_is_told_from_a_path() {
+        assert!(is_store_url("s3://bucket/prefix") && is_store_url("gs://b"));
+        for path in ["./data", "/srv/data", "s3:/b", "a b://c", "://x", "."] {
+            assert!(!is_store_url(path), "{path}");
+        }
+    }
+}

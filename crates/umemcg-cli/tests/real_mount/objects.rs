@@ -1,0 +1,124 @@
+//! Volumes of objects through a real mount, above moto. Built only with the feature `object`.
+
+use std::fs;
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+
+use crate::harness::{Mount, Options, PROGRAM, needs_mount, run, until};
+
+/// Runs a program of the virtual environment that `make test-object` makes.
+fn installed(program: &str) -> Command {
+    let directory = std::env::var("OBJECT_SERVERS").expect("OBJECT_SERVERS (make test-object sets it)");
+    Command::new(format!("{directory}/bin/{program}"))
+}
+
+/// A server that keeps everything in memory.
+struct Moto {
+    child: Child,
+    endpoint: String,
+}
+
+impl Moto {
+    fn start() -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mut command = installed("moto_server");
+        command.args(["-H", "127.0.0.1", "-p", &port.to_string()]);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let moto = Self { child, endpoint: format!("http://127.0.0.1:{port}") };
+        until("moto listens", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+        moto.python("client.create_bucket(Bucket='bucket')");
+        moto
+    }
+
+    /// Runs statements with a client of the server.
+    fn python(&self, statements: &str) {
+        let program = format!(
+            "import boto3\nclient = boto3.client('s3', endpoint_url={:?}, region_name='us-east-1')\n\
+             def put(key, body): client.put_object(Bucket='bucket', Key=key, Body=body)\n{statements}\n",
+            self.endpoint
+        );
+        let run = installed("python").arg("-c").arg(program).output().unwrap();
+        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    }
+}
+
+impl Drop for Moto {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The number that a listing of volumes has under a name.
+fn figure(listing: &str, name: &str) -> u64 {
+    let (_, rest) =
+        listing.split_once(&format!("\"{name}\":")).unwrap_or_else(|| panic!("{name}: {listing}"));
+    rest.split([',', '}']).next().unwrap().parse().unwrap()
+}
+
+#[test]
+#[ignore = "needs moto and the feature object (make test-object)"]
+fn objects_are_read_by_real_programs_within_limits() {
+    needs_mount!();
+    let moto = Moto::start();
+    moto.python(
+        "put('p/small', b'hello')\nput('p/d/e/deep', b'deep')\nput('p/a//b', b'hidden')\n\
+         put('p/big', bytes(range(256)) * (16 << 12))\n\
+         for nr in range(1500): put('p/many/%04d' % nr, b'x' * nr)",
+    );
+    let mut mount = Mount::start_with(&Options { volumes: true, ..Options::default() });
+    let mnt = mount.mnt().to_str().unwrap().to_owned();
+    let volume = |arguments: &[&str]| {
+        let arguments: Vec<&str> =
+            ["volume"].iter().chain(arguments).copied().chain(["--mount", &mnt]).collect();
+        mount.umemcg(&arguments)
+    };
+    let add = ["add", "o", "--store", "s3://bucket/p", "--endpoint", &moto.endpoint, "--region", "us-east-1"];
+    volume(&add).good();
+    mount.group("a", "8m");
+    mount.sh_in("a", "[ \"$(cat $MNT/o/small $MNT/o/d/e/deep)\" = hellodeep ]").good();
+    mount.sh_in("a", "! echo x > $MNT/o/small 2>/dev/null && ! rm $MNT/o/small 2>/dev/null").good();
+    let before = volume(&["list", "--json"]).good().to_owned();
+    mount
+        .sh_in("a", "[ \"$(ls -l $MNT/o/many | tail -n +2 | awk '{ s += $5 } END { print s }')\" = 1124250 ]")
+        .good();
+    let after = volume(&["list", "--json"]).good().to_owned();
+    assert!(figure(&after, "lists") - figure(&before, "lists") <= 4, "{before}\n{after}");
+    assert!(figure(&after, "heads") - figure(&before, "heads") <= 1, "{before}\n{after}");
+    // Twice as large as the group.
+    mount.sh_in("a", "[ $(cat $MNT/o/big | wc -c) = 16777216 ] && cmp $MNT/o/big $MNT/o/big").good();
+    mount.sh("python3 -c \"import sys; sys.stdout.buffer.write(bytes(range(256)) * (16 << 12))\" | cmp - $MNT/o/big").good();
+    assert!(mount.number("a", "memory.max_usage_in_bytes") <= 8 << 20);
+    mount.sh("ls $MNT/o/a").good();
+    let listed = volume(&["list", "--json"]).good().to_owned();
+    assert!(listed.contains("\"hidden_keys\":[\"a//\"]") && listed.contains("\"trouble\":null"), "{listed}");
+    // A new version is seen by the next open.
+    moto.python("put('p/small', b'other')");
+    mount.sh("[ $(cat $MNT/o/small) = other ]").good();
+    volume(&["remove", "o"]).good();
+    mount.assert_alive();
+    mount.umount();
+}
+
+#[test]
+#[ignore = "needs moto and the feature object (make test-object)"]
+fn objects_that_cannot_be_served_are_told_at_the_mount() {
+    needs_mount!();
+    let moto = Moto::start();
+    let directory = tempfile::tempdir().unwrap();
+    let mnt = directory.path().join("mnt");
+    fs::create_dir(&mnt).unwrap();
+    let refused = |url: &str, more: &[&str], text: &str| {
+        let mut command = Command::new(PROGRAM);
+        command.args(["mount", url]).arg(&mnt).args(["--pool", "64M"]).args(more);
+        run(None, command).bad(text);
+    };
+    let here = ["--endpoint", moto.endpoint.as_str(), "--region", "us-east-1"];
+    refused("s3://no-such-bucket/p", &here, "NoSuchBucket");
+    refused("s3://bucket/a//c", &here, "empty name");
+    refused("s3://", &here, "s3://BUCKET/PREFIX");
+    refused("gopher://b", &here, "known kind");
+    refused("s3://bucket", &["--endpoint", "127.0.0.1:1"], "http://HOST:PORT");
+    refused("s3://bucket", &["--freshness", "sometimes"], "close-to-open");
+    refused("./data", &["--anonymous"], "go with the URL of a store");
+}
