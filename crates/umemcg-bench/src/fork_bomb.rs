@@ -238,7 +238,7 @@ fn come_and_go(world: &World, directory: &Path) -> Result<(), Failure> {
     let volume = HostVolume::new(&world.engine, VolumeConfig::one_of_many(directory))
         .map_err(Failure::at("cannot make a volume"))?;
     let group = Arc::clone(&world.groups[0]);
-    let caller = Caller { uid: 0, gid: 0, supplementary_gid: None, group, umask: 0 };
+    let caller = Caller { uid: 0, gid: 0, supplementary_gid: None, group, umask: 0, thread: 0 };
     let (entry, file) = volume
         .create(&caller, NodeId::ROOT, "f".as_ref(), 0o600, OFlags::WRONLY)
         .map_err(Failure::at("cannot create a file"))?;

@@ -99,7 +99,14 @@ impl World {
 
     /// Returns the caller of a group.
     pub fn caller(&self, at: usize) -> Caller {
-        Caller { uid: 0, gid: 0, supplementary_gid: None, group: Arc::clone(&self.groups[at]), umask: 0o022 }
+        Caller {
+            uid: 0,
+            gid: 0,
+            supplementary_gid: None,
+            group: Arc::clone(&self.groups[at]),
+            umask: 0o022,
+            thread: 0,
+        }
     }
 
     fn volume_of(&self, at: usize) -> &Arc<HostVolume> {

@@ -185,7 +185,7 @@ fn what_the_kernel_remembers_it_forgets_on_notice() {
 
     let vfs = volume.daemon().volumes().whole().unwrap().volume();
     let group = Arc::clone(volume.engine.root());
-    let me = Caller { uid: 0, gid: 0, supplementary_gid: None, group, umask: 0 };
+    let me = Caller { uid: 0, gid: 0, supplementary_gid: None, group, umask: 0, thread: 0 };
     let node = vfs.lookup(&me, NodeId::ROOT, "f".as_ref()).unwrap().node;
     let notifier = volume.daemon().session().notifier();
     assert!(notifier.inval_inode(node.0, -1, 0) && notifier.wait_until_sent(common::TIMEOUT));

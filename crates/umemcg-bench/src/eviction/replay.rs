@@ -150,8 +150,14 @@ pub(super) fn kernel(trace: &Trace, place: &Path, told: Opens) -> Result<Outcome
         .map_err(Failure::at("cannot make a volume"))?;
     let kernel: Arc<Kernel> = Arc::default();
     volume.set_kernel(Arc::<Kernel>::clone(&kernel));
-    let caller =
-        Caller { uid: 0, gid: 0, supplementary_gid: None, group: Arc::clone(&room.group), umask: 0o022 };
+    let caller = Caller {
+        uid: 0,
+        gid: 0,
+        supplementary_gid: None,
+        group: Arc::clone(&room.group),
+        umask: 0o022,
+        thread: 0,
+    };
     let new = |name: String| Opened { name, file: None, is_kept_by_kernel: true };
     let mut files: Vec<Opened> = files.into_iter().map(new).collect();
     let mut opens = trace.opens.iter().filter(|_| told == Opens::Told).peekable();

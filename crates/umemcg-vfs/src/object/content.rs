@@ -9,6 +9,7 @@ use umemcg::{Engine, Group, OwnerId};
 use umemcg_arena::{Arena, Segment};
 
 use super::bucket::{Bucket, BucketError, ObjectBody, ObjectInfo};
+use super::failure_log::FailureLog;
 use crate::allowance::ReclaimEffort;
 use crate::error::VfsError;
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
@@ -29,11 +30,12 @@ impl Content {
         effort: ReclaimEffort,
         engine: &Arc<Engine>,
         group: &Arc<Group>,
-        (bucket, id, key): (&Arc<dyn Bucket>, StoreId, String),
-        info: &ObjectInfo,
+        (bucket, id, failures): (&Arc<dyn Bucket>, StoreId, &Arc<FailureLog>),
+        (key, info): (String, &ObjectInfo),
     ) -> Result<Arc<Self>, VfsError> {
         let charge = MetadataCharge::take(effort, engine, group)?;
-        let store = ObjectStore { id, bucket: Arc::clone(bucket), key: key.into(), info: info.clone() };
+        let (bucket, failures) = (Arc::clone(bucket), Arc::clone(failures));
+        let store = ObjectStore { id, bucket, key: key.into(), info: info.clone(), failures };
         let file = engine
             .open_file(Arc::new(store), info.size)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
@@ -53,41 +55,37 @@ struct ObjectStore {
     bucket: Arc<dyn Bucket>,
     key: Box<str>,
     info: ObjectInfo,
+    failures: Arc<FailureLog>,
 }
 
-/// Logs a failure of a store, and returns its error number.
-pub(super) fn report(error: &BucketError) -> Errno {
-    let errno = error.errno();
-    match error {
-        BucketError::NotFound(_) | BucketError::Changed(_) => {
-            tracing::debug!(%error, %errno, "an object is not there any more");
+impl ObjectStore {
+    /// Logs the failure of a read, and returns it as a store's.
+    fn failed(failures: &FailureLog, error: BucketError) -> io::Error {
+        match error {
+            // An object that is gone under an open file is as one that has changed.
+            BucketError::NotFound(what) => failures.report(&BucketError::Changed(what)),
+            error => failures.report(&error),
         }
-        _ => tracing::warn!(%error, %errno, "a store failed"),
+        .into()
     }
-    errno
-}
-
-/// Logs the failure of a read, and returns it as a store's.
-fn failed(error: BucketError) -> io::Error {
-    match error {
-        // An object that is gone under an open file is as one that has changed.
-        BucketError::NotFound(what) => report(&BucketError::Changed(what)),
-        error => report(&error),
-    }
-    .into()
 }
 
 /// A read of the cache on its way.
 #[derive(Debug)]
-struct Delivery(StoreRead);
+struct Delivery {
+    read: StoreRead,
+    failures: Arc<FailureLog>,
+}
 
 impl ObjectBody for Delivery {
     fn take(&mut self, bytes: &[u8]) {
-        self.0.deliver(bytes);
+        self.read.deliver(bytes);
     }
 
     fn end(self: Box<Self>, result: Result<(), BucketError>) {
-        self.0.finish(result.map_err(failed));
+        let failures = &self.failures;
+        let result = result.map_err(|error| ObjectStore::failed(failures, error));
+        self.read.finish(result);
     }
 }
 
@@ -104,7 +102,7 @@ impl BackingStore for ObjectStore {
         }
         let mut into = SegmentWriter { arena, segments, at: 0 };
         let result = self.bucket.read(&self.key, &self.info, offset..end, &mut |bytes| into.write(bytes));
-        result.map(|()| (end - offset) as usize).map_err(failed)
+        result.map(|()| (end - offset) as usize).map_err(|error| Self::failed(&self.failures, error))
     }
 
     fn begins_reads(&self) -> bool {
@@ -117,7 +115,12 @@ impl BackingStore for ObjectStore {
         if range.is_empty() {
             return read.finish(Ok(()));
         }
-        self.bucket.begin_read(&self.key, &self.info, range, Box::new(Delivery(read)));
+        self.bucket.begin_read(
+            &self.key,
+            &self.info,
+            range,
+            Box::new(Delivery { read, failures: Arc::clone(&self.failures) }),
+        );
     }
 
     fn write_at(&self, _arena: &Arena, _segments: &[Segment], _offset: u64) -> io::Result<usize> {

@@ -14,7 +14,6 @@ use rustix::io::Errno;
 use umemcg_base::LeafMutex;
 
 use super::bucket::{ListedName, ListedPart};
-use super::content::report;
 use super::objects::{Objects, is_path_name};
 use super::tree::{Facts, Told};
 use crate::allowance::ReclaimEffort;
@@ -29,6 +28,9 @@ use umemcg::Group;
 const NR_NAMES: usize = 1000;
 /// Positions before those of names: `.` and `..`.
 const NR_DOTS: u64 = 2;
+
+/// Takes an entry, and what the store told of it unless it is `.` or `..`; false if it has no room.
+type Take<'a> = dyn FnMut(&DirEntry<'_>, Option<(&ListedName, Told)>) -> bool + 'a;
 
 /// An open directory.
 #[derive(Debug)]
@@ -77,7 +79,7 @@ impl Listing {
         }
         self.told = Told { at: Instant::now(), thread: 0 };
         let part = objects.bucket.list(prefix, self.next.as_deref(), NR_NAMES);
-        let ListedPart { names, hidden, next } = part.map_err(|error| report(&error))?;
+        let ListedPart { names, hidden, next } = part.map_err(|error| objects.failures.report(&error))?;
         hidden.iter().for_each(|key| objects.hidden.add(key));
         drop(self.charge.take());
         let bytes = names.iter().map(bytes_of).sum();
@@ -130,11 +132,7 @@ impl OpenDirectory {
         Self { objects, node, group, kept: LeafMutex::default(), _charge: charge }
     }
 
-    fn walk(
-        &self,
-        mut offset: u64,
-        take: &mut dyn FnMut(&DirEntry<'_>, Option<(&ListedName, Told)>) -> bool,
-    ) -> Result<(), VfsError> {
+    fn walk(&self, mut offset: u64, take: &mut Take<'_>) -> Result<(), VfsError> {
         let (prefix, ino, parent_ino) = {
             let tree = self.objects.tree.lock();
             // A directory that is gone has no entries, not even these.
@@ -165,7 +163,7 @@ impl OpenDirectory {
         listing: &mut Listing,
         prefix: &str,
         wanted: u64,
-        take: &mut dyn FnMut(&DirEntry<'_>, Option<(&ListedName, Told)>) -> bool,
+        take: &mut Take<'_>,
     ) -> Result<(), VfsError> {
         loop {
             if listing.names.is_empty() && !listing.fetch(&self.objects, prefix, &self.group)? {

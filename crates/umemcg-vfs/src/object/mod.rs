@@ -12,6 +12,7 @@
 mod bucket;
 mod config;
 mod content;
+mod failure_log;
 mod hidden_keys;
 mod listing;
 mod name_shrinker;

@@ -11,7 +11,8 @@ use umemcg_base::{Rank, RankedMutex, assert_no_locks_held};
 
 use super::bucket::{Bucket, BucketError, ObjectInfo};
 use super::config::{Freshness, ObjectConfig};
-use super::content::{Content, report};
+use super::content::Content;
+use super::failure_log::FailureLog;
 use super::hidden_keys::HiddenKeys;
 use super::tree::{Facts, KEY_BYTES_MAX, NodeCharge, Removed, Told, Tree};
 use crate::allowance::ReclaimEffort;
@@ -37,6 +38,7 @@ pub(super) struct Objects {
     pub(super) bucket: Arc<dyn Bucket>,
     pub(super) store_id: StoreId,
     pub(super) hidden: HiddenKeys,
+    pub(super) failures: Arc<FailureLog>,
     /// The kernel's cache of inodes, once it is set.
     pub(super) kernel: OnceLock<Arc<dyn KernelCache>>,
     pub(super) tree: RankedMutex<Tree>,
@@ -57,6 +59,7 @@ impl Objects {
             bucket: Arc::clone(&config.bucket),
             store_id: id,
             hidden: HiddenKeys::default(),
+            failures: Arc::new(FailureLog::new()),
             kernel: OnceLock::new(),
             tree: RankedMutex::new(Rank::ObjectOwner, Tree::new(Instant::now())),
             next_node: AtomicU64::new(base + FIRST_NODE),
@@ -121,9 +124,10 @@ impl Objects {
         match self.bucket.head(key) {
             Ok(info) => return Ok(Facts::Object(info)),
             Err(BucketError::NotFound(_)) => {}
-            Err(error) => return Err(report(&error)),
+            Err(error) => return Err(self.failures.report(&error)),
         }
-        let part = self.bucket.list(&format!("{key}/"), None, 1).map_err(|error| report(&error))?;
+        let part =
+            self.bucket.list(&format!("{key}/"), None, 1).map_err(|error| self.failures.report(&error))?;
         let is_there = !part.names.is_empty() || !part.hidden.is_empty() || part.next.is_some();
         if is_there { Ok(Facts::Directory) } else { Err(Errno::NOENT) }
     }
@@ -131,7 +135,7 @@ impl Objects {
     /// Asks the store what a directory is that was known as one: mostly with one request.
     fn find_again(&self, key: &str, name: &str) -> Result<Facts, Errno> {
         assert_no_locks_held("a request to a store");
-        let part = self.bucket.list(key, None, 2).map_err(|error| report(&error))?;
+        let part = self.bucket.list(key, None, 2).map_err(|error| self.failures.report(&error))?;
         // An object of this very key comes first, then what follows it in order.
         match part.names.iter().find(|listed| listed.name == name) {
             Some(found) => Ok(found.object.clone().map_or(Facts::Directory, Facts::Object)),
@@ -269,7 +273,7 @@ impl Objects {
                 }
                 Err(Errno::NOENT.into())
             }
-            Err(error) => Err(report(&error).into()),
+            Err(error) => Err(self.failures.report(&error).into()),
         }
     }
 
@@ -297,8 +301,9 @@ impl Objects {
         if let Some(known) = known.filter(|content| content.info.is_same(&info)) {
             return Ok(known);
         }
-        let from = (&self.bucket, self.store_id, key);
-        let fresh = Content::new(self.reclaim_effort(), &self.engine, &caller.group, from, &info)?;
+        let from = (&self.bucket, self.store_id, &self.failures);
+        let effort = self.reclaim_effort();
+        let fresh = Content::new(effort, &self.engine, &caller.group, from, (key, &info))?;
         let old = {
             let mut tree = self.tree.lock();
             let found = tree.get_mut(node)?;

@@ -1,0 +1,37 @@
+//! What a volume's store failed to do, for the log: a store that is down may fail thousands of
+//! requests a second.
+
+use rustix::io::Errno;
+use umemcg_base::RateLimit;
+use umemcg_base::clock::{Clock, SystemClock};
+
+use super::bucket::BucketError;
+
+/// The failures of one volume.
+#[derive(Debug)]
+pub(super) struct FailureLog {
+    limit: RateLimit,
+    clock: SystemClock,
+}
+
+impl FailureLog {
+    pub(super) fn new() -> Self {
+        Self { limit: RateLimit::default(), clock: SystemClock::new() }
+    }
+
+    /// Logs a failure, unless there were too many this second; returns its error number.
+    pub(super) fn report(&self, error: &BucketError) -> Errno {
+        let errno = error.errno();
+        match error {
+            BucketError::NotFound(_) | BucketError::Changed(_) => {
+                tracing::debug!(%error, %errno, "an object is not there any more");
+            }
+            _ => {
+                if let Some(nr_left_out) = self.limit.ask(self.clock.now()) {
+                    tracing::warn!(%error, %errno, nr_left_out, "a store failed");
+                }
+            }
+        }
+        errno
+    }
+}
