@@ -1,4 +1,7 @@
 //! Real servers of the S3 protocol, started for one test each.
+#![allow(dead_code)]
+
+pub mod proxy;
 
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -18,21 +21,13 @@ pub trait Server {
 
     /// Returns the prefix of a bucket as a volume sees it.
     fn bucket(&self, place: &str) -> Arc<dyn Bucket> {
-        // All tests of the process use the same.
-        let credentials = [("AWS_ACCESS_KEY_ID", KEY), ("AWS_SECRET_ACCESS_KEY", SECRET)];
-        let is_set = credentials.iter().all(|(name, value)| std::env::var(name).as_deref() == Ok(value));
-        assert!(is_set, "run with {credentials:?} in the environment (make test-object does)");
-        let options = ObjectOptions {
-            endpoint: Some(self.endpoint()),
-            region: Some("us-east-1".into()),
-            anonymous: false,
-        };
-        open(&format!("s3://{place}"), &options).unwrap()
+        bucket_at(&self.endpoint(), place)
     }
 
     /// Returns a client beside ours, with a new bucket.
     fn store(&self, bucket: &str) -> AmazonS3 {
         self.python(&format!("client.create_bucket(Bucket={bucket:?})"));
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let builder = AmazonS3Builder::new()
             .with_endpoint(self.endpoint())
             .with_allow_http(true)
@@ -59,6 +54,16 @@ pub trait Server {
         let run = Command::new(installed("python")).arg("-c").arg(program).output().unwrap();
         assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     }
+}
+
+/// Returns the prefix of a bucket of a server as a volume sees it.
+pub fn bucket_at(endpoint: &str, place: &str) -> Arc<dyn Bucket> {
+    // All tests of the process use the same.
+    let credentials = [("AWS_ACCESS_KEY_ID", KEY), ("AWS_SECRET_ACCESS_KEY", SECRET)];
+    let is_set = credentials.iter().all(|(name, value)| std::env::var(name).as_deref() == Ok(value));
+    assert!(is_set, "run with {credentials:?} in the environment (make test-object does)");
+    let (endpoint, region) = (Some(endpoint.to_owned()), Some("us-east-1".to_owned()));
+    open(&format!("s3://{place}"), &ObjectOptions { endpoint, region, anonymous: false }).unwrap()
 }
 
 /// Returns a program of the virtual environment.

@@ -1,0 +1,212 @@
+//! A proxy before a store that counts, delays and fails.
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// What becomes of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fault {
+    /// The store does not get it; this is the answer's status.
+    Status(u16),
+    /// Half of the answer's body comes, then the connection ends.
+    CutBody,
+    /// The answer has another ETag.
+    OtherEtag,
+    /// The answer comes this much later.
+    Delay(Duration),
+}
+
+#[derive(Debug, Default)]
+struct Plan {
+    /// For the next requests with this method, one after another.
+    faults: VecDeque<(&'static str, Fault)>,
+    /// For all requests beside those.
+    always: Option<Fault>,
+    /// Methods, in the order of arrival.
+    seen: Vec<String>,
+    nr_under_way: usize,
+    most_under_way: usize,
+}
+
+pub struct Proxy {
+    port: u16,
+    plan: Arc<Mutex<Plan>>,
+    is_over: Arc<AtomicBool>,
+}
+
+impl Proxy {
+    /// Stands before a server with this address, such as `http://127.0.0.1:5801`.
+    pub fn before(endpoint: &str) -> Self {
+        let upstream = endpoint.strip_prefix("http://").unwrap().to_owned();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (plan, is_over) = (Arc::<Mutex<Plan>>::default(), Arc::<AtomicBool>::default());
+        let (shared, over) = (Arc::clone(&plan), Arc::clone(&is_over));
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                if over.load(Ordering::Relaxed) {
+                    return;
+                }
+                let (client, upstream, plan) = (client.unwrap(), upstream.clone(), Arc::clone(&shared));
+                std::thread::spawn(move || serve(client, &upstream, &plan));
+            }
+        });
+        Self { port, plan, is_over }
+    }
+
+    pub fn endpoint(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// Has the next `nr` requests with a method fail.
+    pub fn fail_next(&self, nr: usize, method: &'static str, fault: &Fault) {
+        let mut plan = self.plan.lock().unwrap();
+        plan.faults.extend((0..nr).map(|_| (method, fault.clone())));
+    }
+
+    /// Has all requests fail, or none.
+    pub fn fail_always(&self, fault: Option<Fault>) {
+        self.plan.lock().unwrap().always = fault;
+    }
+
+    /// Returns the number of requests with a method so far.
+    pub fn nr_seen(&self, method: &str) -> usize {
+        self.plan.lock().unwrap().seen.iter().filter(|seen| *seen == method).count()
+    }
+
+    /// Returns the most requests that were under way at one time.
+    pub fn most_under_way(&self) -> usize {
+        self.plan.lock().unwrap().most_under_way
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
+    }
+}
+
+/// Serves the requests of one connection.
+fn serve(mut client: TcpStream, upstream: &str, plan: &Mutex<Plan>) {
+    while let Some((head, body)) = read_message(&mut client) {
+        let method = head.split(' ').next().unwrap_or_default().to_owned();
+        let fault = {
+            let mut plan = plan.lock().unwrap();
+            plan.seen.push(method.clone());
+            plan.nr_under_way += 1;
+            plan.most_under_way = plan.most_under_way.max(plan.nr_under_way);
+            match plan.faults.iter().position(|(of, _)| *of == method) {
+                Some(at) => plan.faults.remove(at).map(|(_, fault)| fault),
+                None => plan.always.clone(),
+            }
+        };
+        let goes_on = answer(&mut client, upstream, (&method, &head, &body), fault.as_ref());
+        plan.lock().unwrap().nr_under_way -= 1;
+        if !goes_on {
+            let _ = client.shutdown(Shutdown::Both);
+            return;
+        }
+    }
+}
+
+/// Answers one request; false when the connection is over.
+fn answer(
+    client: &mut TcpStream,
+    upstream: &str,
+    (method, head, body): (&str, &str, &[u8]),
+    fault: Option<&Fault>,
+) -> bool {
+    if let Some(Fault::Status(status)) = fault {
+        let text = "<Error><Code>Fault</Code></Error>";
+        let body = if method == "HEAD" { "" } else { text };
+        let head = format!("HTTP/1.1 {status} Fault\r\nContent-Length: {}\r\n\r\n", text.len());
+        return client.write_all((head + body).as_bytes()).is_ok();
+    }
+    let Some((mut head, mut body)) = ask(upstream, method, head, body) else { return false };
+    match fault {
+        Some(Fault::Delay(time)) => std::thread::sleep(*time),
+        Some(Fault::OtherEtag) => head = with_other_etag(&head),
+        Some(Fault::CutBody) => body.truncate(body.len() / 2),
+        _ => {}
+    }
+    let is_sent = client.write_all(head.as_bytes()).is_ok() && client.write_all(&body).is_ok();
+    is_sent && fault != Some(&Fault::CutBody)
+}
+
+fn with_other_etag(head: &str) -> String {
+    let lines = head.split("\r\n").map(|line| match line.split_once(':') {
+        Some((name, _)) if name.eq_ignore_ascii_case("etag") => format!("{name}: \"another\""),
+        _ => line.to_owned(),
+    });
+    lines.collect::<Vec<_>>().join("\r\n")
+}
+
+/// Asks the server; returns its answer, with the length of the body in it.
+fn ask(upstream: &str, method: &str, head: &str, body: &[u8]) -> Option<(String, Vec<u8>)> {
+    let mut server = TcpStream::connect(upstream).ok()?;
+    let head = head.trim_end_matches("\r\n").split("\r\n");
+    let head: Vec<&str> = head.filter(|line| !line.to_ascii_lowercase().starts_with("connection:")).collect();
+    let head = head.join("\r\n") + "\r\nConnection: close\r\n\r\n";
+    server.write_all(head.as_bytes()).ok()?;
+    server.write_all(body).ok()?;
+    let mut whole = Vec::new();
+    server.read_to_end(&mut whole).ok()?;
+    let end = whole.windows(4).position(|window| window == b"\r\n\r\n")? + 4;
+    let (head, body) = whole.split_at(end);
+    let head = String::from_utf8(head.to_vec()).ok()?;
+    let is_chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
+    let body = if is_chunked { unchunked(body)? } else { body.to_vec() };
+    let lines = head.trim_end_matches("\r\n").split("\r\n").filter(|line| {
+        let line = line.to_ascii_lowercase();
+        !["connection:", "transfer-encoding:"].iter().any(|name| line.starts_with(name))
+            && (method == "HEAD" || !line.starts_with("content-length:"))
+    });
+    let mut head = lines.collect::<Vec<_>>().join("\r\n");
+    if method != "HEAD" {
+        head += &format!("\r\nContent-Length: {}", body.len());
+    }
+    Some((head + "\r\n\r\n", body))
+}
+
+fn unchunked(mut body: &[u8]) -> Option<Vec<u8>> {
+    let mut whole = Vec::new();
+    loop {
+        let end = body.windows(2).position(|window| window == b"\r\n")?;
+        let len = usize::from_str_radix(std::str::from_utf8(&body[..end]).ok()?.trim(), 16).ok()?;
+        body = &body[end + 2..];
+        if len == 0 {
+            return Some(whole);
+        }
+        whole.extend_from_slice(&body[..len]);
+        body = &body[len + 2..];
+    }
+}
+
+/// Reads a request; `None` at the end of the connection.
+fn read_message(client: &mut TcpStream) -> Option<(String, Vec<u8>)> {
+    let mut whole = Vec::new();
+    let mut part = [0; 64 << 10];
+    let end = loop {
+        if let Some(at) = whole.windows(4).position(|window| window == b"\r\n\r\n") {
+            break at + 4;
+        }
+        let len = client.read(&mut part).ok().filter(|len| *len > 0)?;
+        whole.extend_from_slice(&part[..len]);
+    };
+    let head = String::from_utf8(whole[..end].to_vec()).ok()?;
+    let len = head.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>().ok())?
+    });
+    let mut body = whole[end..].to_vec();
+    while body.len() < len.unwrap_or(0) {
+        let len = client.read(&mut part).ok().filter(|len| *len > 0)?;
+        body.extend_from_slice(&part[..len]);
+    }
+    Some((head, body))
+}
