@@ -285,6 +285,23 @@ fn an_open_asks_as_often_as_its_freshness_says() {
 }
 
 #[test]
+fn a_directory_is_believed_as_long_as_what_is_below_it() {
+    let ttl = Duration::from_secs(4);
+    let w = World::new(Freshness::Ttl(ttl));
+    w.bucket.put("d/a", "1");
+    let (node, _) = w.find("d").unwrap();
+    let before = w.bucket.asked();
+    std::thread::sleep(ttl * 5 / 8);
+    let below = w.volume.lookup(&w.me, node, OsStr::new("a")).unwrap();
+    std::thread::sleep(ttl * 5 / 8);
+    w.find("d").unwrap();
+    let after = w.bucket.asked();
+    assert_eq!((after.1 - before.1, after.2 - before.2), (1, 0), "for the name below alone");
+    w.volume.forget(below.node, 1);
+    w.volume.forget(node, 2);
+}
+
+#[test]
 fn names_are_charged_and_come_back() {
     let w = World::new(Freshness::CloseToOpen);
     (0..200).for_each(|nr| w.bucket.put(&format!("d/{nr}"), "1"));

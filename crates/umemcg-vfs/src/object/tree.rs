@@ -241,8 +241,18 @@ impl Tree {
         if told.at >= found.told.at {
             (found.facts, found.told) = (facts.clone(), told);
         }
+        self.note_below(parent, told);
         self.count(lists, node).ok()?;
         Some(node)
+    }
+
+    /// Notes that a name was told of a directory: so it is there.
+    fn note_below(&mut self, directory: NodeId, told: Told) {
+        if let Ok(found) = self.get_mut(directory)
+            && told.at > found.told.at
+        {
+            found.told = Told { thread: 0, ..told };
+        }
     }
 
     /// Counts a lookup of the kernel.
@@ -273,6 +283,7 @@ impl Tree {
     ) -> Result<Vec<Removed>, (Errno, NodeCharge)> {
         let replaced = self.unlink(lists, parent, name);
         let name: Arc<str> = name.into();
+        self.note_below(parent, told);
         let Ok(directory) = self.get_mut(parent) else { return Err((Errno::STALE, charge)) };
         directory.children.insert(Arc::clone(&name), node);
         directory.pins += 1;
