@@ -80,6 +80,21 @@ fn what_the_store_delivers_is_read_in_whatever_pieces() {
 }
 
 #[test]
+fn a_long_read_is_begun_in_parts_side_by_side() {
+    let pool = pool(64 << 20);
+    let tenant = group(&pool, "t", 32 << 20);
+    let answerer = Answerer::start();
+    answerer.hold();
+    let bytes = pattern(1, 0, 5 << 20);
+    let store = LateStore::with(bytes.clone(), &answerer);
+    let file = pool.open_file(store, bytes.len() as u64).unwrap();
+    let steps = Steps::begin(vec![Wanted::new(&file, &tenant, 0, bytes.len())]);
+    assert_eq!(answerer.nr_begun(), 3, "of 2 MiB each at most");
+    answerer.release();
+    assert!(steps.finish().pop().unwrap().unwrap() == bytes);
+}
+
+#[test]
 fn a_read_that_fails_tells_it_and_leaves_nothing() {
     for how in [Answer::Fail, Answer::Panic, Answer::Drop, Answer::PanicAtOnce] {
         let ground = Ground::new(MIB, 32 << 20);

@@ -20,6 +20,10 @@ use umemcg_reclaim::{GroupReclaim, LruKind, Shadow, StalledHere, advance_age};
 use super::new_pages::NewPages;
 use super::{File, owner_of};
 
+/// Most pages that a store that begins reads is asked for at once (2 MiB): it gives several parts
+/// of a long run in the time of one.
+const PART_PAGES: usize = 512;
+
 /// A page that a fill put into the file: locked, its contents to come.
 #[derive(Debug)]
 struct FillPage {
@@ -170,6 +174,7 @@ impl File {
         wanted: Range<u64>,
     ) -> Fill {
         let mut runs: Vec<RunFill> = Vec::with_capacity(1);
+        let part_pages = if self.store.begins_reads() { PART_PAGES } else { usize::MAX };
         let (nr_new, is_overrun) = (new.frames.len() as u64, new.is_overrun);
         self.fetch_records(&new.frames);
         {
@@ -184,9 +189,11 @@ impl File {
                         let active = self.is_workingset_refault(shadow, group, frame);
                         pages.push(FillPage { page, frame, active, is_filled: false });
                     });
-                if !pages.is_empty() {
+                while !pages.is_empty() {
+                    let rest = pages.split_off(pages.len().min(part_pages));
                     let nr_asked = pages.partition_point(|page| page.page < wanted.end);
                     runs.push(RunFill { pages, nr_asked, attempt: Attempt::Whole, error: None });
+                    pages = rest;
                 }
                 let Some(stop) = stop else { break };
                 // It stopped at a page that is there already.
