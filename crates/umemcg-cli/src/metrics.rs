@@ -5,8 +5,11 @@ use std::io::Write;
 use std::sync::Arc;
 
 use umemcg_fuse::Daemon;
-use umemcg_metrics::{GroupDepth, MetricsListener, MetricsServer, Surroundings, VolumeFigures, exposition};
+use umemcg_metrics::{
+    GroupDepth, MetricsListener, MetricsServer, StoreFigures, Surroundings, VolumeFigures, exposition,
+};
 use umemcg_vfs::VolumeKind;
+use umemcg_vfs::object::StoreState;
 
 use crate::args::{MetricsArguments, MountArguments};
 use crate::client::{our_mount, reply_to};
@@ -62,6 +65,17 @@ pub(crate) fn text(daemon: &Arc<Daemon>, depth: Option<usize>) -> String {
     exposition(daemon.engine(), depth.map_or_else(GroupDepth::default, GroupDepth), &surroundings)
 }
 
+fn figures_of(state: &StoreState) -> StoreFigures {
+    let figures = &state.figures;
+    StoreFigures {
+        requests: vec![("get", figures.gets), ("head", figures.heads), ("list", figures.lists)],
+        read_bytes: figures.read_bytes,
+        refusals: figures.refusals,
+        failures: figures.failures,
+        is_well: state.trouble.is_none(),
+    }
+}
+
 /// A daemon, for its metrics.
 struct Shown(Arc<Daemon>);
 
@@ -74,12 +88,12 @@ impl std::fmt::Debug for Shown {
 impl Surroundings for Shown {
     fn volumes(&self) -> Vec<VolumeFigures> {
         let volumes = self.0.list_volumes().into_iter().map(|volume| {
-            let (kind, used_bytes) = match volume.kind {
-                VolumeKind::Directory { .. } => ("directory", None),
-                VolumeKind::Tmpfs { used_bytes, .. } => ("tmpfs", Some(used_bytes)),
-                VolumeKind::Objects(_) => ("objects", None),
+            let (kind, used_bytes, store) = match &volume.kind {
+                VolumeKind::Directory { .. } => ("directory", None, None),
+                VolumeKind::Tmpfs { used_bytes, .. } => ("tmpfs", Some(*used_bytes), None),
+                VolumeKind::Objects(state) => ("objects", None, Some(figures_of(state))),
             };
-            VolumeFigures { name: volume.name, kind, nr_open: volume.nr_open as u64, used_bytes }
+            VolumeFigures { name: volume.name, kind, nr_open: volume.nr_open as u64, used_bytes, store }
         });
         volumes.collect()
     }

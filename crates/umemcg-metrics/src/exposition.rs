@@ -11,6 +11,7 @@ use umemcg::Engine;
 
 use crate::families::{FAMILIES, Reading};
 use crate::labels;
+use crate::stores::{self, StoreFigures};
 
 /// The prefix of all names that are not those of processes.
 const PREFIX: &str = "umemcg";
@@ -38,6 +39,8 @@ pub struct VolumeFigures {
     pub nr_open: u64,
     /// Bytes of data, where they are counted.
     pub used_bytes: Option<u64>,
+    /// What its store has been asked, if it is one of objects.
+    pub store: Option<StoreFigures>,
 }
 
 /// What is shown beside the groups. Called once for each scrape.
@@ -155,6 +158,7 @@ impl Scrape {
                 metric.encode_family(&[("volume", label(volume))])?.encode_gauge(&bytes)?;
             }
         }
-        Ok(())
+        let asked = volumes.iter().filter_map(|volume| Some((label(volume), volume.store.as_ref()?)));
+        stores::encode(encoder, &asked.collect::<Vec<_>>())
     }
 }

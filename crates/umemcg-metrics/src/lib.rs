@@ -15,7 +15,9 @@ mod labels;
 mod plain_text;
 mod process;
 mod server;
+mod stores;
 
 pub use exposition::{GroupDepth, Surroundings, VolumeFigures, exposition};
 pub use families::SERIES_PER_GROUP;
 pub use server::{MetricsAddress, MetricsListener, MetricsServer, WrongAddress};
+pub use stores::StoreFigures;

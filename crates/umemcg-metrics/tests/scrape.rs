@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use umemcg::{Engine, EngineConfig};
 use umemcg_metrics::{
-    GroupDepth, MetricsAddress, MetricsListener, SERIES_PER_GROUP, Surroundings, VolumeFigures, exposition,
+    GroupDepth, MetricsAddress, MetricsListener, SERIES_PER_GROUP, StoreFigures, Surroundings, VolumeFigures,
+    exposition,
 };
 
 const MIB: u64 = 1 << 20;
@@ -24,9 +25,22 @@ struct TwoVolumes;
 
 impl Surroundings for TwoVolumes {
     fn volumes(&self) -> Vec<VolumeFigures> {
-        let volume =
-            |name: &str, kind, used_bytes| VolumeFigures { name: name.into(), kind, nr_open: 3, used_bytes };
-        vec![volume("data \"1\"", "directory", None), volume("tmp", "tmpfs", Some(4096))]
+        let volume = |name: &str, kind, used_bytes, store| {
+            let name = name.into();
+            VolumeFigures { name, kind, nr_open: 3, used_bytes, store }
+        };
+        let store = StoreFigures {
+            requests: vec![("get", 7), ("head", 2)],
+            read_bytes: 4711,
+            refusals: 1,
+            failures: 0,
+            is_well: true,
+        };
+        vec![
+            volume("data \"1\"", "directory", None, None),
+            volume("tmp", "tmpfs", Some(4096), None),
+            volume("bucket", "objects", None, Some(store)),
+        ]
     }
 
     fn version(&self) -> &'static str {
@@ -83,6 +97,9 @@ fn a_scrape_tells_what_the_engine_knows() {
     assert_eq!(samples[r#"umemcg_groups{state="idle"}"#], 1.0);
     assert_eq!(samples[r#"umemcg_volume_open{volume="data \"1\"",kind="directory"}"#], 3.0);
     assert_eq!(samples[r#"umemcg_volume_used_bytes{volume="tmp"}"#], 4096.0);
+    assert_eq!(samples[r#"umemcg_store_requests_total{volume="bucket",kind="get"}"#], 7.0);
+    assert_eq!(samples[r#"umemcg_store_read_bytes_total{volume="bucket"}"#], 4711.0);
+    assert_eq!(samples[r#"umemcg_store_up{volume="bucket"}"#], 1.0);
     assert_eq!(samples[r#"umemcg_build_info{version="1.2.3"}"#], 1.0);
     assert!(samples["process_resident_memory_bytes"] > 1e6 && samples["process_threads"] >= 1.0);
 }

@@ -1,0 +1,62 @@
+//! The figures of stores of objects.
+
+use std::fmt;
+
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Unit;
+
+/// What the store of a volume has been asked so far.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreFigures {
+    /// The number of requests on the wire of each kind, by the method's name in small letters.
+    pub requests: Vec<(&'static str, u64)>,
+    /// Bytes of objects that came.
+    pub read_bytes: u64,
+    /// Requests that the store refused or did not answer; most are sent again.
+    pub refusals: u64,
+    /// Operations that failed in the end.
+    pub failures: u64,
+    /// The store answered last as one that works does.
+    pub is_well: bool,
+}
+
+/// Encodes the figures of stores, each with the label of its volume.
+pub(crate) fn encode(encoder: &mut DescriptorEncoder<'_>, stores: &[(String, &StoreFigures)]) -> fmt::Result {
+    if stores.is_empty() {
+        return Ok(());
+    }
+    let help = "Requests to the store of a volume, those that are sent again included";
+    let mut metric = encoder.encode_descriptor("umemcg_store_requests", help, None, MetricType::Counter)?;
+    for (volume, store) in stores {
+        for (kind, nr) in &store.requests {
+            let labels = [("volume", volume.as_str()), ("kind", *kind)];
+            metric.encode_family(&labels)?.encode_counter::<[(&str, &str); 0], u64, u64>(nr, None)?;
+        }
+    }
+    type Figure = fn(&StoreFigures) -> u64;
+    let counters: [(&str, &str, Option<Unit>, Figure); 3] = [
+        ("umemcg_store_read", "Bytes that came from a store", Some(Unit::Bytes), |store| store.read_bytes),
+        ("umemcg_store_refusals", "Requests that a store refused or did not answer", None, |store| {
+            store.refusals
+        }),
+        ("umemcg_store_failures", "Operations on a store that failed in the end", None, |store| {
+            store.failures
+        }),
+    ];
+    for (name, help, unit, figure) in counters {
+        let mut metric = encoder.encode_descriptor(name, help, unit.as_ref(), MetricType::Counter)?;
+        for (volume, store) in stores {
+            let labels = [("volume", volume.as_str())];
+            metric
+                .encode_family(&labels)?
+                .encode_counter::<[(&str, &str); 0], u64, u64>(&figure(store), None)?;
+        }
+    }
+    let help = "1 if the store answered last as one that works does, else 0";
+    let mut metric = encoder.encode_descriptor("umemcg_store_up", help, None, MetricType::Gauge)?;
+    for (volume, store) in stores {
+        metric.encode_family(&[("volume", volume.as_str())])?.encode_gauge(&u64::from(store.is_well))?;
+    }
+    Ok(())
+}
