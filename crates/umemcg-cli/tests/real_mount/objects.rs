@@ -102,6 +102,35 @@ fn objects_are_read_by_real_programs_within_limits() {
 
 #[test]
 #[ignore = "needs moto and the feature object (make test-object)"]
+fn objects_of_one_tenant_stay_while_another_streams() {
+    needs_mount!();
+    let moto = Moto::start();
+    moto.python("put('p/big', bytes(range(256)) * (64 << 12))\nput('p/own', bytes(range(255)) * (8 << 10))");
+    let mut mount = Mount::start_with(&Options { volumes: true, pool: "32M", ..Options::default() });
+    let mnt = mount.mnt().to_str().unwrap().to_owned();
+    let add = ["volume", "add", "o", "--store", "s3://bucket/p", "--endpoint", &moto.endpoint];
+    mount.umemcg(&[&add[..], &["--region", "us-east-1", "--mount", &mnt]].concat()).good();
+    mount.group("streams", "8m");
+    mount.group("stays", "8m");
+    mount.sh_in("stays", "cat $MNT/o/own > /dev/null").good();
+    let missed = mount.value("stays", "memory.stat", "total_cache_miss");
+    // Ten times the pool.
+    let stream =
+        mount.shell("echo $$ > $CG/streams/tasks; for i in 1 2 3 4 5; do cat $MNT/o/big > /dev/null; done");
+    let (mut stream, mut nr) = ({ stream }.spawn().unwrap(), 0);
+    while stream.try_wait().unwrap().is_none() {
+        mount.sh_in("stays", "cat $MNT/o/own > /dev/null").good();
+        nr += 1;
+    }
+    assert!(stream.wait().unwrap().success() && nr > 0);
+    assert_eq!(mount.value("stays", "memory.stat", "total_cache_miss"), missed, "{nr} times");
+    assert!(mount.number("streams", "memory.max_usage_in_bytes") <= 8 << 20);
+    mount.assert_alive();
+    mount.umount();
+}
+
+#[test]
+#[ignore = "needs moto and the feature object (make test-object)"]
 fn objects_that_cannot_be_served_are_told_at_the_mount() {
     needs_mount!();
     let moto = Moto::start();
