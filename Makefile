@@ -36,7 +36,7 @@ BENCH_SCALE ?= 1
 # All but the stores of objects, whose libraries are many; `make test-object` has those.
 WORKSPACE = --workspace --exclude umemcg-object
 
-.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-metrics test-names test-object fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench experiments lint check-portable package deps build install clean
+.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-metrics test-names test-object run-object fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench experiments lint check-portable package deps build install clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 14
@@ -107,6 +107,11 @@ test-object: deps ## volumes of objects, on real servers (moto, SeaweedFS) and t
 	$(CARGO) clippy --locked -p umemcg-object -p umemcg-cli --features umemcg-cli/object --all-targets -- -D warnings
 	$(OBJECT_ENVIRONMENT) $(CARGO) test --locked -p umemcg-object -- --include-ignored
 	$(OBJECT_ENVIRONMENT) $(CARGO) test --locked -p umemcg-cli --features object --test real_mount -- --ignored objects
+
+run-object: deps ## a bucket as a volume of two tenants: a server, a mount, who holds what; cleans up
+	@scripts/deps.sh --object
+	$(CARGO) build --release --locked -p umemcg-cli --features object
+	scripts/run_object.sh "$(TARGET)/release/umemcg" "$(abspath $(TARGET))/object-servers"
 
 test-names: deps ## half a million names known at once, and walked from a group of 16 MiB; empties the caches of the host
 	$(CARGO) test --release --locked -p umemcg-cli --test real_mount -- --ignored --nocapture --test-threads=1 half_a_million
