@@ -78,6 +78,8 @@ pub(crate) fn without_hidden(body: &[u8], hidden: &mut Vec<String>) -> Option<Ve
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -117,6 +119,37 @@ mod tests {
         let kept = without_hidden(listing.as_bytes(), &mut hidden).unwrap();
         assert_eq!(hidden, ["a//"]);
         assert!(!String::from_utf8(kept).unwrap().contains("BlobPrefix"));
+    }
+
+    proptest! {
+        /// Whatever keys a listing has, those that are paths stay, in order, and the others are told.
+        #[test]
+        fn each_key_stays_or_is_told(keys in prop::collection::vec("[a./&<]{0,6}", 0..12)) {
+            let entry = |key: &String| {
+                let key = quick_xml::escape::escape(key.as_str());
+                format!("<Contents><Key>{key}</Key><Size>1</Size></Contents>")
+            };
+            let list = |keys: &[String]| format!("<R>{}</R>", keys.iter().map(entry).collect::<String>());
+            let (paths, others): (Vec<_>, Vec<_>) = keys.iter().cloned().partition(|key| is_path(key));
+            let (mut hidden, whole) = (Vec::new(), list(&keys));
+            let kept = without_hidden(whole.as_bytes(), &mut hidden);
+            let kept = kept.map_or(whole, |kept| String::from_utf8(kept).unwrap());
+            prop_assert_eq!((kept, hidden), (list(&paths), others));
+        }
+
+        /// What is no listing, or a damaged one, goes on as it is or without some of its entries.
+        #[test]
+        fn a_damaged_listing_harms_nothing(at in 0usize..200, with: u8, text in "[<>/a-zA-Z&;#x0-9 ]{0,80}") {
+            let mut listing = b"<R><Contents><Key>a//b</Key></Contents><Blob><Name>&#47;</Name></Blob></R>".to_vec();
+            if let Some(byte) = listing.get_mut(at) {
+                *byte = with;
+            }
+            let mut hidden = Vec::new();
+            for listing in [listing.as_slice(), text.as_bytes()] {
+                let kept = without_hidden(listing, &mut hidden);
+                prop_assert!(kept.is_none_or(|kept| kept.len() < listing.len()));
+            }
+        }
     }
 
     #[test]
