@@ -11,6 +11,9 @@ use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::rc::Rc;
 
+use crate::held::assert_may_wait;
+use crate::rank::Rank;
+
 /// Notified when its thread begins to wait, and when it computes again.
 pub trait IdleObserver {
     /// Notes that the thread is about to wait, for certain or perhaps.
@@ -44,9 +47,10 @@ pub fn observe_idle(observer: Rc<dyn IdleObserver>) {
 pub struct Idle(PhantomData<*const ()>);
 
 impl Idle {
-    /// Begins a wait of the thread.
+    /// Begins a wait of the thread. It holds no leaf lock yet: the observer takes some.
     #[inline]
     pub fn begin(how: Wait) -> Self {
+        assert_may_wait(Rank::Leaf, "a wait of which an observer is told");
         let before = NR_WAITS.replace(NR_WAITS.get() + 1);
         if before == 0 {
             tell(|observer| observer.waits(how));

@@ -82,12 +82,16 @@ impl ThreadWait {
     }
 
     fn take(&self) -> OverrunClaim {
+        let made = self.claim.lock().take();
+        if let Some(claim) = made {
+            return claim;
+        }
+        let _idle = Idle::begin(Wait::Sure);
         let mut claim = self.claim.lock();
         loop {
             if let Some(claim) = claim.take() {
                 return claim;
             }
-            let _idle = Idle::begin(Wait::Sure);
             self.made.wait(&mut claim);
         }
     }

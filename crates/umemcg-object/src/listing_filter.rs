@@ -122,7 +122,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever keys a listing has, those that are paths stay, in order, and the others are told.
+        /// Whatever keys a listing has, those that are paths stay, in order, and the others are
+        /// told.
         #[test]
         fn each_key_stays_or_is_told(keys in prop::collection::vec("[a./&<]{0,6}", 0..12)) {
             let entry = |key: &String| {

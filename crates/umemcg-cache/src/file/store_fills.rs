@@ -97,10 +97,14 @@ impl StoreFills {
     /// Closes the list and waits until it is empty.
     pub(super) fn close(&self) -> Closed<'_> {
         assert_may_wait(Rank::StoreFills, "a wait for what the store has begun");
-        let mut list = self.list.lock();
-        list.nr_closing += 1;
-        if !list.begun.is_empty() {
+        let is_empty = {
+            let mut list = self.list.lock();
+            list.nr_closing += 1;
+            list.begun.is_empty()
+        };
+        if !is_empty {
             let _idle = Idle::begin(Wait::Sure);
+            let mut list = self.list.lock();
             while !list.begun.is_empty() {
                 self.emptied.wait(&mut list);
             }
