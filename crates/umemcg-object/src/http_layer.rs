@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt;
 use http::{Method, StatusCode};
 use http_body_util::{BodyExt, Full};
 use object_store::ClientOptions;
@@ -143,20 +144,55 @@ impl HttpService for CountingService {
                     | StatusCode::FORBIDDEN
             );
         self.counts.note(is_trouble.then(|| format!("the store answered {status}")));
-        if kind == RequestKind::List && status.is_success() { filtered(response).await } else { Ok(response) }
+        match (kind, status.is_success()) {
+            (RequestKind::List, true) => filtered(response).await,
+            (_, true) => Ok(response),
+            // Read whole by the library, as a listing is.
+            (_, false) => bounded(response).await,
+        }
     }
+}
+
+/// Longest listing, and longest text of a failure, in bytes. A part of a listing has 1,000 keys of
+/// at most 1,024 bytes, each of which may take six times as much as XML.
+const BODY_BYTES_MAX: usize = 8 << 20;
+
+/// Reads a body that is not longer than a store has reason to make it.
+async fn read_bounded(body: HttpResponseBody) -> Result<Bytes, HttpError> {
+    let (mut stream, mut whole) = (body.bytes_stream(), BytesMut::new());
+    while let Some(bytes) = stream.next().await {
+        whole.extend_from_slice(&bytes?);
+        if whole.len() > BODY_BYTES_MAX {
+            return Err(HttpError::new(HttpErrorKind::Decode, TooLong));
+        }
+    }
+    Ok(whole.freeze())
+}
+
+/// An answer that is longer than any of its kind.
+#[derive(Debug, thiserror::Error)]
+#[error("the store's answer is longer than {BODY_BYTES_MAX} bytes")]
+struct TooLong;
+
+fn with_body(parts: http::response::Parts, whole: Bytes) -> HttpResponse {
+    let body = Full::new(whole).map_err(|never| HttpError::new(HttpErrorKind::Decode, never));
+    HttpResponse::from_parts(parts, HttpResponseBody::new(body))
+}
+
+async fn bounded(response: HttpResponse) -> Result<HttpResponse, HttpError> {
+    let (parts, body) = response.into_parts();
+    Ok(with_body(parts, read_bounded(body).await?))
 }
 
 /// Takes keys out of a listing that are no paths.
 async fn filtered(response: HttpResponse) -> Result<HttpResponse, HttpError> {
     let (parts, body) = response.into_parts();
-    let whole = body.bytes().await?;
+    let whole = read_bounded(body).await?;
     let mut hidden = Vec::new();
     let kept = without_hidden(&whole, &mut hidden).map_or(whole, Bytes::from);
     // Not set in a request that is no listing of ours.
     let _ = HIDDEN.try_with(|keys| keys.borrow_mut().extend(hidden));
-    let body = Full::new(kept).map_err(|never| HttpError::new(HttpErrorKind::Decode, never));
-    Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body)))
+    Ok(with_body(parts, kept))
 }
 
 /// Returns the texts of an error and of what caused it, each once.

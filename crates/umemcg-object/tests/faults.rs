@@ -72,6 +72,20 @@ fn another_object_than_was_asked_for_is_none() {
 
 #[test]
 #[ignore = "needs moto (make test-object)"]
+fn an_answer_that_is_too_long_is_refused() {
+    let (_moto, proxy) = world();
+    let bucket = bucket_at(&proxy.endpoint(), "faults");
+    proxy.fail_next(1, "GET", &Fault::LongBody(100_000));
+    let listed = bucket.list("", None, 1000);
+    let Err(BucketError::Unavailable(text)) = listed else { panic!("it must be refused") };
+    assert!(text.contains("longer than"), "{text}");
+    proxy.fail_next(1, "GET", &Fault::LongBody(3));
+    assert!(read(&*bucket).is_err());
+    assert!(read(&*bucket).unwrap() == pattern());
+}
+
+#[test]
+#[ignore = "needs moto (make test-object)"]
 fn wrong_credentials_are_told_and_do_not_last() {
     let (_moto, proxy) = world();
     let bucket = bucket_at(&proxy.endpoint(), "faults");

@@ -16,6 +16,8 @@ pub enum Fault {
     CutBody,
     /// The answer has another ETag.
     OtherEtag,
+    /// The answer's body is so many times as long.
+    LongBody(usize),
     /// The answer comes this much later.
     Delay(Duration),
 }
@@ -132,6 +134,12 @@ fn answer(
         Some(Fault::Delay(time)) => std::thread::sleep(*time),
         Some(Fault::OtherEtag) => head = with_other_etag(&head),
         Some(Fault::CutBody) => body.truncate(body.len() / 2),
+        Some(Fault::LongBody(times)) => {
+            let len = body.len();
+            body = body.repeat(*times);
+            head =
+                head.replace(&format!("Content-Length: {len}"), &format!("Content-Length: {}", body.len()));
+        }
         _ => {}
     }
     let is_sent = client.write_all(head.as_bytes()).is_ok() && client.write_all(&body).is_ok();
