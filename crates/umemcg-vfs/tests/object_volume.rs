@@ -63,11 +63,18 @@ impl World {
         Ok((node, attr))
     }
 
+    /// Opens a file as the kernel does: once more from its name if it has become another.
     fn open(&self, path: &str) -> Result<Arc<dyn VolumeFile>, VfsError> {
-        let (node, _) = self.find(path)?;
-        let opened = self.volume.open(&self.me, node, OFlags::RDONLY);
-        self.volume.forget(node, 1);
-        opened
+        let open = || {
+            let (node, _) = self.find(path)?;
+            let opened = self.volume.open(&self.me, node, OFlags::RDONLY);
+            self.volume.forget(node, 1);
+            opened
+        };
+        match open() {
+            Err(error) if error.errno() == Errno::STALE => open(),
+            opened => opened,
+        }
     }
 
     fn read(&self, file: &Arc<dyn VolumeFile>, offset: u64, len: usize) -> Result<Vec<u8>, VfsError> {
@@ -196,7 +203,7 @@ fn a_listing_comes_in_parts_and_asks_for_no_attributes() {
     let after = w.bucket.asked();
     assert_eq!((after.0 - before.0, after.1 - before.1, after.2 - before.2), (0, 0, 4));
     // Any position again: forward from where the handle is, and back.
-    for from in [2_000, 2_500, 10, 0] {
+    for from in [2_000, 2_500, 1_900, 10, 0] {
         let (_, _, offset) = all[from];
         assert_eq!(w.walk(&directory, offset, 5, false), all[from + 1..from + 6]);
     }
@@ -258,6 +265,39 @@ fn no_read_mixes_two_versions() {
     let believed = Duration::from_millis(1_100);
     std::thread::sleep(believed);
     assert_eq!(w.find("o").unwrap().1.mode, 0o040_755, "something else has its name");
+}
+
+#[test]
+fn a_node_stands_for_one_version() {
+    let w = World::new(Freshness::CloseToOpen);
+    w.bucket.put("o", pattern(5000, 1));
+    let (old, _) = w.find("o").unwrap();
+    let file = w.volume.open(&w.me, old, OFlags::RDONLY).unwrap();
+    w.bucket.put("o", pattern(9000, 2));
+    assert_eq!(w.volume.open(&w.me, old, OFlags::RDONLY).unwrap_err().errno(), Errno::STALE);
+    assert_eq!(w.volume.getattr(old).unwrap_err().errno(), Errno::STALE, "its attributes are no more");
+    let (new, attr) = w.find("o").unwrap();
+    assert!(new != old && attr.size == 9000);
+    assert_eq!(file.getattr().unwrap().size, 5000, "those of what is open");
+    drop(file);
+    w.volume.forget(old, 1);
+    w.volume.forget(new, 1);
+    assert_eq!(w.volume.nr_nodes(), 0);
+}
+
+#[test]
+fn a_read_that_finds_another_version_ends_what_was_believed() {
+    for freshness in [Freshness::Immutable, Freshness::Ttl(Duration::from_secs(3600))] {
+        let w = World::new(freshness);
+        let (old, new) = (pattern(4 << 20, 1), pattern(4 << 20, 2));
+        w.bucket.put("o", old.clone());
+        let file = w.open("o").unwrap();
+        assert_eq!(w.read(&file, 0, 100).unwrap(), &old[..100]);
+        w.bucket.put("o", new.clone());
+        assert!(w.read(&w.open("o").unwrap(), 0, 100).unwrap() == old[..100], "believed");
+        assert_eq!(w.read(&file, 3 << 20, 100).unwrap_err().errno(), Errno::STALE);
+        assert!(w.whole("o").unwrap() == new, "the next open sees it");
+    }
 }
 
 #[test]

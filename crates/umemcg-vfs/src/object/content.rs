@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 use umemcg::files::{BackingStore, File, StoreId, StoreRead};
@@ -22,6 +23,8 @@ pub(super) struct Content {
     charge: MetadataCharge<CONTENT_BYTES>,
     pub(super) info: ObjectInfo,
     pub(super) file: Arc<File>,
+    /// (A) A read has found the store to have another version. Relaxed: it stands alone.
+    pub(super) is_outdated: Arc<AtomicBool>,
 }
 
 impl Content {
@@ -34,12 +37,14 @@ impl Content {
         (key, info): (String, &ObjectInfo),
     ) -> Result<Arc<Self>, VfsError> {
         let charge = MetadataCharge::take(effort, engine, group)?;
-        let (bucket, failures) = (Arc::clone(bucket), Arc::clone(failures));
+        let is_outdated = Arc::new(AtomicBool::new(false));
+        let (bucket, log) = (Arc::clone(bucket), Arc::clone(failures));
+        let failures = ReadFailures { log, is_outdated: Arc::clone(&is_outdated) };
         let store = ObjectStore { id, bucket, key: key.into(), info: info.clone(), failures };
         let file = engine
             .open_file(Arc::new(store), info.size)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-        Ok(Arc::new(Self { charge, info: info.clone(), file }))
+        Ok(Arc::new(Self { charge, info: info.clone(), file, is_outdated }))
     }
 
     /// Returns the group that pays.
@@ -55,18 +60,28 @@ struct ObjectStore {
     bucket: Arc<dyn Bucket>,
     key: Box<str>,
     info: ObjectInfo,
-    failures: Arc<FailureLog>,
+    failures: ReadFailures,
 }
 
-impl ObjectStore {
-    /// Logs the failure of a read, and returns it as a store's.
-    fn failed(failures: &FailureLog, error: BucketError) -> io::Error {
-        match error {
+/// What becomes of the failures of reads.
+#[derive(Debug, Clone)]
+struct ReadFailures {
+    log: Arc<FailureLog>,
+    is_outdated: Arc<AtomicBool>,
+}
+
+impl ReadFailures {
+    /// Notes and logs a failure, and returns it as a store's.
+    fn note(&self, error: BucketError) -> io::Error {
+        let error = match error {
             // An object that is gone under an open file is as one that has changed.
-            BucketError::NotFound(what) => failures.report(&BucketError::Changed(what)),
-            error => failures.report(&error),
+            BucketError::NotFound(what) => BucketError::Changed(what),
+            error => error,
+        };
+        if matches!(error, BucketError::Changed(_)) {
+            self.is_outdated.store(true, Ordering::Relaxed);
         }
-        .into()
+        self.log.report(&error).into()
     }
 }
 
@@ -74,7 +89,7 @@ impl ObjectStore {
 #[derive(Debug)]
 struct Delivery {
     read: StoreRead,
-    failures: Arc<FailureLog>,
+    failures: ReadFailures,
 }
 
 impl ObjectBody for Delivery {
@@ -83,9 +98,8 @@ impl ObjectBody for Delivery {
     }
 
     fn end(self: Box<Self>, result: Result<(), BucketError>) {
-        let failures = &self.failures;
-        let result = result.map_err(|error| ObjectStore::failed(failures, error));
-        self.read.finish(result);
+        let Self { read, failures } = *self;
+        read.finish(result.map_err(|error| failures.note(error)));
     }
 }
 
@@ -102,7 +116,7 @@ impl BackingStore for ObjectStore {
         }
         let mut into = SegmentWriter { arena, segments, at: 0 };
         let result = self.bucket.read(&self.key, &self.info, offset..end, &mut |bytes| into.write(bytes));
-        result.map(|()| (end - offset) as usize).map_err(|error| Self::failed(&self.failures, error))
+        result.map(|()| (end - offset) as usize).map_err(|error| self.failures.note(error))
     }
 
     fn begins_reads(&self) -> bool {
@@ -119,7 +133,7 @@ impl BackingStore for ObjectStore {
             &self.key,
             &self.info,
             range,
-            Box::new(Delivery { read, failures: Arc::clone(&self.failures) }),
+            Box::new(Delivery { read, failures: self.failures.clone() }),
         );
     }
 

@@ -2,10 +2,9 @@
 //!
 //! A handle keeps one part of the store's listing (at most a thousand names), charged to its group,
 //! and the place where the next begins, so a listing of any length takes the memory of one part. A
-//! position is the number of names before it; a read at another than the end of the last begins
-//! anew. Attributes come with the names, so that nothing is asked for each.
+//! position is the number of names before it; a read before the part begins anew. Attributes come
+//! with the names, so that nothing is asked for each.
 
-use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,7 +16,7 @@ use super::bucket::{ListedName, ListedPart};
 use super::objects::{Objects, is_path_name};
 use super::tree::{Facts, Told};
 use crate::allowance::ReclaimEffort;
-use crate::attr::NodeId;
+use crate::attr::{FileKind, NodeId};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
@@ -43,11 +42,12 @@ pub(super) struct OpenDirectory {
     _charge: HandleCharge,
 }
 
-/// A position in a listing, with the names that have come and were not taken yet.
+/// A part of a listing.
 #[derive(Debug)]
 struct Listing {
-    position: u64,
-    names: VecDeque<ListedName>,
+    /// The position of the first name.
+    first: u64,
+    names: Vec<ListedName>,
     /// When these names were told.
     told: Told,
     next: Option<String>,
@@ -62,8 +62,8 @@ struct Listing {
 impl Listing {
     fn new() -> Self {
         Self {
-            position: 0,
-            names: VecDeque::new(),
+            first: 0,
+            names: Vec::new(),
             told: Told { at: Instant::now(), thread: 0 },
             next: None,
             is_begun: false,
@@ -78,16 +78,18 @@ impl Listing {
             return Ok(false);
         }
         self.told = Told { at: Instant::now(), thread: 0 };
-        let part = objects.bucket.list(prefix, self.next.as_deref(), NR_NAMES);
-        let ListedPart { names, hidden, next } = part.map_err(|error| objects.failures.report(&error))?;
+        let part = objects.list(prefix, self.next.as_deref(), NR_NAMES)?;
+        let ListedPart { names, hidden, next } = part;
         hidden.iter().for_each(|key| objects.hidden.add(key));
         drop(self.charge.take());
         let bytes = names.iter().map(bytes_of).sum();
         self.charge = Some(HandleCharge::take(objects.reclaim_effort(), &objects.engine, group, bytes)?);
         (self.is_begun, self.next) = (true, next);
+        self.first += self.names.len() as u64;
+        self.names.clear();
         for listed in names {
             if self.can_show(prefix, &listed, objects) {
-                self.names.push_back(listed);
+                self.names.push(listed);
             }
         }
         Ok(true)
@@ -150,7 +152,8 @@ impl OpenDirectory {
             }
         }
         let wanted = offset - NR_DOTS;
-        let kept = self.kept.lock().take().filter(|listing| listing.position <= wanted);
+        let kept = self.kept.lock().take();
+        let kept = kept.filter(|listing| listing.first <= wanted);
         let mut listing = kept.unwrap_or_else(|| Box::new(Listing::new()));
         let walked = self.walk_names(&mut listing, &prefix, wanted, take);
         let replaced = self.kept.lock().replace(listing);
@@ -165,28 +168,28 @@ impl OpenDirectory {
         wanted: u64,
         take: &mut Take<'_>,
     ) -> Result<(), VfsError> {
-        loop {
-            if listing.names.is_empty() && !listing.fetch(&self.objects, prefix, &self.group)? {
+        // What is behind this part.
+        while wanted >= listing.first + listing.names.len() as u64 {
+            if !listing.fetch(&self.objects, prefix, &self.group)? {
                 return Ok(());
             }
-            let Some(listed) = listing.names.front() else { continue };
-            if listing.position >= wanted {
-                let kind =
-                    listed.object.as_ref().map_or(Facts::Directory.kind(), |_| crate::FileKind::Regular);
-                let entry = DirEntry {
-                    name: OsStr::new(&listed.name),
-                    ino: self.objects.tree.lock().ino_below(self.node, &listed.name),
-                    kind: Some(kind),
-                    next_offset: NR_DOTS + listing.position + 1,
-                    entry: None,
-                };
-                if !take(&entry, Some((listed, listing.told))) {
-                    return Ok(());
-                }
-            }
-            listing.position += 1;
-            listing.names.pop_front();
         }
+        let from = (wanted - listing.first) as usize;
+        for (at, listed) in listing.names.iter().enumerate().skip(from) {
+            let kind = listed.object.as_ref().map_or(FileKind::Directory, |_| FileKind::Regular);
+            let entry = DirEntry {
+                name: OsStr::new(&listed.name),
+                ino: self.objects.tree.lock().ino_below(self.node, &listed.name),
+                kind: Some(kind),
+                next_offset: NR_DOTS + listing.first + at as u64 + 1,
+                entry: None,
+            };
+            if !take(&entry, Some((listed, listing.told))) {
+                break;
+            }
+        }
+        // The next part comes with the next read: this one has given entries.
+        Ok(())
     }
 }
 
@@ -211,7 +214,9 @@ impl VolumeDir for OpenDirectory {
     ) -> Result<(), VfsError> {
         let mut has_room = true;
         self.walk(offset, &mut |entry, listed| {
-            let looked_up = listed.filter(|_| has_room).and_then(|(listed, told)| {
+            // What was told too long ago is looked up when a process requests it.
+            let listed = listed.filter(|(_, told)| has_room && self.objects.is_believed(*told));
+            let looked_up = listed.and_then(|(listed, told)| {
                 let facts = listed.object.clone().map_or(Facts::Directory, Facts::Object);
                 let name = (self.node, listed.name.as_str());
                 // No process has requested the inode yet, so no reclaim for it: a name for which

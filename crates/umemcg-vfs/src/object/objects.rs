@@ -9,7 +9,7 @@ use umemcg::files::StoreId;
 use umemcg::{Engine, Group};
 use umemcg_base::{Rank, RankedMutex, assert_no_locks_held};
 
-use super::bucket::{Bucket, BucketError, ObjectInfo};
+use super::bucket::{Bucket, BucketError, ListedPart, ObjectInfo};
 use super::config::{Freshness, ObjectConfig};
 use super::content::Content;
 use super::failure_log::FailureLog;
@@ -99,7 +99,7 @@ impl Objects {
         self.tree.lock().get(node).map_or(0, |found| found.ino)
     }
 
-    fn is_believed(&self, told: Told) -> bool {
+    pub(super) fn is_believed(&self, told: Told) -> bool {
         match self.freshness {
             Freshness::CloseToOpen => told.at.elapsed() < BELIEVED,
             Freshness::Ttl(time) => told.at.elapsed() < time,
@@ -117,6 +117,20 @@ impl Objects {
         }
     }
 
+    /// Asks the store for a part of a listing.
+    pub(super) fn list(&self, prefix: &str, from: Option<&str>, max: usize) -> Result<ListedPart, Errno> {
+        let part = self.bucket.list(prefix, from, max).map_err(|error| match error {
+            // A prefix that nothing is below is an empty listing; what is not there is the bucket.
+            BucketError::NotFound(what) => self.failures.report(&BucketError::Unavailable(what)),
+            error => self.failures.report(&error),
+        })?;
+        if part.next.is_some() && part.next.as_deref() == from {
+            let what = format!("LIST of {prefix:?} in {}: it begins anew without end", self.bucket.url());
+            return Err(self.failures.report(&BucketError::Corrupt(what)));
+        }
+        Ok(part)
+    }
+
     /// Asks the store what a key is: an object, or if there is none, a directory. Where both are,
     /// the keys below cannot be shown.
     fn find(&self, key: &str) -> Result<Facts, Errno> {
@@ -126,8 +140,7 @@ impl Objects {
             Err(BucketError::NotFound(_)) => {}
             Err(error) => return Err(self.failures.report(&error)),
         }
-        let part =
-            self.bucket.list(&format!("{key}/"), None, 1).map_err(|error| self.failures.report(&error))?;
+        let part = self.list(&format!("{key}/"), None, 1)?;
         let is_there = !part.names.is_empty() || !part.hidden.is_empty() || part.next.is_some();
         if is_there { Ok(Facts::Directory) } else { Err(Errno::NOENT) }
     }
@@ -135,7 +148,7 @@ impl Objects {
     /// Asks the store what a directory is that was known as one: mostly with one request.
     fn find_again(&self, key: &str, name: &str) -> Result<Facts, Errno> {
         assert_no_locks_held("a request to a store");
-        let part = self.bucket.list(key, None, 2).map_err(|error| self.failures.report(&error))?;
+        let part = self.list(key, None, 2)?;
         // An object of this very key comes first, then what follows it in order.
         match part.names.iter().find(|listed| listed.name == name) {
             Some(found) => Ok(found.object.clone().map_or(Facts::Directory, Facts::Object)),
@@ -156,6 +169,7 @@ impl Objects {
             let known = tree.child(parent, name).map(|(node, found)| (node, found.told, found.facts.clone()));
             if let Some((node, told, facts)) = &known
                 && self.is_believed(*told)
+                && !tree.get(*node)?.is_outdated()
             {
                 tree.count(self.lists(), *node)?;
                 return Ok(self.entry(*node, tree.get(*node)?.ino, facts));
@@ -174,7 +188,7 @@ impl Objects {
             }
             Err(errno) => {
                 if errno == Errno::NOENT {
-                    self.unlink(parent, name);
+                    self.unlink(parent, name, at);
                 }
                 Err(errno.into())
             }
@@ -227,10 +241,10 @@ impl Objects {
         }
     }
 
-    /// Notes that a name stands for nothing any more.
-    fn unlink(&self, parent: NodeId, name: &str) {
+    /// Notes that a name stood for nothing, or for something else, at a time.
+    fn unlink(&self, parent: NodeId, name: &str, at: Instant) {
         if let Some(lists) = self.lists() {
-            let removed = self.tree.lock().unlink(lists, parent, name);
+            let removed = self.tree.lock().unlink(lists, parent, name, at);
             self.dispose(removed);
         }
     }
@@ -259,21 +273,35 @@ impl Objects {
         match self.bucket.head(&path) {
             Ok(info) => {
                 let facts = Facts::Object(info);
-                let mut tree = self.tree.lock();
-                let found = tree.get_mut(node)?;
-                if told.at >= found.told.at {
-                    (found.facts, found.told) = (facts.clone(), told);
+                {
+                    let mut tree = self.tree.lock();
+                    let found = tree.get_mut(node)?;
+                    if found.facts.is_same(&facts) {
+                        if told.at >= found.told.at {
+                            found.told = told;
+                        }
+                        if let Some(content) = &found.content {
+                            content.is_outdated.store(false, Ordering::Relaxed);
+                        }
+                        return Ok((ino, facts));
+                    }
                 }
-                Ok((ino, facts))
+                // The kernel looks the name up again, and finds another node.
+                self.unlink_node(node, told.at);
+                Err(Errno::STALE.into())
             }
             Err(BucketError::NotFound(_)) => {
-                let parent_and_name = self.tree.lock().name_of(node);
-                if let Some((parent, name)) = parent_and_name {
-                    self.unlink(parent, &name);
-                }
+                self.unlink_node(node, told.at);
                 Err(Errno::NOENT.into())
             }
             Err(error) => Err(self.failures.report(&error).into()),
+        }
+    }
+
+    fn unlink_node(&self, node: NodeId, at: Instant) {
+        let place = self.tree.lock().name_of(node);
+        if let Some((parent, name)) = place {
+            self.unlink(parent, &name, at);
         }
     }
 
@@ -289,7 +317,8 @@ impl Objects {
     }
 
     fn content_of(&self, caller: &Caller, node: NodeId) -> Result<Arc<Content>, VfsError> {
-        let (_, facts) = self.facts(node, |told| self.must_open_ask(told, caller))?;
+        let is_outdated = self.tree.lock().get(node)?.is_outdated();
+        let (_, facts) = self.facts(node, |told| is_outdated || self.must_open_ask(told, caller))?;
         let Facts::Object(info) = facts else { return Err(Errno::ISDIR.into()) };
         let (known, key) = {
             let mut tree = self.tree.lock();
@@ -298,23 +327,17 @@ impl Objects {
             found.told.thread = 0;
             (found.content.clone(), tree.path(node)?)
         };
-        if let Some(known) = known.filter(|content| content.info.is_same(&info)) {
+        if let Some(known) = known {
             return Ok(known);
         }
         let from = (&self.bucket, self.store_id, &self.failures);
         let effort = self.reclaim_effort();
         let fresh = Content::new(effort, &self.engine, &caller.group, from, (key, &info))?;
-        let old = {
-            let mut tree = self.tree.lock();
-            let found = tree.get_mut(node)?;
-            match &found.content {
-                // Another open was faster.
-                Some(content) if content.info.is_same(&info) => return Ok(Arc::clone(content)),
-                _ => found.content.replace(Arc::clone(&fresh)),
-            }
-        };
-        drop(old);
-        Ok(fresh)
+        let mut tree = self.tree.lock();
+        // Another open may have been faster; then ours is dropped without the lock.
+        let content = Arc::clone(tree.get_mut(node)?.content.get_or_insert_with(|| Arc::clone(&fresh)));
+        drop(tree);
+        Ok(content)
     }
 
     /// Ends what [`open`](Self::open) or a directory's open began.
@@ -403,10 +426,12 @@ impl Drop for Objects {
 /// Returns a name as a store may have it.
 ///
 /// # Errors
-/// `ENAMETOOLONG`, `EINVAL` as for any name; `ENOENT` for one that is no UTF-8, which no key is.
+/// `ENAMETOOLONG`, `EINVAL` as for any name; `ENOENT` for one that is no UTF-8, or has control
+/// characters: no key that is shown is so.
 pub(super) fn key_part(name: &std::ffi::OsStr) -> Result<&str, Errno> {
     crate::name::component(name)?;
-    name.to_str().ok_or(Errno::NOENT)
+    let is_shown = |name: &&str| !name.chars().any(|c| c.is_ascii_control());
+    name.to_str().filter(is_shown).ok_or(Errno::NOENT)
 }
 
 /// Returns whether a listed name can be one of a path.

@@ -21,6 +21,7 @@ use crate::volume::{VolumeFile, Whence};
 #[derive(Debug)]
 pub(super) struct OpenFile {
     node: NodeId,
+    ino: u64,
     content: Arc<Content>,
     readahead: Readahead,
     group: Arc<Group>,
@@ -40,6 +41,7 @@ impl OpenFile {
     ) -> Self {
         Self {
             node,
+            ino: objects.ino(node),
             content,
             readahead: Readahead::of_remote(),
             group: Arc::clone(group),
@@ -109,7 +111,7 @@ impl VolumeFile for OpenFile {
         }
     }
     fn getattr(&self) -> Result<Attr, VfsError> {
-        Ok(self.objects.attr_of(self.objects.ino(self.node), &self.content.info))
+        Ok(self.objects.attr_of(self.ino, &self.content.info))
     }
     fn setattr(&self, _caller: &Caller, _change: &SetAttr) -> Result<Attr, VfsError> {
         Err(Errno::ROFS.into())

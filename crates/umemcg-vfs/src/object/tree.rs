@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use rustix::io::Errno;
@@ -33,6 +34,15 @@ pub(super) enum Facts {
 }
 
 impl Facts {
+    /// Returns whether both are a directory, or the same version of an object.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Directory, Self::Directory) => true,
+            (Self::Object(ours), Self::Object(theirs)) => ours.is_same(theirs),
+            _ => false,
+        }
+    }
+
     pub(super) fn kind(&self) -> FileKind {
         match self {
             Self::Directory => FileKind::Directory,
@@ -123,6 +133,11 @@ impl Node {
             place: ListEntry::default(),
             children: HashMap::new(),
         }
+    }
+
+    /// Returns whether a read has found the store to have another version.
+    pub(super) fn is_outdated(&self) -> bool {
+        self.content.as_ref().is_some_and(|content| content.is_outdated.load(Ordering::Relaxed))
     }
 
     fn is_referenced(&self) -> bool {
@@ -224,8 +239,9 @@ impl Tree {
         Some((node, &**self.nodes.get(&node)?))
     }
 
-    /// Counts a lookup of a name that is known and of this kind, of which the store told this. Else
-    /// `None`: it has to be [entered](Self::enter).
+    /// Counts a lookup of a name that is known, of which the store told this or, before, less. `None`
+    /// if it has to be [entered](Self::enter): a node stands for one version, so that neither
+    /// attributes nor mappings of two meet in the kernel's inode.
     pub(super) fn count_known(
         &mut self,
         lists: Option<&NameLists>,
@@ -235,11 +251,11 @@ impl Tree {
     ) -> Option<NodeId> {
         let node = *self.nodes.get(&parent)?.children.get(name)?;
         let found = self.nodes.get_mut(&node)?;
-        if found.facts.kind() != facts.kind() {
-            return None;
-        }
         if told.at >= found.told.at {
-            (found.facts, found.told) = (facts.clone(), told);
+            if !found.facts.is_same(facts) {
+                return None;
+            }
+            found.told = told;
         }
         self.note_below(parent, told);
         self.count(lists, node).ok()?;
@@ -281,7 +297,10 @@ impl Tree {
         (facts, told): (Facts, Told),
         charge: NodeCharge,
     ) -> Result<Vec<Removed>, (Errno, NodeCharge)> {
-        let replaced = self.unlink(lists, parent, name);
+        if self.get(parent).is_err() {
+            return Err((Errno::STALE, charge));
+        }
+        let replaced = self.unlink(lists, parent, name, told.at);
         let name: Arc<str> = name.into();
         self.note_below(parent, told);
         let Ok(directory) = self.get_mut(parent) else { return Err((Errno::STALE, charge)) };
@@ -294,8 +313,18 @@ impl Tree {
         Ok(replaced)
     }
 
-    /// Notes that a name stands for nothing any more.
-    pub(super) fn unlink(&mut self, lists: &NameLists, parent: NodeId, name: &str) -> Vec<Removed> {
+    /// Notes that a name stood for nothing, or for something else, at a time. What was told later
+    /// stays.
+    pub(super) fn unlink(
+        &mut self,
+        lists: &NameLists,
+        parent: NodeId,
+        name: &str,
+        at: Instant,
+    ) -> Vec<Removed> {
+        if self.child(parent, name).is_some_and(|(_, found)| found.told.at > at) {
+            return Vec::new();
+        }
         let Some(directory) = self.nodes.get_mut(&parent) else { return Vec::new() };
         let Some(node) = directory.children.remove(name) else { return Vec::new() };
         if let Some(found) = self.nodes.get_mut(&node) {
