@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -94,6 +95,19 @@ fn kind_of(request: &HttpRequest) -> RequestKind {
     }
 }
 
+/// How long a connection may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a store may be silent in the middle of an answer.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(20);
+
+fn client_options() -> ClientOptions {
+    ClientOptions::new()
+        .with_allow_http(true)
+        .with_connect_timeout(CONNECT_TIMEOUT)
+        .with_read_timeout(SILENCE_TIMEOUT)
+        .with_timeout_disabled()
+}
+
 /// Connects one bucket. The connections are those of the process, so that ten thousand volumes of
 /// one server share them.
 #[derive(Debug, Clone)]
@@ -102,12 +116,13 @@ pub(crate) struct CountingConnector {
 }
 
 impl HttpConnector for CountingConnector {
-    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        // Not the options of the bucket that connects first: its URL says whether it is encrypted.
         static CLIENT: OnceLock<HttpClient> = OnceLock::new();
         let client = match CLIENT.get() {
             Some(client) => client.clone(),
             None => {
-                let made = ReqwestConnector::default().connect(options)?;
+                let made = ReqwestConnector::default().connect(&client_options())?;
                 CLIENT.get_or_init(|| made).clone()
             }
         };

@@ -18,10 +18,6 @@ use crate::http_layer::{CountingConnector, RequestCounts, chain};
 use crate::runtime::runtime;
 use crate::store_bucket::{Listing, StoreBucket};
 
-/// How long a connection may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a store may be silent in the middle of an answer.
-const SILENCE_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a request is sent again that the store refuses or does not answer.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often.
@@ -105,7 +101,7 @@ pub fn open(text: &str, options: &ObjectOptions) -> Result<Arc<dyn Bucket>, Loca
             let mut builder = GoogleCloudStorageBuilder::from_env()
                 .with_url(text)
                 .with_retry(retries())
-                .with_client_options(client_options(endpoint.as_deref()))
+                .with_client_options(client_options())
                 .with_http_connector(connector)
                 .with_skip_signature(options.anonymous);
             if let Some(endpoint) = &endpoint {
@@ -117,7 +113,7 @@ pub fn open(text: &str, options: &ObjectOptions) -> Result<Arc<dyn Bucket>, Loca
             let mut builder = MicrosoftAzureBuilder::from_env()
                 .with_url(text)
                 .with_retry(retries())
-                .with_client_options(client_options(endpoint.as_deref()))
+                .with_client_options(client_options())
                 .with_http_connector(connector)
                 .with_skip_signature(options.anonymous);
             if let Some(endpoint) = &endpoint {
@@ -150,7 +146,17 @@ fn checked(text: &str, options: &ObjectOptions) -> Result<(ObjectStoreScheme, Pa
         let parsed = Url::parse(endpoint).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
         parsed.filter(|url| url.has_host()).ok_or_else(|| LocationError::BadEndpoint(endpoint.clone()))?;
     }
-    ObjectStoreScheme::parse(&url).map_err(|_| LocationError::UnknownKind(text.into()))
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err(no_url("`?` and `#` are no part of a prefix here".into()));
+    }
+    let (scheme, prefix) =
+        ObjectStoreScheme::parse(&url).map_err(|_| LocationError::UnknownKind(text.into()))?;
+    // What is written with `%` may be a slash or a name of dots.
+    let nr_names = |path: &str| path.split('/').filter(|name| !name.is_empty()).count();
+    if url.scheme() != "file" && nr_names(prefix.as_ref()) != nr_names(raw_prefix) {
+        return Err(LocationError::BadPrefix(text.into()));
+    }
+    Ok((scheme, prefix))
 }
 
 fn s3_endpoint(profile: &Profile) -> Option<String> {
@@ -170,7 +176,7 @@ fn s3(
     let mut builder = AmazonS3Builder::from_env()
         .with_url(url)
         .with_retry(retries())
-        .with_client_options(client_options(endpoint))
+        .with_client_options(client_options())
         .with_http_connector(connector)
         .with_skip_signature(options.anonymous);
     if let Some(endpoint) = endpoint {
@@ -196,12 +202,9 @@ fn retries() -> RetryConfig {
     RetryConfig { backoff: BackoffConfig::default(), max_retries: NR_RETRIES, retry_timeout: RETRY_TIMEOUT }
 }
 
-fn client_options(endpoint: Option<&str>) -> ClientOptions {
-    ClientOptions::new()
-        .with_allow_http(endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")))
-        .with_connect_timeout(CONNECT_TIMEOUT)
-        .with_read_timeout(SILENCE_TIMEOUT)
-        .with_timeout_disabled()
+/// The URL says whether connections are encrypted; timeouts are those of the connector.
+fn client_options() -> ClientOptions {
+    ClientOptions::new().with_allow_http(true)
 }
 
 /// Has connections encrypted by `ring`, unless the program has chosen.
@@ -232,6 +235,9 @@ mod tests {
         assert!(fails("s3://b/a//c", &none).contains("empty name"));
         assert!(fails("s3://b/a/../c", &none).contains("`..`"));
         assert!(fails("s3://key:secret@b/p", &none).contains("credentials"));
+        assert!(fails("s3://b/p?x=1", &none).contains("no part of a prefix"));
+        assert!(fails("s3://b/p#1", &none).contains("no part of a prefix"));
+        assert!(fails("s3://b/a/%2e%2e/c", &none).contains("`..`"));
         let bad = ObjectOptions { endpoint: Some("127.0.0.1:9".into()), ..none };
         assert!(fails("s3://b", &bad).contains("http://HOST:PORT"));
     }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use object_store::list::{PaginatedListOptions, PaginatedListStore};
@@ -17,6 +18,13 @@ use umemcg_vfs::object::{
 };
 
 use crate::http_layer::{HIDDEN, RequestCounts, chain};
+
+/// Longest ETag, in bytes; what names are charged for has room for it.
+const ETAG_BYTES_MAX: usize = 128;
+/// Longest text of a failure, in bytes.
+const TEXT_BYTES_MAX: usize = 1024;
+/// How long a request for the facts about an object, or for a part of a listing, may take in all.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// A store with the way in which it lists.
 #[derive(Clone)]
@@ -87,6 +95,21 @@ impl StoreBucket {
     }
 }
 
+impl StoreBucket {
+    /// Waits for an answer, but not for one that never ends.
+    fn in_time<T>(&self, what: &str, key: &str, answer: impl Future<Output = T>) -> Result<T, BucketError> {
+        let timed = async { tokio::time::timeout(ANSWER_TIMEOUT, answer).await };
+        self.runtime.block_on(timed).map_err(|_| {
+            self.asked.counts.failures.fetch_add(1, Ordering::Relaxed);
+            let seconds = ANSWER_TIMEOUT.as_secs();
+            BucketError::Unavailable(format!(
+                "{what} of {key:?} in {}: no answer in {seconds} s",
+                self.asked.url
+            ))
+        })
+    }
+}
+
 impl AskedBucket {
     fn key(&self, key: &str) -> Result<Path, BucketError> {
         let not_found = |error| BucketError::NotFound(format!("{}: {key:?}: {error}", self.url));
@@ -94,13 +117,17 @@ impl AskedBucket {
     }
 
     fn failed(&self, what: &str, key: &str, error: &Error) -> BucketError {
-        let text = format!("{} of {:?} in {}: {}", what, key, self.url, chain(error));
+        let cause = chain(error);
+        // Of a listing the library tells no more than the status in the text.
+        let says = |status: &str| what == "LIST" && cause.contains(status);
+        let mut text = format!("{} of {:?} in {}: {}", what, key, self.url, cause);
+        text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
         let error = match error {
             Error::NotFound { .. } => return BucketError::NotFound(text),
             Error::Precondition { .. } | Error::NotModified { .. } => return BucketError::Changed(text),
             Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => BucketError::Denied(text),
-            // Of a listing the library does not tell that there is no such bucket.
-            _ if what == "LIST" && text.contains("404 Not Found") => return BucketError::NotFound(text),
+            _ if says("404 Not Found") => return BucketError::NotFound(text),
+            _ if says("403 Forbidden") || says("401 Unauthorized") => BucketError::Denied(text),
             _ => BucketError::Unavailable(text),
         };
         self.counts.failures.fetch_add(1, Ordering::Relaxed);
@@ -190,14 +217,22 @@ impl AskedBucket {
     }
 }
 
+/// Returns an ETag as headers have it: Azure lists it without quotes. One that is longer than any
+/// has reason to be, or that no header can have, is none.
+fn etag_of(text: &str) -> Option<Arc<str>> {
+    if text.len() > ETAG_BYTES_MAX || !text.bytes().all(|byte| (0x20..0x7f).contains(&byte)) {
+        return None;
+    }
+    let is_quoted = text.starts_with('"') || text.starts_with("W/");
+    Some(if is_quoted { text.into() } else { format!("\"{text}\"").into() })
+}
+
 fn info_of(meta: &ObjectMeta) -> ObjectInfo {
     ObjectInfo {
         size: meta.size,
-        modified: Timestamp {
-            seconds: meta.last_modified.timestamp(),
-            nanoseconds: meta.last_modified.timestamp_subsec_nanos(),
-        },
-        etag: meta.e_tag.as_deref().map(Into::into),
+        // Listings tell fractions of a second that headers do not.
+        modified: Timestamp { seconds: meta.last_modified.timestamp(), nanoseconds: 0 },
+        etag: meta.e_tag.as_deref().and_then(etag_of),
     }
 }
 
@@ -212,7 +247,7 @@ impl Bucket for StoreBucket {
 
     fn head(&self, key: &str) -> Result<ObjectInfo, BucketError> {
         let path = self.asked.key(key)?;
-        let answer = self.runtime.block_on(self.asked.listing.store.head(&path));
+        let answer = self.in_time("HEAD", key, self.asked.listing.store.head(&path))?;
         answer.map(|meta| info_of(&meta)).map_err(|error| self.asked.failed("HEAD", key, &error))
     }
 
@@ -223,7 +258,7 @@ impl Bucket for StoreBucket {
             let part = self.asked.part(&whole, from, max).await?;
             Ok((part, HIDDEN.with(RefCell::take)))
         };
-        let listed = self.runtime.block_on(HIDDEN.scope(RefCell::default(), listing));
+        let listed = self.in_time("LIST", prefix, HIDDEN.scope(RefCell::default(), listing))?;
         let ((result, next), hidden) = listed.map_err(|error| self.asked.failed("LIST", prefix, &error))?;
         // Empty for the object that stands for the directory itself: the library leaves its slash
         // out.
@@ -269,5 +304,20 @@ impl Bucket for StoreBucket {
 
     fn trouble(&self) -> Option<String> {
         self.asked.counts.trouble()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn etags_are_as_headers_have_them() {
+        let etag = |text: &str| etag_of(text).map(|etag| etag.to_string());
+        assert_eq!(etag("\"a\"").as_deref(), Some("\"a\""));
+        assert_eq!(etag("0x8D").as_deref(), Some("\"0x8D\""), "as Azure lists them");
+        assert_eq!(etag("W/\"a\"").as_deref(), Some("W/\"a\""));
+        assert_eq!(etag("a\nb"), None);
+        assert_eq!(etag(&"x".repeat(ETAG_BYTES_MAX + 1)), None);
     }
 }

@@ -94,6 +94,7 @@ fn wrong_credentials_are_told_and_do_not_last() {
     assert!(text.contains("s3://faults") && text.contains("\"o\""), "{text}");
     assert!(bucket.trouble().unwrap().contains("403"));
     assert_eq!(proxy.nr_seen("HEAD"), 1, "asking again would not help");
+    assert!(matches!(bucket.list("", None, 1), Err(BucketError::Denied(_))), "of a listing, too");
     proxy.fail_always(None);
     assert!(read(&*bucket).unwrap() == pattern());
     assert_eq!(bucket.trouble(), None);

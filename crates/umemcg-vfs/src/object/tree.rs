@@ -239,9 +239,9 @@ impl Tree {
         Some((node, &**self.nodes.get(&node)?))
     }
 
-    /// Counts a lookup of a name that is known, of which the store told this or, before, less. `None`
-    /// if it has to be [entered](Self::enter): a node stands for one version, so that neither
-    /// attributes nor mappings of two meet in the kernel's inode.
+    /// Counts a lookup of a name that is known, of which the store told this or, before, less.
+    /// `None` if it has to be [entered](Self::enter): a node stands for one version, so that
+    /// neither attributes nor mappings of two meet in the kernel's inode.
     pub(super) fn count_known(
         &mut self,
         lists: Option<&NameLists>,
