@@ -188,8 +188,9 @@ impl StoreFill {
 
 impl Drop for StoreFill {
     fn drop(&mut self) {
-        // Its reader has given up.
-        if let Some(filled) = self.state.lock().filled.take() {
+        let filled = self.state.lock().filled.take();
+        // Its reader has given up. An unpin may free the page, with nothing locked.
+        if let Some(filled) = filled {
             filled.frames.iter().for_each(|&frame| self.file.cache.reclaimer().unpin(frame));
         }
     }

@@ -45,10 +45,11 @@ fn change_files(paths: &[PathBuf], seed: usize, is_over: &AtomicBool) {
     }
 }
 
-/// Opens and reads files of the mount until the time is over. Returns how many, and those that
-/// ended before the length that their directory's file had before it was opened.
-fn read_files(pairs: &[(PathBuf, PathBuf)], is_over: &AtomicBool) -> (u64, Vec<String>) {
-    let (mut nr, mut short) = (0, Vec::new());
+/// Opens and reads files of the mount until the time is over. Returns how many, those whose first
+/// read ended before the length that their directory's file had before it was opened, and those of
+/// them of which further reads did not bring the rest.
+fn read_files(pairs: &[(PathBuf, PathBuf)], is_over: &AtomicBool) -> (u64, Vec<String>, Vec<String>) {
+    let (mut nr, mut short, mut lost) = (0, Vec::new(), Vec::new());
     let mut bytes = vec![0; 1 << 18];
     for (data, mnt) in pairs.iter().cycle() {
         if is_over.load(Ordering::Relaxed) {
@@ -61,10 +62,15 @@ fn read_files(pairs: &[(PathBuf, PathBuf)], is_over: &AtomicBool) -> (u64, Vec<S
         // A file only grows; another may have taken its place.
         if before.ino() == shown.ino() && read < before.len() {
             let name = mnt.display();
-            short.push(format!("{name}: {read} of {} bytes, fstat said {}", before.len(), shown.len()));
+            let text = format!("{name}: {read} of {} bytes, fstat said {}", before.len(), shown.len());
+            let more = file.read_to_end(&mut Vec::new()).unwrap() as u64;
+            if read + more < before.len() {
+                lost.push(format!("{text}, then {more} more"));
+            }
+            short.push(text);
         }
     }
-    (nr, short)
+    (nr, short, lost)
 }
 
 #[test]
@@ -80,7 +86,7 @@ fn read_beside_writers(mount: &Mount) {
     let pairs: Vec<_> = names.iter().map(|name| (mount.data().join(name), mount.mnt().join(name))).collect();
     paths.iter().for_each(|path| fs::write(path, "first").unwrap());
     let is_over = AtomicBool::new(false);
-    let read: Vec<(u64, Vec<String>)> = std::thread::scope(|scope| {
+    let read: Vec<(u64, Vec<String>, Vec<String>)> = std::thread::scope(|scope| {
         let (paths, pairs, is_over) = (&paths, &pairs, &is_over);
         let writers = [1, 2, 3].map(|seed| scope.spawn(move || change_files(paths, seed, is_over)));
         let readers = [(); 2].map(|()| scope.spawn(move || read_files(pairs, is_over)));
@@ -89,11 +95,16 @@ fn read_beside_writers(mount: &Mount) {
         writers.into_iter().for_each(|writer| writer.join().unwrap());
         readers.into_iter().map(|reader| reader.join().unwrap()).collect()
     });
-    let nr: u64 = read.iter().map(|(nr, _)| nr).sum();
-    let short: Vec<_> = read.iter().flat_map(|(_, short)| short).collect();
+    let nr: u64 = read.iter().map(|(nr, ..)| nr).sum();
+    let short: Vec<_> = read.iter().flat_map(|(_, short, _)| short).collect();
+    let lost: Vec<_> = read.iter().flat_map(|(.., lost)| lost).collect();
     println!("{nr} opens");
     assert!(nr > 0);
-    assert!(short.is_empty(), "{} of {nr} opens: {short:?}", short.len());
+    assert!(lost.is_empty(), "{} of {nr} opens: {lost:?}", lost.len());
+    // Two changes amid one open still cut a first read short, once in some 40,000 opens (SEMANTICS,
+    // Changes from outside). What an open waits for, one change, has a test without chance in
+    // `umemcg-vfs` (`an_open_waits_for_the_drop_of_the_latest_change`).
+    assert!(short.len() as u64 <= 1 + nr / 2_000, "{} of {nr} opens: {short:?}", short.len());
 }
 
 /// The names that are looked at: some exist at first, some after a change.

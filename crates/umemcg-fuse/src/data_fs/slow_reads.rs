@@ -5,14 +5,14 @@
 //! charged as one that waits, has its file open, and keeps the kernel informed of nothing: what
 //! goes through the kernel's page cache goes on with its reply.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use umemcg::files::{PinnedPages, ReadStep, StartedRead, WaitingRead};
 use umemcg::internal::{ChargeMeter, Stalled, Working};
 use umemcg::{Group, StatItem};
-use umemcg_base::PAGE_SIZE_U64;
+use umemcg_base::{Idle, PAGE_SIZE_U64, Rank, Wait, assert_may_wait};
 use umemcg_vfs::volumes::Opened;
 use umemcg_vfs::{KernelIo, VfsError, VolumeFile};
 
@@ -29,6 +29,15 @@ use crate::wire::request::ReadIn;
 
 /// Longest wait of a read for pages that the kernel is about to drop.
 const ROOM_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// Waits until a read can go on; `None` if it has been given up.
+fn wait_until_ready(waiting: WaitingRead) -> Option<StartedRead> {
+    let (sender, ready) = mpsc::sync_channel(1);
+    waiting.when_ready(move |read| drop(sender.send(read)));
+    assert_may_wait(Rank::StoreFills, "a read that is not parked");
+    let _idle = Idle::begin(Wait::Sure);
+    ready.recv().ok()
+}
 
 /// A read that is being served.
 struct SlowRead {
@@ -99,11 +108,11 @@ impl DataFs {
                         });
                     });
                 }
-                // Too many wait already: this one keeps its thread.
-                None => {
-                    drop::<WaitingRead>(waiting);
-                    opened.file.read(&group, slow.offset, slow.size)
-                }
+                // Too many wait already: this one keeps its thread, and all that it has so far.
+                None => match wait_until_ready(waiting) {
+                    Some(read) => return self.step(slow, read, reply),
+                    None => Err(Errno::IO.into()),
+                },
             },
             Err(error) => Err(error),
         };

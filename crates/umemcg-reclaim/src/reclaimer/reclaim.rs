@@ -112,7 +112,7 @@ impl Reclaimer {
         let (mut coming, mut nr_waits_in_vain) = (0, 0);
         for priority in (0..=DEF_PRIORITY).rev() {
             // The last pass looks at everything, so what is on its way comes first.
-            if priority == 0 && std::mem::take(&mut coming) > 0 {
+            if priority == 0 && std::mem::take(&mut coming) > 0 && progress.pages() < needed {
                 let (freed_before, short) = (self.freed_bytes(root), goal.saturating_sub(progress.pages()));
                 progress.slab_bytes += self.wait_for_leaving(root, freed_before, short, cancelled);
             }
