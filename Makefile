@@ -17,7 +17,7 @@ CRASH_KILLS ?= 300
 CRASH_ROUNDS ?= 100
 CRASH_FIO_MIB ?= 48
 # How long each half of `make test-together` makes new rounds, and the seed of one round to repeat
-# instead. CI takes 480 and 120; an hour by hand is `make test-together TOGETHER_SECONDS=1800`.
+# instead. CI takes 360 and 180; an hour by hand is `make test-together TOGETHER_SECONDS=1800`.
 TOGETHER_SECONDS ?= 600
 TOGETHER_SEED ?=
 # The seed of the first new round; from the clock if it is not given. `make test` repeats the same
@@ -36,7 +36,7 @@ BENCH_SCALE ?= 1
 # All but the stores of objects, whose libraries are many; `make test-object` has those.
 WORKSPACE = --workspace --exclude umemcg-object
 
-.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-metrics test-names test-object run-object fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench experiments lint check-portable package deps build install clean
+.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-metrics test-names test-object run-object lint-object fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench experiments lint check-portable package deps build install clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 14
@@ -104,7 +104,6 @@ OBJECT_ENVIRONMENT = OBJECT_SERVERS="$(abspath $(TARGET))/object-servers" \
 
 test-object: deps ## volumes of objects, on real servers (moto, SeaweedFS) and through a real mount
 	@scripts/deps.sh --object
-	$(CARGO) clippy --locked -p umemcg-object -p umemcg-cli --features umemcg-cli/object --all-targets -- -D warnings
 	$(OBJECT_ENVIRONMENT) $(CARGO) test --locked -p umemcg-object -- --include-ignored
 	$(OBJECT_ENVIRONMENT) $(CARGO) test --locked -p umemcg-cli --features object --test real_mount -- --ignored objects
 
@@ -198,6 +197,9 @@ lint: ## formatting, clippy with warnings refused, and a package of each crate
 	$(CARGO) clippy -p umemcg-bench --features experiments --locked -- -D warnings
 	@# Without building them again: `make package` does that.
 	$(CARGO) package --workspace --locked --allow-dirty --no-verify --quiet
+
+lint-object: ## clippy with the stores of objects, whose libraries `make lint` does not build
+	$(CARGO) clippy --locked -p umemcg-object -p umemcg-cli --features umemcg-cli/object --all-targets -- -D warnings
 
 package: ## a package of each crate, built from what is in it, as the registry would get it
 	@# Cargo unpacks and builds a crate of one name, version and place once; an earlier run's must not be taken.
