@@ -112,9 +112,11 @@ fn round(seed: u64) {
         users.into_iter().for_each(|user| user.join().unwrap());
         world.is_over.store(true, Ordering::Relaxed);
         others.into_iter().for_each(|other| other.join().unwrap());
+        // Here the round ends. Threads whose work is over, and later those of the engine, give back
+        // what they hold in the order in which the system lets them end.
+        eprintln!("{:?}", schedule::progress());
         world.check_end();
     });
-    eprintln!("{:?}", schedule::progress());
 }
 
 /// Ends the process at the first failure: other threads have seen a half of what failed.
