@@ -14,5 +14,5 @@ mod location;
 mod runtime;
 mod store_bucket;
 
-pub use location::{LocationError, ObjectOptions, is_object_url, open};
+pub use location::{LocationError, ObjectOptions, open};
 pub use store_bucket::StoreBucket;

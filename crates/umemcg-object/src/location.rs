@@ -67,14 +67,6 @@ pub enum LocationError {
     Threads(std::io::Error),
 }
 
-/// Returns whether a text is meant as the URL of a store, and not as a path.
-pub fn is_object_url(text: &str) -> bool {
-    let scheme = text.split_once("://").map(|(scheme, _)| scheme);
-    scheme.is_some_and(|scheme| {
-        !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
-    })
-}
-
 /// Returns the bucket and prefix that a URL names. Credentials come from the environment, or from
 /// the files of the service's own tools. Asks no server.
 ///
@@ -215,16 +207,6 @@ fn crypto() {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_url_is_told_from_a_path() {
-        for url in ["s3://b", "gs://b/p", "az://c", "file:///tmp"] {
-            assert!(is_object_url(url), "{url}");
-        }
-        for path in ["./data", "/srv/data", "data", "s3:/b", "a b://c", "://x"] {
-            assert!(!is_object_url(path), "{path}");
-        }
-    }
 
     #[test]
     fn what_is_no_bucket_is_refused_with_what_to_do() {
