@@ -122,3 +122,23 @@ fn forced_empty_a_group_keeps_what_its_store_does_not_take() {
     assert_eq!((stuck.nr_cached_pages(), unclean(&a)), (0, 0));
     assert_eq!(written(&hangs), MIB);
 }
+
+#[test]
+fn what_is_durable_can_be_dropped_at_once() {
+    let engine = engine(64 << 20);
+    let a = group(&engine, "a", u64::MAX);
+    for _ in 0..20 {
+        let store = MemStore::on_store(1);
+        store.hang();
+        let file = open(&engine, &store);
+        file.write(&a, 0, &vec![1; 4 * MIB]).unwrap();
+        // Reclaim meets the pages first, so that they come to the end of their list when they are
+        // durable.
+        engine.drop_caches(DropCaches::Pages, &|| false);
+        store.release();
+        file.start_writeback();
+        wait_until(|| unclean(&a) == 0);
+        engine.drop_caches(DropCaches::Pages, &|| false);
+        assert_eq!(file.nr_cached_pages(), 0);
+    }
+}

@@ -107,15 +107,13 @@ struct FlushProgress {
     error: Option<io::Error>,
 }
 
-/// Pages that are unstable no more.
+/// Pages that are unstable no more. They are not pinned, so those that are clean may be gone.
 #[derive(Debug, Default)]
 struct ConfirmedPages {
-    /// All of them, pinned.
+    /// All of them.
     done: Vec<(u64, FrameId)>,
     /// Those that are dirty again.
     dirtied: Vec<(u64, FrameId)>,
-    /// Those that reclaim has met before and that are clean now.
-    rotate: Vec<FrameId>,
 }
 
 impl File {
@@ -447,11 +445,7 @@ impl File {
             // Also when it fails: there is nothing to write again, and the error is told.
             self.nr_through.fetch_sub(nr_through, Ordering::Release);
         }
-        let ConfirmedPages { done, dirtied, rotate } = self.end_unstable(first, end, result.is_ok());
-        self.cache.reclaimer().rotate_to_tail(&rotate);
-        for &(_, frame) in &done {
-            self.cache.reclaimer().unpin(frame);
-        }
+        let ConfirmedPages { done, dirtied } = self.end_unstable(first, end, result.is_ok());
         if !dirtied.is_empty() {
             self.queue_dirty(&dirtied);
         }
@@ -463,19 +457,19 @@ impl File {
     }
 
     /// Makes the unstable pages of a span clean, or dirty again when the store has refused to make
-    /// them durable.
+    /// them durable. They are counted as not durable until reclaim may take them: the index, which
+    /// is locked, keeps them meanwhile, and no pin does. A thread that waits for what is not durable
+    /// would find all of it in use otherwise.
     fn end_unstable(&self, first: u64, end: u64, is_durable: bool) -> ConfirmedPages {
         let mut confirmed = ConfirmedPages::default();
-        let ConfirmedPages { done, dirtied, rotate } = &mut confirmed;
+        let ConfirmedPages { done, dirtied } = &mut confirmed;
+        let mut rotate = Vec::new();
         let index = self.index.lock();
         let mut from = first;
         while let Some(page) = index.next_marked(from, end, Mark::Unstable) {
             from = page + 1;
             let Entry::Page(frame) = index.get(page) else { continue };
             let record = self.record(frame);
-            if !record.try_pin() {
-                continue;
-            }
             index.mark(page, Mark::Unstable, false);
             done.push((page, frame));
             if is_durable {
@@ -490,6 +484,7 @@ impl File {
         if !dirtied.is_empty() {
             self.note_dirty(&index, dirtied);
         }
+        self.cache.reclaimer().rotate_to_tail(&rotate);
         // Release: pairs with the loads in `nr_unclean`.
         self.nr_unstable.fetch_sub(done.len() as u64, Ordering::Release);
         self.account_run(done, StatItem::FileUnstable, -1);

@@ -145,19 +145,19 @@ impl Reclaimer {
     }
 
     /// Moves pages that reclaim could not evict to the old end of their lists, because their
-    /// write-back is done now.
+    /// write-back is done now. The caller keeps them: it pins them, or holds the lock of their index.
     #[doc(alias = "folio_rotate_reclaimable")]
     pub fn rotate_to_tail(&self, frames: &[FrameId]) {
         let arena = self.arena();
-        for &frame in frames {
-            let record = arena.record(frame);
-            record.clear(Flag::RECLAIM);
-            with_lists(
-                owner_from(record.owner.load(Relaxed)),
-                arena.node_of(frame),
-                self.nr_nodes(),
-                |lists, _| lists.rotate(arena, frame),
-            );
+        let list_of = |&frame: &FrameId| (arena.record(frame).owner.load(Relaxed), arena.node_of(frame));
+        for run in frames.chunk_by(|a, b| list_of(a) == list_of(b)) {
+            let (owner, node) = list_of(&run[0]);
+            with_lists(owner_from(owner), node, self.nr_nodes(), |lists, _| {
+                for &frame in run {
+                    arena.record(frame).clear(Flag::RECLAIM);
+                    lists.rotate(arena, frame);
+                }
+            });
         }
     }
 
