@@ -1,14 +1,14 @@
 //! A fill: missing pages enter the file locked, the store gives their contents, and they are
 //! published.
 //!
-//! 1. [`File::insert_locked`] puts them into the index, as runs of pages side by side.
-//! 2. The store is asked for one part of a run after the other, as [`RunFill::part`] says. Either
-//!    the thread waits for each ([`File::fill`]), or the store tells when it has it
-//!    (`store_fill.rs`).
+//! 1. [`File::insert_locked`] puts them into the index.
+//! 2. The store is asked for one run of pages side by side after the other, and for one part of a
+//!    run after the other, as [`RunFill::part`] says. Either the thread waits for each
+//!    ([`File::fill`]), or the store tells when it has it (`store_fill.rs`).
 //! 3. [`File::end_fill`] publishes what is filled, takes out the rest, and unlocks both.
 
 use std::io;
-use std::ops::Range;
+use std::ops::{DerefMut, Range};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -20,13 +20,9 @@ use umemcg_reclaim::{GroupReclaim, LruKind, Shadow, StalledHere, advance_age};
 use super::new_pages::NewPages;
 use super::{File, owner_of};
 
-/// Most pages that a store that begins reads is asked for at once (2 MiB): it gives several parts
-/// of a long run in the time of one.
-const PART_PAGES: usize = 512;
-
 /// A page that a fill put into the file: locked, its contents to come.
 #[derive(Debug)]
-struct FillPage {
+pub(super) struct FillPage {
     page: u64,
     frame: FrameId,
     /// It goes to the active list, by refault distance.
@@ -50,17 +46,24 @@ enum Attempt {
 
 /// Pages side by side that the store is asked for together. Of a run that the store refuses, the
 /// pages that were asked for are read one by one up to the first that it cannot give: neither
-/// read-ahead nor a bad place behind them keeps good ones from being read.
+/// read-ahead nor a bad place behind them keeps good ones from being read. The thread that waits for
+/// it borrows the pages; one that nobody waits for has its own.
 #[derive(Debug)]
-pub(super) struct RunFill {
-    pages: Vec<FillPage>,
+pub(super) struct RunFill<P> {
+    pages: P,
     /// The pages that were asked for; the others are read ahead.
     nr_asked: usize,
     attempt: Attempt,
     error: Option<io::Error>,
 }
 
-impl RunFill {
+impl<P: DerefMut<Target = [FillPage]>> RunFill<P> {
+    /// Begins with a run of pages side by side, those below `asked_end` asked for.
+    fn new(pages: P, asked_end: u64) -> Self {
+        let nr_asked = pages.partition_point(|page| page.page < asked_end);
+        Self { pages, nr_asked, attempt: Attempt::Whole, error: None }
+    }
+
     pub(super) fn first_page(&self) -> Option<u64> {
         self.pages.first().map(|page| page.page)
     }
@@ -100,24 +103,45 @@ impl RunFill {
 /// The pages that a fill has put into the file.
 #[derive(Debug)]
 pub(super) struct Fill {
-    pub(super) runs: Vec<RunFill>,
+    pages: Vec<FillPage>,
     /// The first page that the reader lacks, and the end of what it asks for.
     wanted: Range<u64>,
     /// The frames that were charged for it.
     nr_new: u64,
     /// They are beyond the limit of their group, and are not kept.
     is_overrun: bool,
+    /// The first refusal of a page that was asked for.
+    error: Option<io::Error>,
+}
+
+fn are_side_by_side(a: &FillPage, b: &FillPage) -> bool {
+    a.page + 1 == b.page
 }
 
 impl Fill {
     /// Returns whether one of the pages was evicted too soon: the reader waits because its group
     /// has too little memory.
     pub(super) fn is_refault(&self) -> bool {
-        self.pages().any(|page| page.active)
+        self.pages.iter().any(|page| page.active)
     }
 
-    fn pages(&self) -> impl Iterator<Item = &FillPage> + Clone {
-        self.runs.iter().flat_map(|run| &run.pages)
+    /// Takes the pages out, in runs of at most `max` side by side.
+    pub(super) fn split(&mut self, max: usize) -> Vec<RunFill<Vec<FillPage>>> {
+        let (mut rest, mut runs) = (std::mem::take(&mut self.pages), Vec::new());
+        while let Some(nr) = rest.chunk_by(are_side_by_side).next().map(<[_]>::len) {
+            let behind = rest.split_off(nr.min(max));
+            runs.push(RunFill::new(std::mem::replace(&mut rest, behind), self.wanted.end));
+        }
+        runs
+    }
+
+    /// Puts runs back, in their order.
+    pub(super) fn join(&mut self, mut runs: Vec<RunFill<Vec<FillPage>>>) {
+        runs.sort_by_key(RunFill::first_page);
+        for mut run in runs {
+            self.error = self.error.take().or(run.error.take());
+            self.pages.append(&mut run.pages);
+        }
     }
 }
 
@@ -148,13 +172,15 @@ impl File {
         let mut fill = self.insert_locked(group, new, wanted);
         {
             let _stalled = fill.is_refault().then(|| StalledHere::begin(group));
-            for run in &mut fill.runs {
-                while let Some((segments, offset)) = self.next_part(run) {
+            for pages in fill.pages.chunk_by_mut(are_side_by_side) {
+                let mut run = RunFill::new(pages, fill.wanted.end);
+                while let Some((segments, offset)) = self.next_part(&mut run) {
                     assert_may_wait(Rank::StoreIo, "a read of the store");
                     let _idle = Idle::begin(Wait::Perhaps);
                     let result = self.store.read_at(self.cache.arena(), &segments, offset);
-                    self.end_part(run, result);
+                    self.end_part(&mut run, result);
                 }
+                fill.error = fill.error.take().or(run.error);
             }
         }
         // Under `content`: a truncation takes these pages out too, and zeroes what it finds up to
@@ -173,15 +199,13 @@ impl File {
         mut new: NewPages<'_>,
         wanted: Range<u64>,
     ) -> Fill {
-        let mut runs: Vec<RunFill> = Vec::with_capacity(1);
-        let part_pages = if self.store.begins_reads() { PART_PAGES } else { usize::MAX };
+        let mut pages = Vec::with_capacity(new.frames.len());
         let (nr_new, is_overrun) = (new.frames.len() as u64, new.is_overrun);
         self.fetch_records(&new.frames);
         {
             let index = self.index.lock();
             let (mut at, end, owner) = (wanted.start, wanted.start + nr_new, new.charge.owner());
             while at < end && !new.frames.is_empty() {
-                let mut pages = Vec::with_capacity(new.frames.len());
                 let stop =
                     index.insert_run(at..end, &mut new.frames, &mut new.nodes, |page, frame, shadow| {
                         // The base reference, and one for us until the fill is over.
@@ -189,24 +213,21 @@ impl File {
                         let active = self.is_workingset_refault(shadow, group, frame);
                         pages.push(FillPage { page, frame, active, is_filled: false });
                     });
-                while !pages.is_empty() {
-                    let rest = pages.split_off(pages.len().min(part_pages));
-                    let nr_asked = pages.partition_point(|page| page.page < wanted.end);
-                    runs.push(RunFill { pages, nr_asked, attempt: Attempt::Whole, error: None });
-                    pages = rest;
-                }
                 let Some(stop) = stop else { break };
                 // It stopped at a page that is there already.
                 at = stop + 1;
             }
         }
-        self.give_back(new, runs.iter().map(|run| run.pages.len() as u64).sum());
-        Fill { runs, wanted, nr_new, is_overrun }
+        self.give_back(new, pages.len() as u64);
+        Fill { pages, wanted, nr_new, is_overrun, error: None }
     }
 
     /// Returns what the store is to be asked for next, and where. Parts that it does not have are
     /// filled on the way. `None` when the run is over.
-    pub(super) fn next_part(&self, run: &mut RunFill) -> Option<(Vec<Segment>, u64)> {
+    pub(super) fn next_part(
+        &self,
+        run: &mut RunFill<impl DerefMut<Target = [FillPage]>>,
+    ) -> Option<(Vec<Segment>, u64)> {
         loop {
             let part = &run.pages[run.part()?];
             let offset = part[0].page << PAGE_SHIFT;
@@ -222,7 +243,11 @@ impl File {
     }
 
     /// Notes how much the store has given of the part, all or nothing.
-    pub(super) fn end_part(&self, run: &mut RunFill, result: io::Result<usize>) {
+    pub(super) fn end_part(
+        &self,
+        run: &mut RunFill<impl DerefMut<Target = [FillPage]>>,
+        result: io::Result<usize>,
+    ) {
         let Some(part) = run.part() else { return };
         let nr_read = match result {
             Ok(nr_read) => nr_read,
@@ -239,22 +264,20 @@ impl File {
     }
 
     /// Ends a fill: pages with contents that may be kept are published, the others leave the file.
-    pub(super) fn end_fill(&self, group: &Arc<Group>, mut fill: Fill) -> Filled {
-        let error = fill.runs.iter_mut().find_map(|run| run.error.take());
-        let wanted = fill.wanted.clone();
-        let contiguous = fill.pages().zip(wanted.clone()).take_while(|(page, at)| page.page == *at);
+    pub(super) fn end_fill(&self, group: &Arc<Group>, fill: Fill) -> Filled {
+        let Fill { pages, wanted, nr_new, is_overrun, error } = fill;
+        let contiguous = pages.iter().zip(wanted.clone()).take_while(|(page, at)| page.page == *at);
         let (nr_contiguous, nr_filled) = contiguous.fold((0, 0), |(nr, filled), (page, _)| {
             (nr + 1, filled + usize::from(page.is_filled && filled == nr))
         });
-        let is_overrun = fill.is_overrun;
-        self.publish_pages(group, fill.pages().filter(|page| page.is_filled && !is_overrun), wanted.end);
-        self.take_out_locked(fill.pages().filter(|page| !page.is_filled || is_overrun));
-        for page in fill.pages().skip(nr_filled) {
+        self.publish_pages(group, pages.iter().filter(|page| page.is_filled && !is_overrun), wanted.end);
+        self.take_out_locked(pages.iter().filter(|page| !page.is_filled || is_overrun));
+        for page in &pages[nr_filled..] {
             self.cache.reclaimer().unpin(page.frame);
         }
         Filled {
-            frames: fill.pages().take(nr_filled).map(|page| page.frame).collect(),
-            nr_new: fill.nr_new,
+            frames: pages[..nr_filled].iter().map(|page| page.frame).collect(),
+            nr_new,
             error: error.filter(|_| nr_filled == 0 && nr_contiguous > 0),
         }
     }

@@ -14,11 +14,17 @@ use umemcg_group::Group;
 use umemcg_reclaim::Stalled;
 
 use super::File;
-use super::fill::{Fill, Filled, RunFill};
+use super::fill::{Fill, FillPage, Filled, RunFill};
 use super::new_pages::NewPages;
 use super::store_fills::FillNumber;
 use crate::store_read::StoreRead;
 
+/// Most pages that a store is asked for at once (2 MiB): it gives several parts of a long run in the
+/// time of one.
+const PART_PAGES: usize = 512;
+
+/// A run that belongs to no thread.
+type Run = RunFill<Vec<FillPage>>;
 /// Takes what a fill has got.
 type TakeFilled = Box<dyn FnOnce(Filled) + Send>;
 
@@ -31,8 +37,10 @@ pub(super) struct StoreFill {
 }
 
 struct FillState {
-    /// Its runs are those that have ended. `None` once all have.
+    /// Without its pages. `None` once all runs have ended.
     fill: Option<Fill>,
+    /// The runs that have ended.
+    runs: Vec<Run>,
     /// Runs that have not ended.
     nr_left: usize,
     /// For reading a page again that was evicted too soon.
@@ -52,13 +60,13 @@ enum PartState {
     Beginning,
     EndedEarly(io::Result<usize>),
     /// The call that began it has returned.
-    Begun(RunFill),
+    Begun(Run),
     Over,
 }
 
 impl PartRead {
     /// Notes that the part has ended. Returns its run if the thread that began it has left it.
-    fn ended(&self, result: io::Result<usize>) -> Option<(RunFill, io::Result<usize>)> {
+    fn ended(&self, result: io::Result<usize>) -> Option<(Run, io::Result<usize>)> {
         let mut state = self.0.lock();
         match std::mem::replace(&mut *state, PartState::Over) {
             PartState::Begun(run) => Some((run, result)),
@@ -70,7 +78,7 @@ impl PartRead {
     }
 
     /// Leaves the run to the thread that ends the part. Returns it if the part has ended.
-    fn leave(&self, run: RunFill) -> Option<(RunFill, io::Result<usize>)> {
+    fn leave(&self, run: Run) -> Option<(Run, io::Result<usize>)> {
         let mut state = self.0.lock();
         match std::mem::replace(&mut *state, PartState::Over) {
             PartState::EndedEarly(result) => Some((run, result)),
@@ -98,10 +106,17 @@ impl StoreFill {
         };
         let mut fill = file.insert_locked(group, new, wanted);
         let stalled = fill.is_refault().then(|| Stalled::begin(group));
-        let runs = std::mem::take(&mut fill.runs);
+        let runs = fill.split(PART_PAGES);
         // One more, so that it does not end before all have begun.
         let nr_left = runs.len() + 1;
-        let state = FillState { fill: Some(fill), nr_left, stalled, filled: None, reader: None };
+        let state = FillState {
+            fill: Some(fill),
+            runs: Vec::with_capacity(runs.len()),
+            nr_left,
+            stalled,
+            filled: None,
+            reader: None,
+        };
         let this = Arc::new(Self {
             file: Arc::clone(file),
             group: Arc::clone(group),
@@ -132,7 +147,7 @@ impl StoreFill {
     }
 
     /// Has the store read what is left of a run, one part after the other.
-    fn read_run(self: &Arc<Self>, mut run: RunFill) {
+    fn read_run(self: &Arc<Self>, mut run: Run) {
         while let Some((segments, offset)) = self.file.next_part(&mut run) {
             let part = Arc::new(PartRead::default());
             let end = {
@@ -155,20 +170,19 @@ impl StoreFill {
     }
 
     /// Notes that a run is over, and with the last one ends the fill.
-    fn end_run(&self, run: Option<RunFill>) {
-        let (mut fill, stalled) = {
+    fn end_run(&self, run: Option<Run>) {
+        let (mut fill, runs, stalled) = {
             let mut state = self.state.lock();
-            let Some(fill) = &mut state.fill else { return };
-            fill.runs.extend(run);
+            state.runs.extend(run);
             state.nr_left -= 1;
             if state.nr_left > 0 {
                 return;
             }
             let Some(fill) = state.fill.take() else { return };
-            (fill, state.stalled.take())
+            (fill, std::mem::take(&mut state.runs), state.stalled.take())
         };
         drop(stalled);
-        fill.runs.sort_by_key(RunFill::first_page);
+        fill.join(runs);
         let filled = self.file.end_fill(&self.group, fill);
         // Not before: what waits for it looks at the pages.
         if let Some(fills) = &self.file.store_fills {
