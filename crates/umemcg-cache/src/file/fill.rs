@@ -46,8 +46,8 @@ enum Attempt {
 
 /// Pages side by side that the store is asked for together. Of a run that the store refuses, the
 /// pages that were asked for are read one by one up to the first that it cannot give: neither
-/// read-ahead nor a bad place behind them keeps good ones from being read. The thread that waits for
-/// it borrows the pages; one that nobody waits for has its own.
+/// read-ahead nor a bad place behind them keeps good ones from being read. The thread that waits
+/// for it borrows the pages; one for which no thread waits has its own.
 #[derive(Debug)]
 pub(super) struct RunFill<P> {
     pages: P,

@@ -458,8 +458,8 @@ impl File {
 
     /// Makes the unstable pages of a span clean, or dirty again when the store has refused to make
     /// them durable. They are counted as not durable until reclaim may take them: the index, which
-    /// is locked, keeps them meanwhile, and no pin does. A thread that waits for what is not durable
-    /// would find all of it in use otherwise.
+    /// is locked, keeps them meanwhile, and no pin does. A thread that waits for what is not
+    /// durable would find all of it in use otherwise.
     fn end_unstable(&self, first: u64, end: u64, is_durable: bool) -> ConfirmedPages {
         let mut confirmed = ConfirmedPages::default();
         let ConfirmedPages { done, dirtied } = &mut confirmed;

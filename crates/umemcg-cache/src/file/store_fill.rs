@@ -19,8 +19,8 @@ use super::new_pages::NewPages;
 use super::store_fills::FillNumber;
 use crate::store_read::StoreRead;
 
-/// Most pages that a store is asked for at once (2 MiB): it gives several parts of a long run in the
-/// time of one.
+/// Most pages that a store is asked for at once (2 MiB): it gives several parts of a long run in
+/// the time of one.
 const PART_PAGES: usize = 512;
 
 /// A run that belongs to no thread.

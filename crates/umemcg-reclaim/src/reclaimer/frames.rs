@@ -145,7 +145,8 @@ impl Reclaimer {
     }
 
     /// Moves pages that reclaim could not evict to the old end of their lists, because their
-    /// write-back is done now. The caller keeps them: it pins them, or holds the lock of their index.
+    /// write-back is done now. The caller keeps them: it pins them, or holds the lock of their
+    /// index.
     #[doc(alias = "folio_rotate_reclaimable")]
     pub fn rotate_to_tail(&self, frames: &[FrameId]) {
         let arena = self.arena();
