@@ -9,7 +9,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use umemcg::Engine;
 
-use crate::families::{FAMILIES, Reading};
+use crate::families::{FAMILIES, Reading, resident_bound};
 use crate::labels;
 use crate::stores::{self, StoreFigures};
 
@@ -71,6 +71,8 @@ struct GroupRows {
     rows: Vec<(String, Vec<f64>)>,
     nr_idle: u64,
     nr_deeper: u64,
+    /// What the process may be at most for what is charged, in bytes.
+    resident_bound: f64,
 }
 
 impl GroupRows {
@@ -86,6 +88,9 @@ impl GroupRows {
                 return;
             }
             let reading = Reading::of(snapshot);
+            if snapshot.group.is_root() {
+                collected.resident_bound = resident_bound(&reading);
+            }
             let series = FAMILIES.iter().flat_map(|family| family.series);
             let figures = series.map(|series| (series.read)(&reading)).collect();
             collected.rows.push((labels::of_path(snapshot.path), figures));
@@ -110,6 +115,9 @@ impl Collector for Scrape {
         let mut info =
             encoder.encode_descriptor("umemcg_build_info", "The program", None, MetricType::Gauge)?;
         info.encode_family(&[("version", &*version)])?.encode_gauge(&1_u64)?;
+        let (name, help) = ("umemcg_resident_memory_bound", "Most resident memory for what is charged");
+        let mut bound = encoder.encode_descriptor(name, help, Some(&Unit::Bytes), MetricType::Gauge)?;
+        bound.encode_gauge(&self.groups.resident_bound)?;
         crate::process::encode(&mut encoder)
     }
 }
@@ -134,7 +142,7 @@ impl Scrape {
         }
         let help = "Groups with series of their own, without memory, and too far below the root";
         let mut metric = encoder.encode_descriptor("umemcg_groups", help, None, MetricType::Gauge)?;
-        let GroupRows { rows, nr_idle, nr_deeper } = &self.groups;
+        let GroupRows { rows, nr_idle, nr_deeper, .. } = &self.groups;
         for (state, nr) in [("shown", rows.len() as u64), ("idle", *nr_idle), ("deeper", *nr_deeper)] {
             metric.encode_family(&[("state", state)])?.encode_gauge(&nr)?;
         }

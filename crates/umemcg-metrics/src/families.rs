@@ -250,6 +250,24 @@ pub(crate) const FAMILIES: &[Family] = &[
     ),
 ];
 
+/// Resident memory beside what is charged, in bytes: the program, its threads, and frames that were
+/// freed a moment ago.
+const RESIDENT_FIXED_BYTES: f64 = (64 << 20) as f64;
+/// Resident bytes for each charged byte of pages and of embedding programs.
+const RESIDENT_OF_PAGES: f64 = 1.03;
+/// Resident bytes for each charged byte of names, indexes and objects: what the allocator adds.
+const RESIDENT_OF_METADATA: f64 = 1.2;
+
+/// Returns the most that the resident memory of the process should be for what is charged to all of
+/// it, in bytes. Pages that the kernel keeps are not the process's. `umemcg-bench footprint` shows
+/// that it holds.
+pub(crate) fn resident_bound(root: &Reading<'_>) -> f64 {
+    let metadata = root.sum(METADATA);
+    let usage = root.snapshot.usage_bytes as f64;
+    let pages = (usage - metadata - root.sum(&[FileKernel])).max(0.0);
+    RESIDENT_FIXED_BYTES + RESIDENT_OF_PAGES * pages + RESIDENT_OF_METADATA * metadata
+}
+
 /// Series that a group has.
 pub const SERIES_PER_GROUP: usize = {
     let (mut nr, mut at) = (0, 0);

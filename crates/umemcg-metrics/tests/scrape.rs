@@ -101,6 +101,8 @@ fn a_scrape_tells_what_the_engine_knows() {
     assert_eq!(samples[r#"umemcg_store_read_bytes_total{volume="bucket"}"#], 4711.0);
     assert_eq!(samples[r#"umemcg_store_up{volume="bucket"}"#], 1.0);
     assert_eq!(samples[r#"umemcg_build_info{version="1.2.3"}"#], 1.0);
+    let bound = samples["umemcg_resident_memory_bound_bytes"];
+    assert!(bound > (65 * MIB) as f64 && bound < (66 * MIB) as f64, "1 MiB and a little is charged: {bound}");
     assert!(samples["process_resident_memory_bytes"] > 1e6 && samples["process_threads"] >= 1.0);
 }
 

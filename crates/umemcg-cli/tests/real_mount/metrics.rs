@@ -98,6 +98,43 @@ fn an_address_in_use_mounts_nothing() {
     refused(&[point, "--config", config], "umemcg.toml:2: \"9470\" is neither an address");
 }
 
+/// Returns what the dashboard asks of a daemon without stores, for all daemons and groups.
+fn dashboard_queries() -> Vec<String> {
+    fn collect(from: &serde_json::Value, into: &mut Vec<String>) {
+        match from {
+            serde_json::Value::Object(fields) => {
+                into.extend(fields.get("expr").and_then(|expr| expr.as_str()).map(str::to_owned));
+                fields.values().for_each(|field| collect(field, into));
+            }
+            serde_json::Value::Array(values) => values.iter().for_each(|value| collect(value, into)),
+            _ => {}
+        }
+    }
+    let dashboard = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/grafana/umemcg.json");
+    let dashboard = serde_json::from_str(&fs::read_to_string(dashboard).unwrap()).unwrap();
+    let mut queries = Vec::new();
+    collect(&dashboard, &mut queries);
+    assert!(queries.len() > 20, "{queries:?}");
+    queries.retain(|query| !query.contains("umemcg_store_"));
+    let filled = |query: String| {
+        query.replace("$__rate_interval", "1m").replace("$instance", ".*").replace("$group", ".*")
+    };
+    queries.into_iter().map(filled).collect()
+}
+
+/// Run by `make test-metrics`, which installs Prometheus.
+#[test]
+#[ignore = "needs Prometheus"]
+fn prometheus_takes_the_alerts_and_each_fires_when_it_should() {
+    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/prometheus");
+    let mut command = Command::new("promtool");
+    command.current_dir(&rules).args(["check", "rules", "umemcg-alerts.yml"]);
+    run(None, command).good();
+    let mut command = Command::new("promtool");
+    command.current_dir(&rules).args(["test", "rules", "umemcg-alerts-test.yml"]);
+    run(None, command).good();
+}
+
 /// A query as part of an address.
 fn escaped(query: &str) -> String {
     query.bytes().map(|byte| format!("%{byte:02X}")).collect()
@@ -149,6 +186,10 @@ fn prometheus_scrapes_a_mount_and_answers_queries() {
     let unlimited =
         query("umemcg_memory_usage_bytes{group=\"/\"} / umemcg_spec_memory_limit_bytes{group=\"/\"}");
     assert!(unlimited.is_some(), "the root is limited by the pool");
+    for asked in dashboard_queries() {
+        // One that counts a rate needs two scrapes.
+        until(&format!("{asked} returns something"), || query(&asked).is_some());
+    }
     let misses = query("sum by (group) (umemcg_cache_misses_total{group=\"/a\"})");
     assert_eq!(misses, Some(mount.value("a", "memory.stat", "total_cache_miss") as f64));
     drop(prometheus);
