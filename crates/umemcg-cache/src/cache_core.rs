@@ -12,6 +12,7 @@ use umemcg_base::{LeafMutex, Rank, RankedMutex};
 use umemcg_group::Group;
 use umemcg_reclaim::Reclaimer;
 
+use crate::begun_reads::BegunReads;
 use crate::node_pool::NodePool;
 use crate::overrun::Overrun;
 use crate::page_lock::PageWaiters;
@@ -26,6 +27,7 @@ pub(crate) struct CacheCore {
     reclaimer: Arc<Reclaimer>,
     nodes: Arc<NodePool>,
     overrun: Arc<Overrun>,
+    begun_reads: BegunReads,
     waiters: PageWaiters,
     writeback: Arc<PoolWriteback>,
     /// The stores that have files in the cache. The entry of a store without files is replaced or
@@ -51,6 +53,7 @@ impl CacheCore {
         Ok(Self {
             nodes: Arc::new(NodePool::new(pool_bytes, ShadowLeaves::new(&reclaimer))?),
             overrun: Arc::default(),
+            begun_reads: BegunReads::new(),
             waiters: PageWaiters::default(),
             writeback: Arc::new(PoolWriteback::new(&reclaimer)),
             stores: LeafMutex::default(),
@@ -79,6 +82,10 @@ impl CacheCore {
 
     pub(crate) fn overrun(&self) -> &Arc<Overrun> {
         &self.overrun
+    }
+
+    pub(crate) fn begun_reads(&self) -> &BegunReads {
+        &self.begun_reads
     }
 
     pub(crate) fn waiters(&self) -> &PageWaiters {

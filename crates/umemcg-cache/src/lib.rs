@@ -8,6 +8,7 @@
 //! when it ends (`overrun`): data I/O never fails for lack of memory.
 #![forbid(unsafe_code)]
 
+mod begun_reads;
 mod cache_core;
 pub mod dirty;
 pub mod file;
@@ -26,6 +27,7 @@ mod pool_writeback;
 mod quota;
 pub mod readahead;
 mod shadow_leaves;
+mod shared_room;
 pub mod store;
 mod store_read;
 mod store_writeback;

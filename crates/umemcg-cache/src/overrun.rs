@@ -13,12 +13,12 @@
 //! whose store hangs leaves room for others. A request takes all that it will need at once and
 //! holds nothing else that others wait for, so requests never wait for each other in a cycle.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::fmt;
 use std::sync::Arc;
 
-use umemcg_base::{Condvar, Idle, LeafMutex, PAGE_SIZE_U64, Rank, Wait, Waiting, assert_may_wait, contained};
+use umemcg_base::{Condvar, Idle, LeafMutex, PAGE_SIZE_U64, Rank, Wait, Waiting, assert_may_wait};
 use umemcg_group::Group;
+
+use crate::shared_room::{Claim, Claimant, SharedRoom};
 
 /// Pages that one request may have beyond the limit of its group: 1 MiB, the largest read that a
 /// mount serves.
@@ -28,45 +28,9 @@ pub const OVERRUN_PAGES_MAX: u64 = 64 * OVERRUN_PAGES_PER_REQUEST;
 /// Frames that an arena needs beyond the pool, in bytes. A frame returns with its last pin, which
 /// may be a moment after its request's claim. So there is room for twice as many.
 pub const OVERRUN_ARENA_BYTES: u64 = 2 * OVERRUN_PAGES_MAX * PAGE_SIZE_U64;
-/// The part of them that one group may have.
-const GROUP_SHARE: u64 = 4;
 
 /// Takes a claim that has been waited for.
 pub(crate) type TakeClaim = Box<dyn FnOnce(OverrunClaim) + Send>;
-
-/// A request that waits for a claim.
-struct Waiter {
-    group: Arc<Group>,
-    nr_pages: u64,
-    take: TakeClaim,
-}
-
-#[derive(Default)]
-struct Claims {
-    nr_pages: u64,
-    /// By group id; only groups that have claims.
-    by_group: HashMap<u64, u64>,
-    waiting: VecDeque<Waiter>,
-}
-
-impl fmt::Debug for Claims {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Claims").field("nr_pages", &self.nr_pages).finish_non_exhaustive()
-    }
-}
-
-impl Claims {
-    fn has_room(&self, group: &Group, nr_pages: u64) -> bool {
-        let of_group = self.by_group.get(&group.id()).copied().unwrap_or(0);
-        self.nr_pages + nr_pages <= OVERRUN_PAGES_MAX
-            && of_group + nr_pages <= OVERRUN_PAGES_MAX / GROUP_SHARE
-    }
-
-    /// Returns whether a request that comes now may have pages: it overtakes none of its group.
-    fn has_room_for_next(&self, group: &Group, nr_pages: u64) -> bool {
-        self.has_room(group, nr_pages) && self.waiting.iter().all(|waiter| waiter.group.id() != group.id())
-    }
-}
 
 /// A thread that waits for a claim.
 #[derive(Debug)]
@@ -98,21 +62,25 @@ impl ThreadWait {
 }
 
 /// The pages that may be in flight beyond limits, and those that are.
-#[derive(Debug, Default)]
-pub(crate) struct Overrun {
-    claims: LeafMutex<Claims>,
+#[derive(Debug)]
+pub(crate) struct Overrun(Arc<SharedRoom>);
+
+impl Default for Overrun {
+    fn default() -> Self {
+        Self(SharedRoom::new(OVERRUN_PAGES_MAX))
+    }
 }
 
 impl Overrun {
     /// Claims `nr_pages` if they are available immediately.
-    pub(crate) fn try_claim(self: &Arc<Self>, group: &Arc<Group>, nr_pages: u64) -> Option<OverrunClaim> {
-        let mut claims = self.claims.lock();
-        claims.has_room_for_next(group, nr_pages).then(|| self.make(&mut claims, group, nr_pages))
+    pub(crate) fn try_claim(&self, group: &Arc<Group>, nr_pages: u64) -> Option<OverrunClaim> {
+        let claim = self.0.try_claim(Claimant::of_group(group), nr_pages)?;
+        Some(OverrunClaim::new(group, claim))
     }
 
     /// Claims up to `nr_pages` for a request of `group`, at most [`OVERRUN_PAGES_PER_REQUEST`];
     /// waits until they can be had.
-    pub(crate) fn claim(self: &Arc<Self>, group: &Arc<Group>, nr_pages: u64) -> OverrunClaim {
+    pub(crate) fn claim(&self, group: &Arc<Group>, nr_pages: u64) -> OverrunClaim {
         assert_may_wait(Rank::Overrun, "pages beyond a limit");
         let wait = Arc::new(ThreadWait { claim: LeafMutex::default(), made: Condvar::new(Rank::Overrun) });
         let waits = Arc::clone(&wait);
@@ -122,38 +90,10 @@ impl Overrun {
 
     /// Hands a claim to `take`, which must not wait: immediately, or on the thread that makes room.
     /// Requests of a group get theirs in the order in which they came.
-    pub(crate) fn when_room(self: &Arc<Self>, group: &Arc<Group>, nr_pages: u64, take: TakeClaim) {
-        let nr_pages = nr_pages.min(OVERRUN_PAGES_PER_REQUEST);
-        let claim = {
-            let mut claims = self.claims.lock();
-            if !claims.has_room_for_next(group, nr_pages) {
-                return claims.waiting.push_back(Waiter { group: Arc::clone(group), nr_pages, take });
-            }
-            self.make(&mut claims, group, nr_pages)
-        };
-        take(claim);
-    }
-
-    /// Makes the claims of those that wait and have room now.
-    fn make_awaited(self: &Arc<Self>, claims: &mut Claims) -> Vec<(TakeClaim, OverrunClaim)> {
-        let (mut made, mut full) = (Vec::new(), HashSet::new());
-        for _ in 0..claims.waiting.len() {
-            let Some(waiter) = claims.waiting.pop_front() else { break };
-            let id = waiter.group.id();
-            if !full.contains(&id) && claims.has_room(&waiter.group, waiter.nr_pages) {
-                made.push((waiter.take, self.make(claims, &waiter.group, waiter.nr_pages)));
-            } else {
-                full.insert(id);
-                claims.waiting.push_back(waiter);
-            }
-        }
-        made
-    }
-
-    fn make(self: &Arc<Self>, claims: &mut Claims, group: &Arc<Group>, nr_pages: u64) -> OverrunClaim {
-        claims.nr_pages += nr_pages;
-        *claims.by_group.entry(group.id()).or_default() += nr_pages;
-        OverrunClaim { overrun: Arc::clone(self), group: Arc::clone(group), nr_pages, nr_left: nr_pages }
+    pub(crate) fn when_room(&self, group: &Arc<Group>, nr_pages: u64, take: TakeClaim) {
+        let of = Arc::clone(group);
+        let take = Box::new(move |claim| take(OverrunClaim::new(&of, claim)));
+        self.0.when_room(Claimant::of_group(group), nr_pages.min(OVERRUN_PAGES_PER_REQUEST), take);
     }
 }
 
@@ -161,13 +101,16 @@ impl Overrun {
 /// the pages.
 #[derive(Debug)]
 pub(crate) struct OverrunClaim {
-    overrun: Arc<Overrun>,
     group: Arc<Group>,
-    nr_pages: u64,
     nr_left: u64,
+    _claim: Claim,
 }
 
 impl OverrunClaim {
+    fn new(group: &Arc<Group>, claim: Claim) -> Self {
+        Self { group: Arc::clone(group), nr_left: claim.nr(), _claim: claim }
+    }
+
     /// Takes up to `want` of what is left.
     pub(crate) fn take(&mut self, want: u64) -> u64 {
         let nr = want.min(self.nr_left);
@@ -184,21 +127,6 @@ impl OverrunClaim {
 impl Drop for OverrunClaim {
     fn drop(&mut self) {
         self.group.drain_own_stock();
-        let mut claims = self.overrun.claims.lock();
-        claims.nr_pages -= self.nr_pages;
-        if let Some(of_group) = claims.by_group.get_mut(&self.group.id()) {
-            *of_group -= self.nr_pages;
-            if *of_group == 0 {
-                claims.by_group.remove(&self.group.id());
-            }
-        }
-        let made = self.overrun.make_awaited(&mut claims);
-        drop(claims);
-        for (take, claim) in made {
-            if let Err(panic) = contained(|| take(claim)) {
-                tracing::error!(%panic, "a callback of a read panicked");
-            }
-        }
     }
 }
 
@@ -266,6 +194,8 @@ mod tests {
     use super::*;
     use umemcg_group::GroupTree;
 
+    const GROUP_SHARE: u64 = 4;
+
     #[test]
     fn a_group_has_a_quarter_and_waits_for_its_own_alone() {
         let tree = GroupTree::new(1 << 30);
@@ -282,14 +212,13 @@ mod tests {
             let (overrun, a) = (Arc::clone(&overrun), Arc::clone(&a));
             move || overrun.claim(&a, 7).take(u64::MAX)
         });
-        while overrun.claims.lock().waiting.is_empty() {
+        while overrun.0.nr_claimed_and_waiting().1 == 0 {
             std::thread::yield_now();
         }
         all.pop();
         assert_eq!(next.join().unwrap(), 7);
         drop(all);
-        assert_eq!(overrun.claims.lock().nr_pages, 0);
-        assert!(overrun.claims.lock().by_group.is_empty());
+        assert_eq!(overrun.0.nr_claimed_and_waiting(), (0, 0));
     }
 
     #[test]
@@ -316,6 +245,6 @@ mod tests {
         got.pop();
         assert_eq!(names().len(), 1);
         drop(all);
-        assert!(overrun.claims.lock().by_group.is_empty());
+        assert_eq!(overrun.0.nr_claimed_and_waiting(), (0, 0));
     }
 }

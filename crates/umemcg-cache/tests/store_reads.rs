@@ -219,6 +219,44 @@ fn reads_beyond_a_limit_wait_for_each_other_without_a_thread() {
 }
 
 #[test]
+fn a_flood_of_reads_leaves_room_and_goes_on_in_order() {
+    const NR: usize = 2000;
+    let ground = Ground::new((NR + 1) * 3 * PAGE, 64 << 20);
+    ground.answerer.hold();
+    let flood = ground.begin((1..=NR).map(|nr| (nr * 3 * PAGE, 1)));
+    let nr_begun = ground.answerer.nr_begun();
+    assert!(nr_begun < NR / 4, "a store is asked for {nr_begun} at once");
+    let neighbour = group(&ground.pool, "n", 4 << 20);
+    let others = Steps::begin(vec![Wanted::new(&ground.file, &neighbour, PAGE as u64, 1)]);
+    assert_eq!(ground.answerer.nr_begun(), nr_begun + 1, "a neighbour has room");
+    // What becomes of readers returns no room: the store still reads for them.
+    drop(flood);
+    let next = ground.begin([(2 * PAGE, 1)]);
+    assert_eq!((ground.answerer.nr_begun(), next.nr_done()), (nr_begun + 1, 0));
+    ground.answerer.release();
+    assert_eq!(others.finish().remove(0).unwrap(), ground.data[PAGE..=PAGE]);
+    assert_eq!(next.finish().remove(0).unwrap(), ground.data[2 * PAGE..=2 * PAGE]);
+    ground.check_end();
+}
+
+#[test]
+fn parts_of_a_read_that_may_not_be_begun_follow_each_other() {
+    const NR: usize = 512;
+    let ground = Ground::new(2 * NR * PAGE, 64 << 20);
+    // Every other page is cached, so each of the others is a run.
+    ground.begin((0..NR).map(|nr| ((2 * nr + 1) * PAGE, 1))).finish();
+    let nr_before = ground.answerer.nr_begun();
+    ground.answerer.hold();
+    let steps = ground.begin([(0, 2 * NR * PAGE)]);
+    let nr_at_once = ground.answerer.nr_begun() - nr_before;
+    assert!((2..=NR / 2).contains(&nr_at_once), "{nr_at_once} at once");
+    ground.answerer.release();
+    assert!(steps.finish().remove(0).unwrap() == ground.data);
+    assert_eq!(ground.answerer.nr_begun() - nr_before, NR);
+    ground.check_end();
+}
+
+#[test]
 fn a_group_that_is_removed_leaves_its_reads_to_its_parent() {
     let ground = Ground::new(4 * MIB, 32 << 20);
     ground.answerer.hold();

@@ -115,6 +115,11 @@ impl File {
                 Found::BeingFilled(number) => return Ok(Some(ReadWait::OtherFill(number))),
                 Found::Missing => {}
             }
+            let begin = || self.cache.begun_reads().try_claim(group, self.store.id());
+            let begun = match by_completion.then(|| state.begun.take().or_else(begin)) {
+                Some(None) => return Ok(Some(ReadWait::BegunReads(Arc::clone(group)))),
+                begun => begun.flatten(),
+            };
             let within = match state.claim.is_made() {
                 false => self.pages_within(group, (first, page, last), readahead),
                 true => None,
@@ -131,12 +136,12 @@ impl File {
                 },
             };
             let wanted = page..last + 1;
-            if !by_completion {
+            let Some(begun) = begun else {
                 state.take(self.fill(group, new, wanted));
                 continue;
-            }
+            };
             let nr_new = new.frames.len() as u64;
-            let Some(fill) = StoreFill::begin(self, group, new, wanted) else {
+            let Some(fill) = StoreFill::begin(self, group, new, wanted, begun) else {
                 state.claim.put_back(nr_new);
                 return Ok(Some(ReadWait::Alone));
             };

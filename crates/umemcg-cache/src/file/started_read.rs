@@ -22,6 +22,7 @@ use super::store_fills::FillNumber;
 use crate::cache_core::CacheCore;
 use crate::overrun::{OverrunClaim, RequestClaim};
 use crate::pinned::{KeptPages, PinnedPages};
+use crate::shared_room::Claim;
 
 /// Where a read is.
 #[derive(Debug, Clone, Copy)]
@@ -61,6 +62,8 @@ pub(super) struct ReadState<'f> {
     pub(super) at: ReadPosition,
     pub(super) pinned: PinnedPages<'f>,
     pub(super) claim: RequestClaim,
+    /// The claim of a read that may be begun. Given back before the read waits for anything.
+    pub(super) begun: Option<Claim>,
     /// Why the store could not give the next page.
     pub(super) error: Option<io::Error>,
 }
@@ -69,7 +72,7 @@ impl<'f> ReadState<'f> {
     pub(super) fn new(cache: &'f CacheCore, at: ReadPosition) -> Self {
         let nr_pages = at.nr_pages();
         let pinned = PinnedPages::new(cache, nr_pages as usize);
-        Self { at, pinned, claim: RequestClaim::new(nr_pages), error: None }
+        Self { at, pinned, claim: RequestClaim::new(nr_pages), begun: None, error: None }
     }
 
     /// Takes what a fill has got.
@@ -83,7 +86,7 @@ impl<'f> ReadState<'f> {
     pub(super) fn keep(self, cache: &Arc<CacheCore>) -> KeptRead {
         let mut pages = self.pinned.keep(cache);
         pages.claim = self.claim.into_inner();
-        KeptRead { at: self.at, pages, error: self.error }
+        KeptRead { at: self.at, pages, begun: None, error: self.error }
     }
 }
 
@@ -91,6 +94,8 @@ impl<'f> ReadState<'f> {
 pub(super) struct KeptRead {
     at: ReadPosition,
     pages: KeptPages,
+    /// What it has waited for.
+    begun: Option<Claim>,
     error: Option<io::Error>,
 }
 
@@ -107,7 +112,7 @@ impl KeptRead {
     pub(super) fn resume(mut self, cache: &CacheCore) -> ReadState<'_> {
         let (pinned, claim) = self.pages.resume(cache);
         let claim = RequestClaim::resume(self.at.nr_pages(), claim);
-        ReadState { at: self.at, pinned, claim, error: self.error.take() }
+        ReadState { at: self.at, pinned, claim, begun: self.begun.take(), error: self.error.take() }
     }
 }
 
@@ -173,6 +178,8 @@ pub(super) enum ReadWait {
     Alone,
     /// Room among the pages in flight beyond limits.
     Overrun(Arc<Group>),
+    /// The end of other reads that stores have begun.
+    BegunReads(Arc<Group>),
 }
 
 /// A read that cannot go on yet. When it is dropped, the read is given up; what the store has begun
@@ -222,6 +229,13 @@ impl WaitingRead {
                     started(id, kept);
                 };
                 overrun.when_room(&group, nr_pages, Box::new(take));
+            }
+            ReadWait::BegunReads(group) => {
+                let take = move |claim: Claim| {
+                    kept.begun = Some(claim);
+                    started(id, kept);
+                };
+                file.cache.begun_reads().when_room(&group, file.store.id(), Box::new(take));
             }
         }
     }

@@ -1,8 +1,10 @@
 //! A fill that no thread waits for: the store says when it has what it was asked for.
 //!
-//! The runs of a fill are asked for beside each other. A part that the store refuses is followed by
-//! the next one on the thread that tells of the refusal. The thread that ends the last run ends the
-//! fill, and hands its pages to the reader.
+//! The runs of a fill are asked for beside each other as far as they may be begun, and one after
+//! the other beyond that: a run has a claim of [`BegunReads`](crate::begun_reads::BegunReads), and
+//! leaves it to the next. A part that the store refuses is followed by the next one on the thread
+//! that tells of the refusal. The thread that ends the last run ends the fill, and hands its pages
+//! to the reader.
 
 use std::fmt;
 use std::io;
@@ -17,6 +19,7 @@ use super::File;
 use super::fill::{Fill, FillPage, Filled, RunFill};
 use super::new_pages::NewPages;
 use super::store_fills::FillNumber;
+use crate::shared_room::Claim;
 use crate::store_read::StoreRead;
 
 /// Most pages that a store is asked for at once (2 MiB): it gives several parts of a long run in
@@ -39,6 +42,8 @@ pub(super) struct StoreFill {
 struct FillState {
     /// Without its pages. `None` once all runs have ended.
     fill: Option<Fill>,
+    /// Runs that have not been begun.
+    to_begin: std::vec::IntoIter<Run>,
     /// The runs that have ended.
     runs: Vec<Run>,
     /// Runs that have not ended.
@@ -60,16 +65,16 @@ enum PartState {
     Beginning,
     EndedEarly(io::Result<usize>),
     /// The call that began it has returned.
-    Begun(Run),
+    Begun(Run, Claim),
     Over,
 }
 
 impl PartRead {
     /// Notes that the part has ended. Returns its run if the thread that began it has left it.
-    fn ended(&self, result: io::Result<usize>) -> Option<(Run, io::Result<usize>)> {
+    fn ended(&self, result: io::Result<usize>) -> Option<(Run, Claim, io::Result<usize>)> {
         let mut state = self.0.lock();
         match std::mem::replace(&mut *state, PartState::Over) {
-            PartState::Begun(run) => Some((run, result)),
+            PartState::Begun(run, claim) => Some((run, claim, result)),
             _ => {
                 *state = PartState::EndedEarly(result);
                 None
@@ -78,12 +83,12 @@ impl PartRead {
     }
 
     /// Leaves the run to the thread that ends the part. Returns it if the part has ended.
-    fn leave(&self, run: Run) -> Option<(Run, io::Result<usize>)> {
+    fn leave(&self, run: Run, claim: Claim) -> Option<(Run, Claim, io::Result<usize>)> {
         let mut state = self.0.lock();
         match std::mem::replace(&mut *state, PartState::Over) {
-            PartState::EndedEarly(result) => Some((run, result)),
+            PartState::EndedEarly(result) => Some((run, claim, result)),
             _ => {
-                *state = PartState::Begun(run);
+                *state = PartState::Begun(run, claim);
                 None
             }
         }
@@ -98,6 +103,7 @@ impl StoreFill {
         group: &Arc<Group>,
         new: NewPages<'_>,
         wanted: Range<u64>,
+        claim: Claim,
     ) -> Option<Arc<Self>> {
         let pages = wanted.start..wanted.start + new.frames.len() as u64;
         let Some(number) = file.store_fills.as_ref().and_then(|fills| fills.enter(pages)) else {
@@ -112,6 +118,7 @@ impl StoreFill {
         let state = FillState {
             fill: Some(fill),
             runs: Vec::with_capacity(runs.len()),
+            to_begin: runs.into_iter(),
             nr_left,
             stalled,
             filled: None,
@@ -123,7 +130,13 @@ impl StoreFill {
             number,
             state: LeafMutex::new(state),
         });
-        runs.into_iter().for_each(|run| this.read_run(run));
+        let mut claim = Some(claim);
+        while let Some(begun) = claim.take() {
+            this.read_runs(begun);
+            if this.state.lock().to_begin.len() > 0 {
+                claim = file.cache.begun_reads().try_claim(group, file.store.id());
+            }
+        }
         this.end_run(None);
         Some(this)
     }
@@ -146,27 +159,44 @@ impl StoreFill {
         reader(filled);
     }
 
-    /// Has the store read what is left of a run, one part after the other.
-    fn read_run(self: &Arc<Self>, mut run: Run) {
+    /// Has the store read runs that have not been begun, one after the other, until it does not end
+    /// one immediately. The thread that ends that one continues.
+    fn read_runs(self: &Arc<Self>, mut claim: Claim) {
+        loop {
+            let next = self.state.lock().to_begin.next();
+            let Some(run) = next else { return };
+            match self.read_run(run, claim) {
+                Some(left) => claim = left,
+                None => return,
+            }
+        }
+    }
+
+    /// Has the store read what is left of a run, one part after the other. Returns the claim if the
+    /// run has ended.
+    fn read_run(self: &Arc<Self>, mut run: Run, mut claim: Claim) -> Option<Claim> {
         while let Some((segments, offset)) = self.file.next_part(&mut run) {
             let part = Arc::new(PartRead::default());
             let end = {
                 let (this, part) = (Arc::clone(self), Arc::clone(&part));
                 move |result| {
-                    if let Some((mut run, result)) = part.ended(result) {
+                    if let Some((mut run, claim, result)) = part.ended(result) {
                         this.file.end_part(&mut run, result);
-                        this.read_run(run);
+                        if let Some(claim) = this.read_run(run, claim) {
+                            this.read_runs(claim);
+                        }
                     }
                 }
             };
             let arena = Arc::clone(self.file.cache.arena());
             assert_may_wait(Rank::StoreIo, "the begin of a read of the store");
             self.file.store.begin_read(StoreRead::new(arena, segments, offset, Box::new(end)));
-            let Some((left, result)) = part.leave(run) else { return };
-            run = left;
+            let result;
+            (run, claim, result) = part.leave(run, claim)?;
             self.file.end_part(&mut run, result);
         }
         self.end_run(Some(run));
+        Some(claim)
     }
 
     /// Notes that a run is over, and with the last one ends the fill.

@@ -98,6 +98,7 @@ impl Answerer {
 /// One file of such a store.
 #[derive(Debug)]
 pub struct LateStore {
+    pub id: StoreId,
     pub bytes: Mutex<Vec<u8>>,
     pub answerer: Arc<Answerer>,
     pub answer: Mutex<Answer>,
@@ -108,7 +109,12 @@ pub struct LateStore {
 
 impl LateStore {
     pub fn with(bytes: Vec<u8>, answerer: &Arc<Answerer>) -> Arc<Self> {
+        Self::on_store(77, bytes, answerer)
+    }
+
+    pub fn on_store(id: u64, bytes: Vec<u8>, answerer: &Arc<Answerer>) -> Arc<Self> {
         Arc::new(Self {
+            id: StoreId(id),
             bytes: Mutex::new(bytes),
             answerer: Arc::clone(answerer),
             answer: Mutex::new(Answer::Whole),
@@ -156,7 +162,7 @@ fn answer(mut read: StoreRead, wanted: &[u8], bad: &Mutex<Range<u64>>, how: Answ
 
 impl BackingStore for LateStore {
     fn store_id(&self) -> StoreId {
-        StoreId(77)
+        self.id
     }
     fn read_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize> {
         self.nr_blocking_reads.fetch_add(1, Ordering::Relaxed);

@@ -1,0 +1,60 @@
+//! The reads that stores have begun, and how many there may be at once.
+//!
+//! A read that a store has begun costs a connection, so a flood of them could take the descriptors
+//! of the whole process. All together may use a quarter of those, a group or a store half of that,
+//! and a group on one store a quarter of it. Further reads wait without a thread. They hold nothing
+//! that others wait for except pages in flight beyond a limit, which are claimed first.
+//!
+//! A claim is given back when the store has ended the read, whatever has become of its reader.
+
+use std::sync::Arc;
+
+use rustix::process::{Resource, getrlimit};
+use umemcg_group::Group;
+
+use crate::shared_room::{Claim, Claimant, SharedRoom, TakeClaim};
+use crate::store::StoreId;
+
+/// The part of the process's descriptors that they may use.
+const DESCRIPTORS_SHARE: u64 = 4;
+/// So many may be begun however few descriptors there are.
+const NR_READS_LEAST: u64 = 64;
+/// More are not faster.
+const NR_READS_MAX: u64 = 1024;
+
+/// See the module text.
+#[derive(Debug)]
+pub(crate) struct BegunReads(Arc<SharedRoom>);
+
+impl BegunReads {
+    /// The limit of descriptors that the process has now counts from now on.
+    pub(crate) fn new() -> Self {
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        Self(SharedRoom::new(nr_reads(descriptors)))
+    }
+
+    /// Claims one read if it may be begun now.
+    pub(crate) fn try_claim(&self, group: &Group, store: StoreId) -> Option<Claim> {
+        self.0.try_claim(Claimant::on_store(group, store), 1)
+    }
+
+    /// Hands the claim of one read to `take`, which must not wait: immediately, or on the thread
+    /// that ends another.
+    pub(crate) fn when_room(&self, group: &Group, store: StoreId, take: TakeClaim) {
+        self.0.when_room(Claimant::on_store(group, store), 1, take);
+    }
+}
+
+fn nr_reads(descriptors: u64) -> u64 {
+    (descriptors / DESCRIPTORS_SHARE).clamp(NR_READS_LEAST, NR_READS_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_use_a_quarter_of_the_descriptors() {
+        assert_eq!([0, 1024, 4000, u64::MAX].map(nr_reads), [64, 256, 1000, 1024]);
+    }
+}

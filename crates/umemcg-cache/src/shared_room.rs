@@ -1,0 +1,307 @@
+//! Room of which requests claim parts, and their queues while it is full.
+//!
+//! A claim counts for its group, for its store, or for both; each of these may have a part of the
+//! room alone. A request that finds no room waits behind those of the same group and store, and
+//! these queues take turns. So a claim costs as much with one request waiting as with thousands.
+//!
+//! Room that is given back goes to those that wait on the thread that gives it back. What they do
+//! with it may give it back again: that adds to the work of the first thread instead of nesting.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+
+use umemcg_base::{LeafMutex, contained};
+use umemcg_group::Group;
+
+use crate::store::StoreId;
+
+/// Takes a claim that has been waited for.
+pub(crate) type TakeClaim = Box<dyn FnOnce(Claim) + Send>;
+
+/// The one that makes a claim: a group, by id, and the store of its file where that matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Claimant {
+    group: u64,
+    store: Option<StoreId>,
+}
+
+/// Those whose claims are added up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Party {
+    Group(u64),
+    Store(StoreId),
+    GroupOnStore(u64, StoreId),
+}
+
+/// The part of the room that a group may have on one store, or if stores do not matter.
+const SHARE: u64 = 4;
+/// The part that a group may have on all stores, and a store for all groups.
+const WIDE_SHARE: u64 = 2;
+
+impl Claimant {
+    pub(crate) fn of_group(group: &Group) -> Self {
+        Self { group: group.id(), store: None }
+    }
+
+    pub(crate) fn on_store(group: &Group, store: StoreId) -> Self {
+        Self { group: group.id(), store: Some(store) }
+    }
+
+    /// Returns those for which its claims count, with the part of the room that each may have.
+    fn parties(self) -> impl Iterator<Item = (Party, u64)> {
+        let group = Party::Group(self.group);
+        let parties = match self.store {
+            None => [Some((group, SHARE)), None, None],
+            Some(store) => [
+                Some((Party::GroupOnStore(self.group, store), SHARE)),
+                Some((group, WIDE_SHARE)),
+                Some((Party::Store(store), WIDE_SHARE)),
+            ],
+        };
+        parties.into_iter().flatten()
+    }
+}
+
+/// A request that waits for a claim.
+struct Waiter {
+    nr: u64,
+    take: TakeClaim,
+}
+
+#[derive(Default)]
+struct Claims {
+    nr: u64,
+    /// Only those that have claims.
+    by_party: HashMap<Party, u64>,
+    /// Only those that wait.
+    waiting: HashMap<Claimant, VecDeque<Waiter>>,
+    /// The keys of `waiting`; the next comes first.
+    turns: VecDeque<Claimant>,
+    /// Made for those that waited, and not handed over yet.
+    made: VecDeque<(TakeClaim, Claim)>,
+    /// A thread hands over what is in `made`.
+    is_handing_over: bool,
+}
+
+impl Claims {
+    fn of_party(&self, party: Party) -> u64 {
+        self.by_party.get(&party).copied().unwrap_or(0)
+    }
+
+    fn give_back(&mut self, claimant: Claimant, nr: u64) {
+        self.nr -= nr;
+        for (party, _) in claimant.parties() {
+            if let Some(of_party) = self.by_party.get_mut(&party) {
+                *of_party -= nr;
+                if *of_party == 0 {
+                    self.by_party.remove(&party);
+                }
+            }
+        }
+    }
+}
+
+/// See the module text.
+pub(crate) struct SharedRoom {
+    max: u64,
+    claims: LeafMutex<Claims>,
+}
+
+impl SharedRoom {
+    pub(crate) fn new(max: u64) -> Arc<Self> {
+        Arc::new(Self { max, claims: LeafMutex::default() })
+    }
+
+    /// Claims `nr` if they are there and no earlier request of the same group and store waits.
+    pub(crate) fn try_claim(self: &Arc<Self>, claimant: Claimant, nr: u64) -> Option<Claim> {
+        let mut claims = self.claims.lock();
+        let is_next = !claims.waiting.contains_key(&claimant);
+        (is_next && self.has_room(&claims, claimant, nr)).then(|| self.make(&mut claims, claimant, nr))
+    }
+
+    /// Hands a claim to `take`, which must not wait: immediately, or on a thread that makes room.
+    pub(crate) fn when_room(self: &Arc<Self>, claimant: Claimant, nr: u64, take: TakeClaim) {
+        let claim = {
+            let mut claims = self.claims.lock();
+            let is_next = !claims.waiting.contains_key(&claimant);
+            if !is_next || !self.has_room(&claims, claimant, nr) {
+                if is_next {
+                    claims.turns.push_back(claimant);
+                }
+                return claims.waiting.entry(claimant).or_default().push_back(Waiter { nr, take });
+            }
+            self.make(&mut claims, claimant, nr)
+        };
+        take(claim);
+    }
+
+    fn has_room(&self, claims: &Claims, claimant: Claimant, nr: u64) -> bool {
+        claims.nr + nr <= self.max
+            && claimant.parties().all(|(party, part)| claims.of_party(party) + nr <= self.max / part)
+    }
+
+    fn make(self: &Arc<Self>, claims: &mut Claims, claimant: Claimant, nr: u64) -> Claim {
+        claims.nr += nr;
+        for (party, _) in claimant.parties() {
+            *claims.by_party.entry(party).or_default() += nr;
+        }
+        Claim { room: Arc::clone(self), claimant, nr }
+    }
+
+    /// Makes the claims of those that wait and have room now, one from each queue in turn.
+    fn make_awaited(self: &Arc<Self>, claims: &mut Claims) {
+        let mut nr_full = 0;
+        while nr_full < claims.turns.len()
+            && let Some(claimant) = claims.turns.pop_front()
+        {
+            let first = claims.waiting.get(&claimant).and_then(VecDeque::front).map(|waiter| waiter.nr);
+            if first.is_some_and(|nr| self.has_room(claims, claimant, nr)) {
+                nr_full = 0;
+                let waiter = claims.waiting.get_mut(&claimant).and_then(VecDeque::pop_front);
+                if let Some(Waiter { nr, take }) = waiter {
+                    let claim = self.make(claims, claimant, nr);
+                    claims.made.push_back((take, claim));
+                }
+            } else {
+                nr_full += 1;
+            }
+            if claims.waiting.get(&claimant).is_some_and(|queue| !queue.is_empty()) {
+                claims.turns.push_back(claimant);
+            } else {
+                claims.waiting.remove(&claimant);
+            }
+        }
+    }
+
+    fn give_back(self: &Arc<Self>, claimant: Claimant, nr: u64) {
+        let mut claims = self.claims.lock();
+        claims.give_back(claimant, nr);
+        self.make_awaited(&mut claims);
+        if claims.made.is_empty() || std::mem::replace(&mut claims.is_handing_over, true) {
+            return;
+        }
+        while let Some((take, claim)) = claims.made.pop_front() {
+            drop(claims);
+            if let Err(panic) = contained(|| take(claim)) {
+                tracing::error!(%panic, "a callback of a read panicked");
+            }
+            claims = self.claims.lock();
+        }
+        claims.is_handing_over = false;
+    }
+
+    /// Returns how much is claimed, and how many queues wait.
+    #[cfg(test)]
+    pub(crate) fn nr_claimed_and_waiting(&self) -> (u64, usize) {
+        let claims = self.claims.lock();
+        (claims.nr, claims.turns.len())
+    }
+}
+
+impl fmt::Debug for SharedRoom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedRoom").field("max", &self.max).finish_non_exhaustive()
+    }
+}
+
+/// A part of the room; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    room: Arc<SharedRoom>,
+    claimant: Claimant,
+    nr: u64,
+}
+
+impl Claim {
+    /// Returns how much it is.
+    pub(crate) fn nr(&self) -> u64 {
+        self.nr
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.room.give_back(self.claimant, self.nr);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{Receiver, channel};
+
+    const MAX: u64 = 64;
+
+    fn on(group: u64, store: u64) -> Claimant {
+        Claimant { group, store: Some(StoreId(store)) }
+    }
+
+    fn all(room: &Arc<SharedRoom>, claimant: Claimant) -> Vec<Claim> {
+        std::iter::from_fn(|| room.try_claim(claimant, 1)).collect()
+    }
+
+    /// Has claimants wait for one each; the claims come with their places in the list.
+    fn wait(room: &Arc<SharedRoom>, claimants: &[Claimant]) -> Receiver<(usize, Claim)> {
+        let (sender, receiver) = channel();
+        for (at, claimant) in claimants.iter().enumerate() {
+            let sender = sender.clone();
+            room.when_room(*claimant, 1, Box::new(move |claim| drop(sender.send((at, claim)))));
+        }
+        receiver
+    }
+
+    fn check_empty(room: &SharedRoom) {
+        let claims = room.claims.lock();
+        assert_eq!(claims.nr, 0);
+        assert!(claims.by_party.is_empty() && claims.waiting.is_empty() && claims.turns.is_empty());
+    }
+
+    #[test]
+    fn neither_a_group_nor_a_store_takes_all_room() {
+        let room = SharedRoom::new(MAX);
+        let of_a_store = all(&room, on(1, 1));
+        assert_eq!(of_a_store.len() as u64, MAX / SHARE);
+        let of_others: Vec<_> = (2..10).flat_map(|store| all(&room, on(1, store))).collect();
+        assert_eq!((of_a_store.len() + of_others.len()) as u64, MAX / WIDE_SHARE, "of one group");
+        assert!(!all(&room, on(2, 1)).is_empty(), "another group has room on the store");
+        drop(of_others);
+        let of_others: Vec<_> = (2..10).flat_map(|group| all(&room, on(group, 1))).collect();
+        assert_eq!((of_a_store.len() + of_others.len()) as u64, MAX / WIDE_SHARE, "of one store");
+        assert!(!all(&room, on(1, 2)).is_empty(), "the group has room on another store");
+        drop((of_a_store, of_others));
+        check_empty(&room);
+    }
+
+    #[test]
+    fn those_that_wait_take_turns() {
+        let room = SharedRoom::new(MAX);
+        let mut full: Vec<_> = [on(1, 1), on(1, 2), on(2, 1), on(2, 2)].map(|of| all(&room, of)).into();
+        let waiting = wait(&room, &[on(1, 1), on(1, 1), on(1, 1), on(3, 3), on(3, 3), on(4, 4)]);
+        assert!(waiting.try_recv().is_err());
+        let mut next = || {
+            drop(full[0].pop());
+            let (at, claim) = waiting.try_recv().unwrap();
+            assert!(waiting.try_recv().is_err());
+            full[3].push(claim);
+            at
+        };
+        assert_eq!([(); 6].map(|()| next()), [0, 3, 5, 1, 4, 2]);
+        drop((full, waiting));
+        check_empty(&room);
+    }
+
+    #[test]
+    fn room_that_is_given_back_at_once_nests_nothing() {
+        let room = SharedRoom::new(MAX);
+        let full = all(&room, on(1, 1));
+        for _ in 0..100_000 {
+            room.when_room(on(1, 1), 1, Box::new(drop));
+        }
+        let waiting = wait(&room, &[on(1, 1)]);
+        room.when_room(on(1, 1), 1, Box::new(|_| panic!("so much for it")));
+        drop(full);
+        drop(waiting.try_recv().unwrap());
+        check_empty(&room);
+    }
+}
