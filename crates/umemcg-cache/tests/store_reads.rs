@@ -219,6 +219,20 @@ fn reads_beyond_a_limit_wait_for_each_other_without_a_thread() {
 }
 
 #[test]
+fn a_read_that_is_given_up_keeps_its_room_beyond_the_limit() {
+    let ground = Ground::new(40 * MIB, 0);
+    ground.answerer.hold();
+    for nr in 0..40 {
+        let read = ground.file.start_read((nr * MIB) as u64, MIB);
+        drop(ground.file.step_read(&ground.tenant, read, &Readahead::new()).unwrap());
+    }
+    assert_eq!(ground.answerer.nr_begun(), 16, "their pages are still being filled");
+    ground.answerer.release();
+    assert!(ground.read(20 * MIB, MIB).unwrap() == ground.data[20 * MIB..21 * MIB]);
+    ground.check_end();
+}
+
+#[test]
 fn a_flood_of_reads_leaves_room_and_goes_on_in_order() {
     const NR: usize = 2000;
     let ground = Ground::new((NR + 1) * 3 * PAGE, 64 << 20);

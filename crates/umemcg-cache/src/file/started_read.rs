@@ -189,8 +189,8 @@ pub struct WaitingRead {
     file: Arc<File>,
     offset: u64,
     len: usize,
-    kept: KeptRead,
-    wait: ReadWait,
+    /// `None` once it has been handed over.
+    kept: Option<(KeptRead, ReadWait)>,
 }
 
 impl WaitingRead {
@@ -198,8 +198,9 @@ impl WaitingRead {
     /// store, or on any other thread that ends what the read waits for, which may hold locks of the
     /// engine. So `then` does not wait and calls nothing of the engine: it hands the read to a
     /// thread for its next step. When it panics, the read is given up.
-    pub fn when_ready(self, then: impl FnOnce(StartedRead) + Send + 'static) {
-        let Self { file, offset, len, mut kept, wait } = self;
+    pub fn when_ready(mut self, then: impl FnOnce(StartedRead) + Send + 'static) {
+        let Some((mut kept, wait)) = self.kept.take() else { return };
+        let (file, offset, len) = (Arc::clone(&self.file), self.offset, self.len);
         let started = move |file: u32, kept: KeptRead| {
             let read = StartedRead { file, offset, len, kept: Some(kept) };
             if let Err(panic) = contained(|| then(read)) {
@@ -241,6 +242,17 @@ impl WaitingRead {
     }
 }
 
+impl Drop for WaitingRead {
+    fn drop(&mut self) {
+        // The store still fills pages that are beyond the limit.
+        if let Some((kept, ReadWait::Fill(fill))) = &mut self.kept
+            && let Some(claim) = kept.pages.claim.take()
+        {
+            fill.keep_claim(claim);
+        }
+    }
+}
+
 impl fmt::Debug for WaitingRead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WaitingRead")
@@ -271,6 +283,7 @@ impl File {
         state: ReadState<'_>,
         wait: ReadWait,
     ) -> WaitingRead {
-        WaitingRead { file: Arc::clone(self), offset, len, kept: state.keep(&self.cache), wait }
+        let kept = Some((state.keep(&self.cache), wait));
+        WaitingRead { file: Arc::clone(self), offset, len, kept }
     }
 }

@@ -19,6 +19,7 @@ use super::File;
 use super::fill::{Fill, FillPage, Filled, RunFill};
 use super::new_pages::NewPages;
 use super::store_fills::FillNumber;
+use crate::overrun::OverrunClaim;
 use crate::shared_room::Claim;
 use crate::store_read::StoreRead;
 
@@ -39,6 +40,7 @@ pub(super) struct StoreFill {
     state: LeafMutex<FillState>,
 }
 
+#[derive(Default)]
 struct FillState {
     /// Without its pages. `None` once all runs have ended.
     fill: Option<Fill>,
@@ -52,6 +54,8 @@ struct FillState {
     stalled: Option<Stalled>,
     filled: Option<Filled>,
     reader: Option<TakeFilled>,
+    /// Of a reader that has given up; returned after the pages.
+    claim: Option<OverrunClaim>,
 }
 
 /// One part of a run that the store reads: its end may come before the call that began it returns,
@@ -121,8 +125,7 @@ impl StoreFill {
             to_begin: runs.into_iter(),
             nr_left,
             stalled,
-            filled: None,
-            reader: None,
+            ..FillState::default()
         };
         let this = Arc::new(Self {
             file: Arc::clone(file),
@@ -144,6 +147,11 @@ impl StoreFill {
     /// Returns what it has got if it has ended.
     pub(super) fn try_take(&self) -> Option<Filled> {
         self.state.lock().filled.take()
+    }
+
+    /// Keeps the claim of a reader that gives up until the pages are free.
+    pub(super) fn keep_claim(&self, claim: OverrunClaim) {
+        self.state.lock().claim = Some(claim);
     }
 
     /// Calls `reader` when it has ended, on the thread that ends it.
