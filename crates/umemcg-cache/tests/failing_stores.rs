@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::{MemStore, Pool, group, pattern, pool, read_all};
-use umemcg_cache::{BackingStore, File, FileError};
+use umemcg_cache::{BackingStore, File, FileError, Readahead};
 use umemcg_group::{Group, StatItem};
 
 /// Dirties pages of a file until the group has no room for another; returns how many bytes.
@@ -77,6 +77,27 @@ fn a_group_full_of_what_a_store_refuses_is_told_and_keeps_it() {
     assert!(pool.sync_all(Duration::from_secs(60)).is_empty());
     assert!(failing.after_cut(|_| false) == pattern(1, 0, len as usize));
     assert_eq!(file.write(&tenant, len, &[9; 4096]).unwrap(), 4096);
+}
+
+#[test]
+fn a_store_that_times_out_is_not_asked_again() {
+    const ETIMEDOUT: u64 = 110;
+    let (pool, tenant) = ground();
+    let store = MemStore::with(&pattern(6, 0, 256 << 10));
+    let file = pool.open_file(store.clone(), 256 << 10).unwrap();
+    let nr_calls = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&nr_calls);
+    store.on_call.set(move || _ = counted.fetch_add(1, Ordering::Relaxed));
+    let nr_calls_of = |errno: u64| {
+        store.fail_reads.store(errno, Ordering::Relaxed);
+        let result = file.read(&tenant, 0, 4096, &Readahead::new()).map(|pages| pages.len());
+        assert!(
+            matches!(&result, Err(FileError::Store(error)) if error.raw_os_error() == Some(errno as i32)),
+            "{result:?}"
+        );
+        nr_calls.swap(0, Ordering::Relaxed)
+    };
+    assert_eq!((nr_calls_of(ETIMEDOUT), nr_calls_of(5)), (1, 3));
 }
 
 #[test]

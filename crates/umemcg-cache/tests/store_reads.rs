@@ -129,6 +129,35 @@ fn a_bad_place_ends_a_read_before_it() {
 }
 
 #[test]
+fn a_store_that_does_not_answer_is_asked_once() {
+    const NR: usize = 512;
+    let ground = Ground::new(2 * NR * PAGE, 64 << 20);
+    let nr_asked = |offset, len| {
+        let nr_before = ground.answerer.nr_begun();
+        let steps = ground.begin([(offset, len)]);
+        let nr_at_once = ground.answerer.nr_begun() - nr_before;
+        ground.answerer.release();
+        let result = steps.finish().remove(0);
+        assert!(matches!(result, Err(FileError::Store(_))), "{result:?}");
+        ground.answerer.hold();
+        (nr_at_once, ground.answerer.nr_begun() - nr_before)
+    };
+    *ground.store.answer.lock() = Answer::Silence;
+    ground.answerer.hold();
+    assert_eq!(nr_asked(0, PAGE), (1, 1), "with what is read ahead");
+    *ground.store.answer.lock() = Answer::Whole;
+    ground.answerer.release();
+    // Every other page is cached, so each of the others is a run.
+    ground.begin((0..NR).map(|nr| ((2 * nr + 1) * PAGE, 1))).finish();
+    *ground.store.answer.lock() = Answer::Silence;
+    ground.answerer.hold();
+    let (nr_at_once, nr) = nr_asked(0, 2 * NR * PAGE);
+    assert!(nr == nr_at_once && nr < NR, "{nr}, {nr_at_once} at once");
+    ground.answerer.release();
+    ground.check_end();
+}
+
+#[test]
 fn readers_of_one_page_share_what_was_begun() {
     let ground = Ground::new(MIB, 32 << 20);
     ground.answerer.hold();

@@ -44,10 +44,34 @@ enum Attempt {
     Ended,
 }
 
+/// Returns whether a store that fails so would fail at every place: it does not answer, or does not
+/// give this file to us at all. All other errors may be of one place of a device, or of the size of
+/// the read.
+fn is_of_whole_store(error: &io::Error) -> bool {
+    use io::ErrorKind as Kind;
+    matches!(
+        error.kind(),
+        Kind::TimedOut
+            | Kind::ConnectionRefused
+            | Kind::ConnectionReset
+            | Kind::ConnectionAborted
+            | Kind::NotConnected
+            | Kind::BrokenPipe
+            | Kind::HostUnreachable
+            | Kind::NetworkUnreachable
+            | Kind::NetworkDown
+            | Kind::StaleNetworkFileHandle
+            | Kind::NotFound
+            | Kind::PermissionDenied
+    )
+}
+
 /// Pages side by side that the store is asked for together. Of a run that the store refuses, the
 /// pages that were asked for are read one by one up to the first that it cannot give: neither
-/// read-ahead nor a bad place behind them keeps good ones from being read. The thread that waits
-/// for it borrows the pages; one for which no thread waits has its own.
+/// read-ahead nor a bad place behind them keeps good ones from being read. A store that fails as a
+/// whole is asked for nothing more: each question may take its longest time.
+///
+/// The thread that waits for a run borrows the pages; one that no thread waits for has its own.
 #[derive(Debug)]
 pub(super) struct RunFill<P> {
     pages: P,
@@ -55,13 +79,15 @@ pub(super) struct RunFill<P> {
     nr_asked: usize,
     attempt: Attempt,
     error: Option<io::Error>,
+    /// The store has failed as a whole.
+    store_failed: bool,
 }
 
 impl<P: DerefMut<Target = [FillPage]>> RunFill<P> {
     /// Begins with a run of pages side by side, those below `asked_end` asked for.
     fn new(pages: P, asked_end: u64) -> Self {
         let nr_asked = pages.partition_point(|page| page.page < asked_end);
-        Self { pages, nr_asked, attempt: Attempt::Whole, error: None }
+        Self { pages, nr_asked, attempt: Attempt::Whole, error: None, store_failed: false }
     }
 
     pub(super) fn first_page(&self) -> Option<u64> {
@@ -80,8 +106,13 @@ impl<P: DerefMut<Target = [FillPage]>> RunFill<P> {
 
     /// Decides what is next after a refusal.
     fn refused(&mut self, error: io::Error) {
+        self.store_failed = is_of_whole_store(&error);
         self.attempt = match self.attempt {
             Attempt::Whole if self.nr_asked == 0 => Attempt::Ended,
+            _ if self.store_failed => {
+                self.error = Some(error);
+                Attempt::Ended
+            }
             Attempt::Whole if self.nr_asked < self.pages.len() => Attempt::Asked,
             Attempt::Whole | Attempt::Asked => Attempt::Page(0),
             Attempt::Page(_) | Attempt::Ended => {
@@ -89,6 +120,16 @@ impl<P: DerefMut<Target = [FillPage]>> RunFill<P> {
                 Attempt::Ended
             }
         };
+    }
+
+    /// Returns whether the store would fail other runs as well.
+    pub(super) fn store_failed(&self) -> bool {
+        self.store_failed
+    }
+
+    /// Asks the store for nothing more.
+    pub(super) fn give_up(&mut self) {
+        self.attempt = Attempt::Ended;
     }
 
     /// Decides what is next when the part has been read.
@@ -181,6 +222,9 @@ impl File {
                     self.end_part(&mut run, result);
                 }
                 fill.error = fill.error.take().or(run.error);
+                if run.store_failed {
+                    break;
+                }
             }
         }
         // Under `content`: a truncation takes these pages out too, and zeroes what it finds up to

@@ -50,6 +50,8 @@ struct FillState {
     runs: Vec<Run>,
     /// Runs that have not ended.
     nr_left: usize,
+    /// The store has failed one as a whole: those that have not been begun are not.
+    store_failed: bool,
     /// For reading a page again that was evicted too soon.
     stalled: Option<Stalled>,
     filled: Option<Filled>,
@@ -171,8 +173,14 @@ impl StoreFill {
     /// one immediately. The thread that ends that one continues.
     fn read_runs(self: &Arc<Self>, mut claim: Claim) {
         loop {
-            let next = self.state.lock().to_begin.next();
-            let Some(run) = next else { return };
+            let (next, store_failed) = {
+                let mut state = self.state.lock();
+                (state.to_begin.next(), state.store_failed)
+            };
+            let Some(mut run) = next else { return };
+            if store_failed {
+                run.give_up();
+            }
             match self.read_run(run, claim) {
                 Some(left) => claim = left,
                 None => return,
@@ -211,6 +219,7 @@ impl StoreFill {
     fn end_run(&self, run: Option<Run>) {
         let (mut fill, runs, stalled) = {
             let mut state = self.state.lock();
+            state.store_failed |= run.as_ref().is_some_and(RunFill::store_failed);
             state.runs.extend(run);
             state.nr_left -= 1;
             if state.nr_left > 0 {

@@ -25,6 +25,8 @@ pub enum Answer {
     Short,
     /// A thousand bytes, and then an error.
     Fail,
+    /// A thousand bytes, and then no more in time.
+    Silence,
     /// A thousand bytes, and then a panic.
     Panic,
     /// Not at all.
@@ -154,6 +156,7 @@ fn answer(mut read: StoreRead, wanted: &[u8], bad: &Mutex<Range<u64>>, how: Answ
     }
     match how {
         Answer::Fail => read.finish(Err(io::Error::from_raw_os_error(5))),
+        Answer::Silence => read.finish(Err(io::ErrorKind::TimedOut.into())),
         Answer::Panic => panic!("the store gives up"),
         Answer::Drop => {}
         _ => read.finish(Ok(())),

@@ -81,7 +81,12 @@ impl ReadFailures {
         if matches!(error, BucketError::Changed(_)) {
             self.is_outdated.store(true, Ordering::Relaxed);
         }
-        self.log.report(&error).into()
+        let errno = self.log.report(&error);
+        match error {
+            // Its kind says so to the cache; a caller gets the same error number.
+            BucketError::Unavailable(_) => io::Error::new(io::ErrorKind::TimedOut, error),
+            _ => errno.into(),
+        }
     }
 }
 
