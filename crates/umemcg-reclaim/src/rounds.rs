@@ -21,6 +21,7 @@
 
 use std::sync::Arc;
 
+use umemcg_base::sync::Instant;
 use umemcg_group::Group;
 
 use crate::mechanism;
@@ -59,6 +60,8 @@ pub(crate) struct FirstRounds {
     waits_elsewhere: bool,
     /// The caller waits for nothing: what is dirty stays, and other groups are asked.
     pub(crate) never_waits: bool,
+    /// When the last wait for what is leaving ends, if not before.
+    pub(crate) leaving_until: Option<Instant>,
     /// Nothing has been freed, and there is no lower priority to try.
     pub(crate) is_last_chance: bool,
     /// All groups are asked from the beginning.
@@ -81,6 +84,12 @@ impl FirstRounds {
     /// Creates the rounds of a caller that must not wait.
     pub(crate) fn without_waiting() -> Self {
         Self { never_waits: true, ..Self::default() }
+    }
+
+    /// Creates the rounds of a caller that waits for what is leaving until then at the latest,
+    /// however often it reclaims.
+    pub(crate) fn with_leaving_until(end: Instant) -> Self {
+        Self { leaving_until: Some(end), ..Self::default() }
     }
 
     /// Decides what follows a first round with this progress.

@@ -7,12 +7,20 @@
 //! [`protection`](crate::protection) and [`reclaim`](super::reclaim).
 
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
+use umemcg_base::sync::Instant;
 use umemcg_group::Group;
 
 use super::Reclaimer;
 use crate::group_reclaim::GroupReclaim;
 use crate::leaving_bytes::LeavingBytes;
+
+/// Longest time in which nothing comes of what is leaving before a reclaim that has found nothing
+/// else goes on without it.
+pub(super) const LEAVING_WAIT: Duration = Duration::from_secs(2);
+/// Longest wait in all, in such times: what comes byte by byte would end none of them.
+const LEAVING_WAITS_MAX: u32 = 4;
 
 /// Bytes of a group that are leaving, until this is dropped.
 #[derive(Debug)]
@@ -60,12 +68,85 @@ impl Drop for Leaving {
     }
 }
 
+/// What a reclaim does that waits for what is leaving.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WaitFollowUp {
+    Wait,
+    /// It has waited long enough, if not in vain.
+    End,
+    /// It has waited in vain.
+    GiveUp,
+}
+
+/// A wait of a reclaim for what is leaving.
+#[derive(Debug)]
+pub(super) struct LeavingWait {
+    freed_bytes: u64,
+    in_vain_at: Instant,
+    end: Instant,
+}
+
+impl LeavingWait {
+    /// Begins a wait that ends with `until` at the latest.
+    pub(super) fn begin(now: Instant, until: Option<Instant>) -> Self {
+        let end = now + LEAVING_WAIT * LEAVING_WAITS_MAX;
+        let end = until.map_or(end, |until| until.min(end));
+        Self { freed_bytes: 0, in_vain_at: now + LEAVING_WAIT, end }
+    }
+
+    /// Decides what to do when so much has been freed since the wait began.
+    pub(super) fn follow_up(&mut self, now: Instant, freed_bytes: u64) -> WaitFollowUp {
+        if freed_bytes > self.freed_bytes {
+            (self.freed_bytes, self.in_vain_at) = (freed_bytes, now + LEAVING_WAIT);
+        }
+        match now {
+            _ if now >= self.in_vain_at => WaitFollowUp::GiveUp,
+            // Another wait would find the same.
+            _ if now >= self.end && now + LEAVING_WAIT / 2 >= self.in_vain_at => WaitFollowUp::GiveUp,
+            _ if now >= self.end => WaitFollowUp::End,
+            _ => WaitFollowUp::Wait,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::group_reclaim::leaving_bytes;
+    use crate::rounds::FirstRounds;
+    use crate::scan_control::Reason;
     use umemcg_arena::Arena;
     use umemcg_group::GroupTree;
+
+    #[test]
+    fn a_wait_for_single_bytes_ends() {
+        let begin = Instant::now();
+        let mut wait = LeavingWait::begin(begin, None);
+        let mut after = |waits: u32, freed: u64| wait.follow_up(begin + LEAVING_WAIT * waits / 2, freed);
+        for waits in 0..2 * LEAVING_WAITS_MAX {
+            assert_eq!(after(waits, waits.into()), WaitFollowUp::Wait);
+        }
+        assert_eq!(after(2 * LEAVING_WAITS_MAX, 100), WaitFollowUp::End);
+        let mut in_vain = LeavingWait::begin(begin, None);
+        assert_eq!(in_vain.follow_up(begin + LEAVING_WAIT, 0), WaitFollowUp::GiveUp);
+        let mut shorter = LeavingWait::begin(begin, Some(begin + LEAVING_WAIT / 2));
+        assert_eq!(shorter.follow_up(begin + LEAVING_WAIT / 4, 0), WaitFollowUp::Wait);
+        assert_eq!(shorter.follow_up(begin + LEAVING_WAIT / 2, 0), WaitFollowUp::GiveUp);
+    }
+
+    #[test]
+    fn a_reclaim_that_has_waited_already_does_not_wait() {
+        let tree = GroupTree::new(1 << 20);
+        let arena = Arena::new(1 << 20, 1).unwrap();
+        let reclaimer = Arc::new(Reclaimer::new(arena, Arc::clone(&tree), 1).unwrap());
+        let group = tree.create(tree.root(), "g".as_ref()).unwrap();
+        let leaving = Leaving::new(&reclaimer, &group, 1 << 20);
+        let reclaim = |rounds| reclaimer.reclaim_in(&group, 1, Reason::Direct, rounds, &|| false).pages();
+        let hangs = || GroupReclaim::of(&group, 1).leaving_bytes().hangs();
+        assert_eq!((reclaim(FirstRounds::with_leaving_until(Instant::now())), hangs()), (0, false));
+        assert_eq!((reclaim(FirstRounds::default()), hangs()), (0, true), "it has waited in vain");
+        leaving.end(0, 0);
+    }
 
     #[test]
     fn what_is_leaving_counts_above_also_when_its_group_goes() {

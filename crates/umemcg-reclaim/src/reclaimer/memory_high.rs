@@ -5,12 +5,15 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
+use umemcg_base::sync::Instant;
 use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::{EventKind, Group, UNLIMITED};
 
 use super::Reclaimer;
+use super::leaving::LEAVING_WAIT;
 use crate::group_reclaim::GroupReclaim;
 use crate::kswapd::listen_for_pressure;
+use crate::rounds::FirstRounds;
 use crate::scan_control::{MAX_RECLAIM_RETRIES, Reason, SWAP_CLUSTER_MAX};
 use crate::stall::StalledHere;
 
@@ -102,13 +105,15 @@ impl Reclaimer {
 
     /// Ends a request that charged `bytes`: for each level over its `memory.high` reclaims as long
     /// as that brings something, and returns for how long the answer is then to be delayed. May
-    /// sleep for reclaim; no lock may be held.
+    /// sleep for reclaim, and once for what is leaving; no lock may be held.
     #[doc(alias = "mem_cgroup_handle_over_high")]
     pub fn handle_over_high(&self, group: &Arc<Group>, bytes: u64, cancelled: &dyn Fn() -> bool) -> Duration {
         assert_no_locks_held("the end of a request");
         let _stalled = StalledHere::begin(group);
         let pages = bytes.div_ceil(PAGE_SIZE_U64);
         let mut delay = Duration::ZERO;
+        // For all rounds together: each could wait as long.
+        let rounds = FirstRounds::with_leaving_until(Instant::now() + LEAVING_WAIT);
         for at in std::iter::successors(Some(group), |at| at.parent()) {
             let high = self.high(at);
             if at.usage_bytes() <= high {
@@ -117,7 +122,8 @@ impl Reclaimer {
             at.event(EventKind::High);
             let mut retries = MAX_RECLAIM_RETRIES;
             while retries > 0 && at.usage_bytes() > high && !cancelled() {
-                if self.reclaim(at, SWAP_CLUSTER_MAX.max(pages), Reason::Direct, cancelled).pages() == 0 {
+                let goal = SWAP_CLUSTER_MAX.max(pages);
+                if self.reclaim_in(at, goal, Reason::Direct, rounds, cancelled).pages() == 0 {
                     break;
                 }
                 retries -= 1;

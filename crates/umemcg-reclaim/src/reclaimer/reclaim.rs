@@ -6,7 +6,6 @@
 //! nothing but dirty pages, it waits for write-back, for a bounded time.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use umemcg_base::clock::Clock;
 use umemcg_base::sync::Instant;
@@ -14,6 +13,7 @@ use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::{Group, StatItem};
 
 use super::Reclaimer;
+use super::leaving::{LeavingWait, WaitFollowUp};
 use crate::group_reclaim::GroupReclaim;
 use crate::mechanism;
 use crate::protection::ReclaimProtection;
@@ -24,10 +24,6 @@ use crate::scan_control::{DEF_PRIORITY, Pass, Progress, Reason, SWAP_CLUSTER_MAX
 /// leaving. A kernel that does other work takes longer than one to begin, and what is given up is
 /// asked for elsewhere: all of it would be lost to the group when it comes.
 const WAITS_IN_VAIN_MAX: u32 = 6;
-
-/// Longest time in which nothing comes of what is leaving before a reclaim that has found nothing
-/// else goes on without it.
-const LEAVING_WAIT: Duration = Duration::from_secs(2);
 
 impl Reclaimer {
     /// Reclaims about `goal` pages from `root` and everything below it. May sleep. No lock may be
@@ -42,7 +38,18 @@ impl Reclaimer {
         reason: Reason,
         cancelled: &dyn Fn() -> bool,
     ) -> Progress {
-        let first_rounds = FirstRounds::default();
+        self.reclaim_in(root, goal, reason, FirstRounds::default(), cancelled)
+    }
+
+    /// Like [`reclaim`](Self::reclaim), with these rounds.
+    pub(super) fn reclaim_in(
+        &self,
+        root: &Arc<Group>,
+        goal: u64,
+        reason: Reason,
+        first_rounds: FirstRounds,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Progress {
         self.noteworthy.timed(root, reason, || {
             mechanism::in_reclaim(|| self.reclaim_now(root, goal, reason, first_rounds, cancelled))
         })
@@ -87,7 +94,8 @@ impl Reclaimer {
             ));
             // What is on its way comes before what `low` protects, and before a failure.
             if progress.pages() == 0 && !first_rounds.never_waits {
-                progress.slab_bytes += self.wait_for_leaving(root, freed_before, goal.max(1), cancelled);
+                let wanted = (freed_before, goal.max(1));
+                progress.slab_bytes += self.wait_for_leaving(root, wanted, &first_rounds, cancelled);
             }
             // Once more at most, taking memory that only `low` protects.
             if progress.pages() > 0 || cancelled() || !protection.give_up_low() {
@@ -113,8 +121,8 @@ impl Reclaimer {
         for priority in (0..=DEF_PRIORITY).rev() {
             // The last pass looks at everything, so what is on its way comes first.
             if priority == 0 && std::mem::take(&mut coming) > 0 && progress.pages() < needed {
-                let (freed_before, short) = (self.freed_bytes(root), goal.saturating_sub(progress.pages()));
-                progress.slab_bytes += self.wait_for_leaving(root, freed_before, short, cancelled);
+                let wanted = (self.freed_bytes(root), goal.saturating_sub(progress.pages()));
+                progress.slab_bytes += self.wait_for_leaving(root, wanted, &first_rounds, cancelled);
             }
             protection.refresh();
             let before = progress;
@@ -173,31 +181,32 @@ impl Reclaimer {
     }
 
     /// Waits for what is leaving `root` and those below it until this many pages have been freed
-    /// since `freed_before` was read, but not longer than [`LEAVING_WAIT`] in which nothing is.
-    /// After a wait in vain, no reclaim waits again until something is freed. Returns the bytes
-    /// that have been freed.
+    /// since `freed_before` was read, as long as [`LeavingWait`] and the rounds allow. After a
+    /// wait in vain, no reclaim waits again until something is freed. Returns the bytes that have
+    /// been freed.
     fn wait_for_leaving(
         &self,
         root: &Group,
-        freed_before: u64,
-        nr_pages: u64,
+        (freed_before, nr_pages): (u64, u64),
+        rounds: &FirstRounds,
         cancelled: &dyn Fn() -> bool,
     ) -> u64 {
         let leaving = GroupReclaim::of(root, self.nr_nodes()).leaving_bytes();
-        let (mut freed, mut give_up) = (0, Instant::now() + LEAVING_WAIT);
+        let mut wait = LeavingWait::begin(Instant::now(), rounds.leaving_until);
         loop {
             let released_before = self.pending_releases().released_bytes();
             let is_leaving = leaving.now() > 0;
-            let freed_now = leaving.freed() - freed_before;
-            if freed_now > freed {
-                (freed, give_up) = (freed_now, Instant::now() + LEAVING_WAIT);
-            }
+            let freed = leaving.freed() - freed_before;
             if freed >= nr_pages * PAGE_SIZE_U64 || !is_leaving || leaving.hangs() || cancelled() {
                 return freed;
             }
-            if Instant::now() >= give_up {
-                leaving.note_hangs();
-                return freed;
+            match wait.follow_up(Instant::now(), freed) {
+                WaitFollowUp::Wait => {}
+                WaitFollowUp::End => return freed,
+                WaitFollowUp::GiveUp => {
+                    leaving.note_hangs();
+                    return freed;
+                }
             }
             self.pending_releases().wait_for_any(released_before);
         }
