@@ -12,23 +12,45 @@ pub(crate) struct Profile {
     pub(crate) endpoint_url: Option<String>,
 }
 
-impl Profile {
-    /// Reads the profile that the environment names, `default` without. Files that are missing say
-    /// nothing.
-    pub(crate) fn from_files() -> Self {
+/// Where a profile is: its name, and the files.
+#[derive(Debug, Clone)]
+pub(crate) struct ProfileFiles {
+    config: PathBuf,
+    credentials: PathBuf,
+    name: String,
+}
+
+impl ProfileFiles {
+    /// Returns the files and the profile that the environment names, `default` without.
+    pub(crate) fn from_environment() -> Self {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let home = variable("HOME").map(PathBuf::from).unwrap_or_default();
         let path = |name: &str, file: &str| {
             variable(name).map_or_else(|| home.join(".aws").join(file), PathBuf::from)
         };
-        let name = variable("AWS_PROFILE").unwrap_or_else(|| "default".into());
-        let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
-        let mut profile = Self::default();
-        profile.read(&read(&path("AWS_CONFIG_FILE", "config")), &name);
-        profile.read(&read(&path("AWS_SHARED_CREDENTIALS_FILE", "credentials")), &name);
-        profile
+        Self {
+            config: path("AWS_CONFIG_FILE", "config"),
+            credentials: path("AWS_SHARED_CREDENTIALS_FILE", "credentials"),
+            name: variable("AWS_PROFILE").unwrap_or_else(|| "default".into()),
+        }
     }
 
+    #[cfg(test)]
+    pub(crate) fn new(config: PathBuf, credentials: PathBuf, name: &str) -> Self {
+        Self { config, credentials, name: name.into() }
+    }
+
+    /// Reads the profile. Files that are missing say nothing.
+    pub(crate) fn read(&self) -> Profile {
+        let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
+        let mut profile = Profile::default();
+        profile.read(&read(&self.config), &self.name);
+        profile.read(&read(&self.credentials), &self.name);
+        profile
+    }
+}
+
+impl Profile {
     /// Takes what a file says of a profile.
     fn read(&mut self, text: &str, name: &str) {
         let mut is_ours = false;

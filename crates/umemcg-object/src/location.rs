@@ -13,7 +13,8 @@ use thiserror::Error;
 use umemcg_vfs::object::Bucket;
 use url::Url;
 
-use crate::credentials_file::Profile;
+use crate::credentials_file::{Profile, ProfileFiles};
+use crate::file_credentials::FileCredentials;
 use crate::http_layer::{CountingConnector, RequestCounts, chain};
 use crate::runtime::runtime;
 use crate::store_bucket::{Listing, StoreBucket};
@@ -83,11 +84,16 @@ pub fn open(text: &str, options: &ObjectOptions) -> Result<Arc<dyn Bucket>, Loca
     let mut endpoint = options.endpoint.clone();
     let listing = match scheme {
         ObjectStoreScheme::AmazonS3 => {
-            let profile = Profile::from_files();
+            let files = ProfileFiles::from_environment();
+            let profile = files.read();
             endpoint = endpoint.or_else(|| s3_endpoint(&profile));
-            let store =
-                s3(text, options, &profile, endpoint.as_deref(), connector).build().map_err(settings)?;
-            Listing::paginated(store)
+            let mut builder = s3(text, options, &profile, endpoint.as_deref(), connector);
+            if !has_variable("AWS_ACCESS_KEY_ID")
+                && let Some(credentials) = FileCredentials::new(files, &profile)
+            {
+                builder = builder.with_credentials(Arc::new(credentials));
+            }
+            Listing::paginated(builder.build().map_err(settings)?)
         }
         ObjectStoreScheme::GoogleCloudStorage => {
             let mut builder = GoogleCloudStorageBuilder::from_env()
@@ -164,7 +170,6 @@ fn s3(
     endpoint: Option<&str>,
     connector: CountingConnector,
 ) -> AmazonS3Builder {
-    let has_variable = |name: &str| std::env::var(name).is_ok_and(|value| !value.is_empty());
     let mut builder = AmazonS3Builder::from_env()
         .with_url(url)
         .with_retry(retries())
@@ -179,15 +184,11 @@ fn s3(
     if let Some(region) = region {
         builder = builder.with_region(region);
     }
-    if !has_variable("AWS_ACCESS_KEY_ID")
-        && let (Some(id), Some(secret)) = (&profile.access_key_id, &profile.secret_access_key)
-    {
-        builder = builder.with_access_key_id(id).with_secret_access_key(secret);
-        if let Some(token) = &profile.session_token {
-            builder = builder.with_token(token);
-        }
-    }
     builder
+}
+
+fn has_variable(name: &str) -> bool {
+    std::env::var(name).is_ok_and(|value| !value.is_empty())
 }
 
 fn retries() -> RetryConfig {
