@@ -366,6 +366,25 @@ fn a_listing_of_any_length_stays_within_its_group() {
 }
 
 #[test]
+fn the_text_of_a_listing_and_long_keys_are_charged() {
+    let w = World::new(Freshness::CloseToOpen);
+    let long = [["x"; 250].concat(), ["y"; 250].concat(), ["z"; 250].concat()].join("/");
+    w.bucket.put("o", "1");
+    w.bucket.put(&long, "1");
+    let before = w.usage();
+    w.list("", true);
+    assert!(w.group().peak_bytes() >= before + (512 << 10), "while it is read");
+    let cost_of_open = |key: &str| {
+        let (node, _) = w.find(key).unwrap();
+        let before = w.usage();
+        let file = w.volume.open(&w.me, node, OFlags::RDONLY).unwrap();
+        (w.usage() - before, file)
+    };
+    let (short, long) = (cost_of_open("o"), cost_of_open(&long));
+    assert!(long.0 >= short.0 + 750, "{} and {}", long.0, short.0);
+}
+
+#[test]
 fn a_failing_store_is_an_error_and_nothing_more() {
     let mut w = World::new(Freshness::CloseToOpen);
     w.bucket.put("o", pattern(1 << 20, 5));

@@ -15,12 +15,19 @@ use crate::allowance::ReclaimEffort;
 use crate::error::VfsError;
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
 
+/// Longest key for which the charge of a content has room, in bytes.
+const SHORT_KEY_BYTES: usize = 128;
+/// The charge of a longer one: none is longer than this.
+const LONG_KEY_BYTES: u64 = 1024;
+
 /// The content of an object in one version. Another version is another content, so that no read
 /// mixes two.
 #[derive(Debug)]
 pub(super) struct Content {
     /// First, because it is released to a tree that the file may be the last to hold.
     charge: MetadataCharge<CONTENT_BYTES>,
+    /// For a key that is not short.
+    _key_charge: Option<MetadataCharge<LONG_KEY_BYTES>>,
     pub(super) info: ObjectInfo,
     pub(super) file: Arc<File>,
     /// (A) A read has found the store to have another version. Relaxed: it stands alone.
@@ -37,6 +44,8 @@ impl Content {
         (key, info): (String, &ObjectInfo),
     ) -> Result<Arc<Self>, VfsError> {
         let charge = MetadataCharge::take(effort, engine, group)?;
+        let is_long = key.len() > SHORT_KEY_BYTES;
+        let _key_charge = is_long.then(|| MetadataCharge::take(effort, engine, group)).transpose()?;
         let is_outdated = Arc::new(AtomicBool::new(false));
         let (bucket, log) = (Arc::clone(bucket), Arc::clone(failures));
         let failures = ReadFailures { log, is_outdated: Arc::clone(&is_outdated) };
@@ -44,7 +53,7 @@ impl Content {
         let file = engine
             .open_file(Arc::new(store), info.size)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-        Ok(Arc::new(Self { charge, info: info.clone(), file, is_outdated }))
+        Ok(Arc::new(Self { charge, _key_charge, info: info.clone(), file, is_outdated }))
     }
 
     /// Returns the group that pays.

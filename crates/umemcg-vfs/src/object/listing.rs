@@ -25,6 +25,8 @@ use umemcg::Group;
 
 /// Most names of a part.
 const NR_NAMES: usize = 1000;
+/// The text of such a part while it is read, in bytes: an entry has half a kilobyte, as a rule.
+const PART_BYTES: u64 = 512 << 10;
 /// Positions before those of names: `.` and `..`.
 const NR_DOTS: u64 = 2;
 
@@ -78,10 +80,11 @@ impl Listing {
             return Ok(false);
         }
         self.told = Told { at: Instant::now(), thread: 0 };
+        let text = HandleCharge::take(objects.reclaim_effort(), &objects.engine, group, PART_BYTES)?;
         let part = objects.list(prefix, self.next.as_deref(), NR_NAMES)?;
         let ListedPart { names, hidden, next } = part;
         hidden.iter().for_each(|key| objects.hidden.add(key));
-        drop(self.charge.take());
+        drop((text, self.charge.take()));
         let bytes = names.iter().map(bytes_of).sum();
         self.charge = Some(HandleCharge::take(objects.reclaim_effort(), &objects.engine, group, bytes)?);
         (self.is_begun, self.next) = (true, next);
