@@ -62,8 +62,20 @@ pub struct StoreState {
     pub heads: u64,
     /// Requests for a part of a listing.
     pub lists: u64,
+    /// Requests that store an object or a part of one.
+    #[serde(default)]
+    pub puts: u64,
+    /// Requests that copy an object.
+    #[serde(default)]
+    pub copies: u64,
+    /// Requests that remove an object.
+    #[serde(default)]
+    pub deletes: u64,
     /// Bytes that came.
     pub read_bytes: u64,
+    /// Bytes that the store took.
+    #[serde(default)]
+    pub written_bytes: u64,
     /// Requests that the store refused or did not answer.
     pub refusals: u64,
     /// Operations that failed in the end.
@@ -77,13 +89,28 @@ pub struct StoreState {
 impl StoreSource {
     /// Returns the volume that the daemon has.
     pub fn of(known: &object::StoreState) -> Self {
-        let BucketFigures { gets, heads, lists, read_bytes, refusals, failures } = known.figures;
+        let BucketFigures {
+            gets,
+            heads,
+            lists,
+            puts,
+            copies,
+            deletes,
+            read_bytes,
+            written_bytes,
+            refusals,
+            failures,
+        } = known.figures;
         let state = StoreState {
             trouble: known.trouble.clone(),
             gets,
             heads,
             lists,
+            puts,
+            copies,
+            deletes,
             read_bytes,
+            written_bytes,
             refusals,
             failures,
             hidden_keys: known.hidden_keys.clone(),

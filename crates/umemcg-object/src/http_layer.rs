@@ -48,6 +48,7 @@ impl RequestCounts {
             read_bytes: load(&self.read_bytes),
             refusals: load(&self.refusals),
             failures: load(&self.failures),
+            ..BucketFigures::default()
         }
     }
 

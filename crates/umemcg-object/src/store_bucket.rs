@@ -14,7 +14,8 @@ use object_store::{Error, GetOptions, GetRange, ListResult, ObjectMeta, ObjectSt
 use tokio::runtime::Handle;
 use umemcg_vfs::Timestamp;
 use umemcg_vfs::object::{
-    Bucket, BucketError, BucketFigures, ListedName, ListedPart, ObjectBody, ObjectInfo,
+    Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, ObjectBody, ObjectInfo,
+    ObjectSource,
 };
 
 use crate::http_layer::{HIDDEN, RequestCounts, chain};
@@ -134,6 +135,10 @@ impl AskedBucket {
         error
     }
 
+    fn not_yet(&self, what: &str, key: &str) -> BucketError {
+        BucketError::Denied(format!("{what} of {key:?} in {}: not supported yet", self.url))
+    }
+
     async fn part(
         &self,
         prefix: &str,
@@ -233,6 +238,7 @@ fn info_of(meta: &ObjectMeta) -> ObjectInfo {
         // Listings tell fractions of a second that headers do not.
         modified: Timestamp { seconds: meta.last_modified.timestamp(), nanoseconds: 0 },
         etag: meta.e_tag.as_deref().and_then(etag_of),
+        metadata: None,
     }
 }
 
@@ -296,6 +302,32 @@ impl Bucket for StoreBucket {
             let result = asked.read(&key, &info, range, &mut |bytes| body.take(bytes)).await;
             body.end(result);
         }));
+    }
+
+    fn upload_bytes(&self, _: u64) -> u64 {
+        0
+    }
+
+    fn upload(
+        &self,
+        key: &str,
+        _: &dyn ObjectSource,
+        _: &Metadata,
+        _: &Expected,
+    ) -> Result<ObjectInfo, BucketError> {
+        Err(self.asked.not_yet("PUT", key))
+    }
+
+    fn abort_upload(&self, key: &str, _: &str) -> Result<(), BucketError> {
+        Err(self.asked.not_yet("DELETE", key))
+    }
+
+    fn delete(&self, key: &str) -> Result<(), BucketError> {
+        Err(self.asked.not_yet("DELETE", key))
+    }
+
+    fn copy(&self, from: &str, _: &ObjectInfo, _: &str, _: &Expected) -> Result<ObjectInfo, BucketError> {
+        Err(self.asked.not_yet("COPY", from))
     }
 
     fn figures(&self) -> BucketFigures {

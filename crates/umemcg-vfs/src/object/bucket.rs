@@ -2,6 +2,7 @@
 //! asynchronous type crosses it.
 
 use std::fmt;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,7 +20,13 @@ pub struct ObjectInfo {
     pub modified: Timestamp,
     /// The store's name for these very bytes; `None` from a store that has none.
     pub etag: Option<Arc<str>>,
+    /// The user metadata; `None` in a listing, which does not tell them.
+    pub metadata: Option<Arc<Metadata>>,
 }
+
+/// The user metadata of an object: names, in small letters and without the store's prefix, and
+/// values (s3fs's keys: `mode`, `uid`, `gid`, `mtime`, `ctime`, `atime`).
+pub type Metadata = Vec<(String, String)>;
 
 impl ObjectInfo {
     /// Returns whether both are of the same bytes: by ETag, or where one is missing by length and
@@ -52,6 +59,17 @@ pub struct ListedPart {
     pub next: Option<String>,
 }
 
+/// The condition under which a change takes effect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Expected {
+    /// There is no object of this key.
+    Absent,
+    /// The object is still this one.
+    Same(ObjectInfo),
+    /// Whatever is there.
+    Anything,
+}
+
 /// Why a request to a store failed. The texts name the store and the key.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum BucketError {
@@ -70,6 +88,9 @@ pub enum BucketError {
     /// The answer makes no sense.
     #[error("{0}")]
     Corrupt(String),
+    /// The bytes that were to be stored cannot be read, or an upload cannot be noted.
+    #[error("{0}")]
+    Source(String),
 }
 
 impl BucketError {
@@ -79,7 +100,7 @@ impl BucketError {
             Self::NotFound(_) => Errno::NOENT,
             Self::Changed(_) => Errno::STALE,
             Self::Denied(_) => Errno::ACCESS,
-            Self::Unavailable(_) | Self::Corrupt(_) => Errno::IO,
+            Self::Unavailable(_) | Self::Corrupt(_) | Self::Source(_) => Errno::IO,
         }
     }
 }
@@ -93,8 +114,16 @@ pub struct BucketFigures {
     pub heads: u64,
     /// Requests for a part of a listing.
     pub lists: u64,
+    /// Requests that store an object or a part of one, or that begin or end an upload in parts.
+    pub puts: u64,
+    /// Requests that copy an object.
+    pub copies: u64,
+    /// Requests that remove an object or give up an upload in parts.
+    pub deletes: u64,
     /// Bytes of objects that came.
     pub read_bytes: u64,
+    /// Bytes of objects that the store took.
+    pub written_bytes: u64,
     /// Requests that the store refused or did not answer; most are sent again.
     pub refusals: u64,
     /// Operations that failed in the end, other than for what is not there or has changed.
@@ -126,6 +155,23 @@ pub trait ObjectBody: Send + fmt::Debug {
     fn end(self: Box<Self>, result: Result<(), BucketError>);
 }
 
+/// The bytes of an object that is to be stored.
+pub trait ObjectSource: Send + Sync + fmt::Debug {
+    /// Returns their number.
+    fn size(&self) -> u64;
+    /// Fills `into` with the bytes from `offset` on.
+    ///
+    /// # Errors
+    /// If not all of them can be read.
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
+    /// Notes that an upload in parts has begun, or (`None`) that it is over, so that one which a
+    /// crash leaves behind can be ended. The note is durable when this returns.
+    ///
+    /// # Errors
+    /// If it cannot be made durable; the upload is given up.
+    fn note_upload(&self, upload: Option<&str>) -> io::Result<()>;
+}
+
 /// A prefix of a bucket. Keys are relative to it. All calls but the figures and those that begin
 /// something may sleep for as long as the store does, within its time limits; none is made with a
 /// lock held.
@@ -153,6 +199,32 @@ pub trait Bucket: Send + Sync + fmt::Debug {
     /// Begins a read as [`read`](Self::read) does, and returns without waiting for the store. The
     /// bytes are taken, and the end is told, by a thread that serves no requests.
     fn begin_read(&self, key: &str, info: &ObjectInfo, range: Range<u64>, body: Box<dyn ObjectBody>);
+    /// Returns how many bytes of memory an upload of `size` bytes holds at once. Its caller has
+    /// charged them.
+    fn upload_bytes(&self, size: u64) -> u64;
+    /// Stores an object, whole or not at all, and returns the facts about it.
+    /// [`BucketError::Changed`] when `expected` does not hold. After
+    /// [`BucketError::Unavailable`] the object may be there all the same: an answer can be lost.
+    fn upload(
+        &self,
+        key: &str,
+        source: &dyn ObjectSource,
+        metadata: &Metadata,
+        expected: &Expected,
+    ) -> Result<ObjectInfo, BucketError>;
+    /// Ends an upload in parts that a crash left behind. One that is over is no error.
+    fn abort_upload(&self, key: &str, upload: &str) -> Result<(), BucketError>;
+    /// Removes an object. One that is not there is no error.
+    fn delete(&self, key: &str) -> Result<(), BucketError>;
+    /// Copies an object in this version within the bucket, its metadata too.
+    /// [`BucketError::Changed`] when it has another version, or `expected` does not hold of `to`.
+    fn copy(
+        &self,
+        from: &str,
+        info: &ObjectInfo,
+        to: &str,
+        expected: &Expected,
+    ) -> Result<ObjectInfo, BucketError>;
     /// Returns what it has been asked so far.
     fn figures(&self) -> BucketFigures;
     /// Returns the last failure, if the store has not answered since.

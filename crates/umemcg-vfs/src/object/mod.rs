@@ -36,7 +36,8 @@ use crate::kernel_cache::KernelCache;
 use crate::name::NAME_MAX;
 use crate::volume::{Attributes, Lookup, Open, Volume, VolumeDir, VolumeFile, VolumeKind, next_store_id};
 pub use bucket::{
-    Bucket, BucketError, BucketFigures, ListedName, ListedPart, ObjectBody, ObjectInfo, StoreState,
+    Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, ObjectBody, ObjectInfo,
+    ObjectSource, StoreState,
 };
 pub use config::{Freshness, ObjectConfig};
 use listing::OpenDirectory;
