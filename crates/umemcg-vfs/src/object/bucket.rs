@@ -9,6 +9,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use thiserror::Error;
 
+use super::staged_file::StagedFile;
 use crate::attr::Timestamp;
 
 /// The facts about one object.
@@ -145,6 +146,8 @@ pub struct StoreState {
     pub hidden_keys: Vec<String>,
     /// There are more of them.
     pub has_more_hidden: bool,
+    /// Files that hold what is not in the store.
+    pub staged: Vec<StagedFile>,
 }
 
 /// What becomes of the bytes of a read.

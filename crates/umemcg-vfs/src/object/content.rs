@@ -1,16 +1,21 @@
 //! The cached content of one object in one version, and that object as its store.
+//!
+//! What is written to it goes to a draft, which stands for it from then on.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
-use umemcg::files::{BackingStore, File, StoreId, StoreRead};
+use umemcg::files::{BackingStore, File, StartedRead, StoreId, StoreRead};
 use umemcg::{Engine, Group, OwnerId};
 use umemcg_arena::{Arena, Segment};
+use umemcg_base::{ErrorSequence, LeafMutex};
 
 use super::bucket::{Bucket, BucketError, ObjectBody, ObjectInfo};
+use super::draft::Draft;
 use super::failure_log::FailureLog;
+use super::turn::Turn;
 use crate::allowance::ReclaimEffort;
 use crate::error::VfsError;
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
@@ -21,10 +26,23 @@ use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
 pub(super) struct Content {
     /// First, because it is released to a tree that the file may be the last to hold.
     charge: MetadataCharge<CONTENT_BYTES>,
-    pub(super) info: ObjectInfo,
-    pub(super) file: Arc<File>,
+    place: Arc<LeafMutex<Place>>,
+    file: Arc<File>,
+    /// The bytes as they were changed, once they were.
+    draft: OnceLock<Arc<Draft>>,
+    /// Of the making of the draft.
+    pub(super) drafting: Turn,
+    /// What could not be stored, for the open files.
+    pub(super) errors: ErrorSequence,
     /// (A) A read has found the store to have another version. Relaxed: it stands alone.
     pub(super) is_outdated: Arc<AtomicBool>,
+}
+
+/// Where the bytes of a content are.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) key: Arc<str>,
+    pub(super) info: ObjectInfo,
 }
 
 impl Content {
@@ -40,16 +58,84 @@ impl Content {
         let is_outdated = Arc::new(AtomicBool::new(false));
         let (bucket, log) = (Arc::clone(bucket), Arc::clone(failures));
         let failures = ReadFailures { log, is_outdated: Arc::clone(&is_outdated) };
-        let store = ObjectStore { id, bucket, key: key.into(), info: info.clone(), failures };
+        let place = Arc::new(LeafMutex::new(Place { key: key.into(), info: info.clone() }));
+        let store = ObjectStore { id, bucket, place: Arc::clone(&place), failures };
         let file = engine
             .open_file(Arc::new(store), info.size)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-        Ok(Arc::new(Self { charge, info: info.clone(), file, is_outdated }))
+        let draft = OnceLock::new();
+        Ok(Arc::new(Self {
+            charge,
+            place,
+            file,
+            draft,
+            drafting: Turn::default(),
+            errors: ErrorSequence::new(),
+            is_outdated,
+        }))
+    }
+
+    /// Creates the content of an object that is being made, charged to a group. May sleep for
+    /// memory.
+    pub(super) fn of_draft(
+        effort: ReclaimEffort,
+        engine: &Arc<Engine>,
+        group: &Arc<Group>,
+        (key, draft): (String, Arc<Draft>),
+    ) -> Result<Arc<Self>, VfsError> {
+        Ok(Arc::new(Self {
+            charge: MetadataCharge::take(effort, engine, group)?,
+            place: Arc::new(LeafMutex::new(Place { key: key.into(), info: draft.shown() })),
+            file: Arc::clone(&draft.file),
+            draft: OnceLock::from(draft),
+            drafting: Turn::default(),
+            errors: ErrorSequence::new(),
+            is_outdated: Arc::default(),
+        }))
     }
 
     /// Returns the group that pays.
     pub(super) fn owner(&self) -> OwnerId {
         self.charge.owner()
+    }
+
+    /// Returns the bytes: those of the draft, if there is one.
+    #[inline]
+    pub(super) fn file(&self) -> &Arc<File> {
+        self.draft.get().map_or(&self.file, |draft| &draft.file)
+    }
+
+    /// Returns the bytes that a read was started on.
+    pub(super) fn file_of(&self, read: &StartedRead) -> &Arc<File> {
+        if self.file.has_started(read) { &self.file } else { self.file() }
+    }
+
+    /// Returns the draft, if there is one.
+    #[inline]
+    pub(super) fn draft(&self) -> Option<&Arc<Draft>> {
+        self.draft.get()
+    }
+
+    /// Has a draft stand for it, by the thread whose turn [`drafting`](Self::drafting) is.
+    pub(super) fn set_draft(&self, draft: Arc<Draft>) {
+        let _ = self.draft.set(draft);
+    }
+
+    /// Returns the object that it is the content of.
+    pub(super) fn place(&self) -> Place {
+        self.place.lock().clone()
+    }
+
+    /// Returns the facts to show: those of the draft, if there is one.
+    pub(super) fn shown(&self) -> ObjectInfo {
+        self.draft().map_or_else(|| self.place.lock().info.clone(), |draft| draft.shown())
+    }
+
+    /// Reads the same bytes from another object from now on.
+    pub(super) fn move_to(&self, key: &str, info: &ObjectInfo) {
+        let moved = Place { key: key.into(), info: info.clone() };
+        let old = std::mem::replace(&mut *self.place.lock(), moved);
+        drop(old);
     }
 }
 
@@ -58,9 +144,14 @@ impl Content {
 struct ObjectStore {
     id: StoreId,
     bucket: Arc<dyn Bucket>,
-    key: Box<str>,
-    info: ObjectInfo,
+    place: Arc<LeafMutex<Place>>,
     failures: ReadFailures,
+}
+
+impl ObjectStore {
+    fn place(&self) -> Place {
+        self.place.lock().clone()
+    }
 }
 
 /// What becomes of the failures of reads.
@@ -110,12 +201,13 @@ impl BackingStore for ObjectStore {
 
     fn read_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize> {
         let wanted: u64 = segments.iter().map(|segment| u64::from(segment.len)).sum();
-        let end = self.info.size.min(offset.saturating_add(wanted));
+        let Place { key, info } = self.place();
+        let end = info.size.min(offset.saturating_add(wanted));
         if offset >= end {
             return Ok(0);
         }
         let mut into = SegmentWriter { arena, segments, at: 0 };
-        let result = self.bucket.read(&self.key, &self.info, offset..end, &mut |bytes| into.write(bytes));
+        let result = self.bucket.read(&key, &info, offset..end, &mut |bytes| into.write(bytes));
         result.map(|()| (end - offset) as usize).map_err(|error| self.failures.note(error))
     }
 
@@ -124,14 +216,15 @@ impl BackingStore for ObjectStore {
     }
 
     fn begin_read(&self, read: StoreRead) {
-        let end = self.info.size.min(read.offset().saturating_add(read.len() as u64));
+        let Place { key, info } = self.place();
+        let end = info.size.min(read.offset().saturating_add(read.len() as u64));
         let range = read.offset()..end;
         if range.is_empty() {
             return read.finish(Ok(()));
         }
         self.bucket.begin_read(
-            &self.key,
-            &self.info,
+            &key,
+            &info,
             range,
             Box::new(Delivery { read, failures: self.failures.clone() }),
         );

@@ -100,7 +100,7 @@ fn ask_for_names(objects: &Objects, lists: &NameLists, target: &ShrinkTarget<'_>
     for node in nodes {
         let content = objects.tree.lock().idle_content(node);
         let Some(content) = content else { continue };
-        if content.is_some_and(|content| content.file.has_cached_pages()) {
+        if content.is_some_and(|content| content.file().has_cached_pages()) {
             continue;
         }
         let leaving = objects.tree.lock().ask_to_leave(node, now_ms);
@@ -137,7 +137,7 @@ fn drop_kept(objects: &Objects, lists: &NameLists, target: &ShrinkTarget<'_>, nr
     for node in nodes {
         let (removed, bytes) = {
             let content = objects.tree.lock().get(node).ok().and_then(|found| found.content.clone());
-            if content.is_some_and(|content| content.file.has_cached_pages()) {
+            if content.is_some_and(|content| content.file().has_cached_pages()) {
                 continue;
             }
             let mut tree = objects.tree.lock();
