@@ -111,6 +111,14 @@ fn a_file_grows_at_its_end_and_is_cut() {
 }
 
 #[test]
+fn a_file_that_is_only_cut_by_its_open_is_stored() {
+    let w = World::new();
+    w.put("a", b"bytes").unwrap();
+    drop(w.open("a", OFlags::RDONLY | OFlags::TRUNC).unwrap());
+    assert_eq!(w.stored("a").unwrap(), b"");
+}
+
+#[test]
 fn holes_are_zeroes_in_the_store() {
     let w = World::new();
     let file = w.create("sparse").unwrap();
@@ -446,16 +454,7 @@ fn what_a_crash_leaves_is_kept_and_listed() {
     big.fsync(false).unwrap_err();
     assert_eq!(w.bucket.uploads().len(), 1);
     std::mem::forget((keep, unsaved, big));
-    let World { volume, bucket, staging, max_bytes, engine, me } = w;
-    // A killed daemon drops nothing; its lock goes with its descriptors.
-    let below = std::fs::read_dir(staging.path()).unwrap().next().unwrap().unwrap().path();
-    let copy = tempfile::tempdir().unwrap();
-    let to = copy.path().join(below.file_name().unwrap());
-    std::fs::create_dir_all(to.join("lost")).unwrap();
-    for entry in std::fs::read_dir(&below).unwrap().map(Result::unwrap).filter(|e| e.path().is_file()) {
-        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
-    }
-    let w = World::on(bucket, Arc::new(copy), 64 << 20, max_bytes);
+    let w = w.restart_elsewhere();
     assert!(w.bucket.uploads().is_empty(), "an upload that was begun is ended");
     let staged: Vec<_> = w.staged().into_iter().map(|file| (file.key, file.bytes, file.is_lost)).collect();
     assert_eq!(staged, [("d".into(), 16, true), ("big".into(), PART_BYTES + 1, true)]);
@@ -463,7 +462,6 @@ fn what_a_crash_leaves_is_kept_and_listed() {
     assert_eq!((w.nr_staging_files(), w.get("stored").unwrap()), (0, b"IN the store".to_vec()));
     let w = w.restart();
     assert_eq!(w.staged().len(), 2, "for good");
-    drop((volume, staging, engine, me));
 }
 
 #[test]
@@ -505,6 +503,8 @@ fn a_staging_directory_that_cannot_be_used_is_told() {
     let error = open(file.path());
     assert!(matches!(error, VolumeError::Staging { .. }), "{error}");
     assert!(error.to_string().contains("memory://bucket"), "{error}");
+    let error = open(&w.staging.path().join("none"));
+    assert!(matches!(error, VolumeError::Staging { errno: Errno::NOENT, .. }), "{error}");
 }
 
 #[test]
@@ -537,4 +537,43 @@ fn all_that_was_charged_comes_back() {
     assert_eq!((w.volume.nr_nodes(), w.nr_staging_files()), (0, 0));
     w.group().drain_stocks();
     assert!(w.group().usage_bytes() < 4096, "{}", w.group().usage_bytes());
+}
+
+#[test]
+fn threads_that_change_the_same_names_never_wait_for_each_other_for_ever() {
+    const NAMES: [&str; 4] = ["a", "b", "d/a", "d/b"];
+    let w = World::with(16 << 20, 64 << 20);
+    w.mkdir("d").unwrap();
+    let w = &w;
+    std::thread::scope(|scope| {
+        for thread in 0..6_usize {
+            scope.spawn(move || {
+                for nr in 0..60_usize {
+                    let (name, other) = (NAMES[(nr + thread) % 4], NAMES[(nr * 3 + thread) % 4]);
+                    // What one thread does may be in another's way; nothing else goes wrong.
+                    let done = match (nr + thread) % 5 {
+                        0 => w.put(name, &pattern(20_000 + nr, thread as u8)),
+                        1 => w.rename(name, other, RenameFlags::empty()),
+                        2 => w.unlink(name),
+                        3 => w.get(name).map(drop),
+                        _ => w.volume.syncfs(),
+                    };
+                    let expected = [None, Some(Errno::NOENT), Some(Errno::STALE), Some(Errno::IO)];
+                    let found = errno(done);
+                    assert!(expected.contains(&found), "{found:?}");
+                    w.names("d");
+                }
+            });
+        }
+    });
+    w.volume.syncfs().unwrap();
+    let keys: Vec<_> = w.bucket.keys().into_iter().filter(|key| !key.ends_with('/')).collect();
+    for name in NAMES {
+        let shown = w.get(name).ok();
+        assert!(shown == w.stored(name), "{name}");
+        assert_eq!(shown.is_some(), keys.contains(&name.to_owned()), "{name}");
+    }
+    println!("lost {:?}", w.staged());
+    assert!(w.staged().iter().all(|file| file.is_lost));
+    assert_eq!(w.nr_staging_files(), 0);
 }

@@ -130,7 +130,11 @@ impl Drafts {
         let Some(draft) = content.draft().filter(|draft| draft.is_unsaved()) else { return Ok(()) };
         let _turn = draft.turn.take();
         let key = self.objects.tree.lock().path(draft.node);
-        let Ok(key) = key else { return Ok(()) };
+        let Ok(key) = key else {
+            // The name was removed while the change began.
+            self.lose_name(draft);
+            return Ok(());
+        };
         self.store_in_turn(content, draft, group, (&key, None))
     }
 

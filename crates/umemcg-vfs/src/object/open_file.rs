@@ -160,8 +160,8 @@ impl OpenFile {
 impl Drop for OpenFile {
     fn drop(&mut self) {
         let has_news = self.content.draft().is_some_and(|draft| draft.has_news());
-        if self.is_writable()
-            && has_news
+        if has_news
+            && wants_to_write(self.flags)
             && let Some(drafts) = &self.drafts
             && let Err(errno) = drafts.store(&self.content, &self.group)
         {

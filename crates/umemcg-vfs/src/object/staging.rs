@@ -10,9 +10,10 @@
 //! Nothing is deleted here that is not in the store, unless its name was removed. What a daemon
 //! finds of one that ended early is moved to `lost/`, and is listed with the volume.
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -68,7 +69,12 @@ impl Staging {
             dir: dir.clone(),
             errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
         };
-        fs::create_dir_all(dir.join(LOST)).map_err(failed)?;
+        for made in [&dir, &dir.join(LOST)] {
+            match DirBuilder::new().mode(0o700).create(made) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
+                _ => {}
+            }
+        }
         let config = VolumeConfig { resolve: Resolve::Names, ..VolumeConfig::new(&dir) };
         let host_dir = HostDirectory::open_as(store_id, &config)?;
         try_to_write(&dir).map_err(failed)?;

@@ -89,6 +89,11 @@ impl MemoryBucket {
         self.change_faults.lock().unwrap().extend(faults);
     }
 
+    /// Ends what [`fail_changes`](Self::fail_changes) began.
+    pub fn fail_no_changes(&self) {
+        self.change_faults.lock().unwrap().clear();
+    }
+
     /// Makes a change under its condition, and with the fault that is due.
     fn change(
         &self,

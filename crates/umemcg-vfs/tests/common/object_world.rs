@@ -73,6 +73,22 @@ impl World {
         Self::of((engine, me.group), bucket, staging, max_bytes)
     }
 
+    /// Leaves the volume as a killed daemon would, and opens one on a copy of the staging directory:
+    /// the lock goes with a process only.
+    pub fn restart_elsewhere(self) -> Self {
+        let Self { volume, bucket, engine, me, staging, max_bytes } = self;
+        let below = std::fs::read_dir(staging.path()).unwrap().next().unwrap().unwrap().path();
+        let copy = tempfile::tempdir().unwrap();
+        let to = copy.path().join(below.file_name().unwrap());
+        std::fs::create_dir_all(to.join("lost")).unwrap();
+        for entry in std::fs::read_dir(&below).unwrap().map(Result::unwrap).filter(|e| e.path().is_file()) {
+            std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+        }
+        let pool_bytes = engine.arena().nr_frames() as u64 * 4096;
+        std::mem::forget((volume, me));
+        Self::on(bucket, Arc::new(copy), pool_bytes, max_bytes)
+    }
+
     pub fn group(&self) -> &Arc<Group> {
         &self.me.group
     }
