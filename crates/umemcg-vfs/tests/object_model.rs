@@ -240,7 +240,7 @@ impl Model {
         let numbers: Vec<_> = self.names.values().copied().collect();
         for number in numbers {
             if self.files[number].is_dirty {
-                self.tried(number, &result.as_ref().map(|()| ()).map_err(|error| error.errno().into()));
+                self.tried(number, &result.as_ref().copied().map_err(|error| error.errno().into()));
             }
         }
         self.w().bucket.fail_no_changes();

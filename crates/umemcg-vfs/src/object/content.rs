@@ -15,7 +15,6 @@ use umemcg_base::{ErrorSequence, LeafMutex};
 use super::bucket::{Bucket, BucketError, ObjectBody, ObjectInfo};
 use super::draft::Draft;
 use super::failure_log::FailureLog;
-use super::turn::Turn;
 use crate::allowance::ReclaimEffort;
 use crate::error::VfsError;
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
@@ -30,8 +29,6 @@ pub(super) struct Content {
     file: Arc<File>,
     /// The bytes as they were changed, once they were.
     draft: OnceLock<Arc<Draft>>,
-    /// Of the making of the draft.
-    pub(super) drafting: Turn,
     /// What could not be stored, for the open files.
     pub(super) errors: ErrorSequence,
     /// (A) A read has found the store to have another version. Relaxed: it stands alone.
@@ -64,15 +61,7 @@ impl Content {
             .open_file(Arc::new(store), info.size)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         let draft = OnceLock::new();
-        Ok(Arc::new(Self {
-            charge,
-            place,
-            file,
-            draft,
-            drafting: Turn::default(),
-            errors: ErrorSequence::new(),
-            is_outdated,
-        }))
+        Ok(Arc::new(Self { charge, place, file, draft, errors: ErrorSequence::new(), is_outdated }))
     }
 
     /// Creates the content of an object that is being made, charged to a group. May sleep for
@@ -88,7 +77,6 @@ impl Content {
             place: Arc::new(LeafMutex::new(Place { key: key.into(), info: draft.shown() })),
             file: Arc::clone(&draft.file),
             draft: OnceLock::from(draft),
-            drafting: Turn::default(),
             errors: ErrorSequence::new(),
             is_outdated: Arc::default(),
         }))
@@ -116,7 +104,7 @@ impl Content {
         self.draft.get()
     }
 
-    /// Has a draft stand for it, by the thread whose turn [`drafting`](Self::drafting) is.
+    /// Has a draft stand for it, by the thread that has the node's turn.
     pub(super) fn set_draft(&self, draft: Arc<Draft>) {
         let _ = self.draft.set(draft);
     }

@@ -15,9 +15,9 @@ use rustix::io::Errno;
 use super::ObjectVolume;
 use super::bucket::{BucketError, Expected, Metadata, ObjectSource};
 use super::content::Content;
+use super::node::{Facts, KEY_BYTES_MAX, NodeCharge, Told};
 use super::objects::key_part;
 use super::open_file::OpenFile;
-use super::tree::{Facts, KEY_BYTES_MAX, NodeCharge, Told};
 use crate::attr::{Entry, FileKind, NodeId};
 use crate::caller::Caller;
 use crate::error::VfsError;
@@ -25,7 +25,7 @@ use crate::handle_charge::HandleCharge;
 use crate::volume::{Create, Lookup, VolumeFile};
 
 /// Attempts to make a name or to open what has it, while others make and remove it.
-const NR_ATTEMPTS_MAX: usize = 8;
+const NR_ATTEMPTS_MAX: usize = 32;
 
 /// Returns a name as a key can have it.
 ///
@@ -64,12 +64,13 @@ impl ObjectVolume {
         if key.len() < KEY_BYTES_MAX { Ok(key) } else { Err(Errno::NAMETOOLONG) }
     }
 
-    /// Enters a new file and opens it; `None` if the name exists by now.
+    /// Enters a new file and opens it; `None` if the name may exist by now: the store was asked
+    /// `since`.
     fn new_file(
         &self,
         caller: &Caller,
         (parent, name): (NodeId, &str),
-        flags: OFlags,
+        (flags, since): (OFlags, Instant),
     ) -> Result<Option<(Entry, OpenFile)>, VfsError> {
         let (objects, drafts, group) = (&self.objects, self.drafts()?, &caller.group);
         let (engine, effort) = (&objects.engine, objects.reclaim_effort());
@@ -84,7 +85,8 @@ impl ObjectVolume {
         let lists = objects.lists().ok_or(Errno::STALE)?;
         let entered = {
             let mut tree = objects.tree.lock();
-            match tree.child(parent, name).is_some_and(|(_, found)| found.is_staged()) {
+            let is_there = tree.child(parent, name).is_some_and(|(_, found)| found.is_staged());
+            match is_there || tree.has_changed(parent, since) {
                 true => None,
                 false => {
                     let entered = tree.enter(lists, node, (parent, name), facts, charge);
@@ -93,6 +95,7 @@ impl ObjectVolume {
                     {
                         found.content = Some(Arc::clone(&content));
                         let _ = tree.pin(node);
+                        tree.note_changed(parent);
                     }
                     Some(entered)
                 }
@@ -124,6 +127,7 @@ impl ObjectVolume {
         self.drafts()?;
         let part = new_key_part(name)?;
         for _ in 0..NR_ATTEMPTS_MAX {
+            let since = Instant::now();
             match self.lookup(caller, parent, name) {
                 Ok(entry) => {
                     let opened = match FileKind::from_mode(entry.attr.mode) {
@@ -147,7 +151,7 @@ impl ObjectVolume {
                 Err(error) if error.errno() == Errno::NOENT => {}
                 Err(error) => return Err(error),
             }
-            if let Some(made) = self.new_file(caller, (parent, part), flags)? {
+            if let Some(made) = self.new_file(caller, (parent, part), (flags, since))? {
                 return Ok(made);
             }
         }

@@ -13,8 +13,8 @@
 //!    noted no more, until the next change.
 //! 4. It goes with the last open file. One that was not stored stays on disk.
 //!
-//! [`turn`](Draft::turn) is had by what must see the draft whole (an upload) and by what changes
-//! its state or its length downwards; writes go on beside it.
+//! The turn of its node (`turns`) is had by what must see the draft whole, such as an upload, and
+//! by what changes its state or its length; writes go on beside it.
 
 use std::io;
 use std::sync::Arc;
@@ -29,7 +29,6 @@ use super::bucket::{ObjectInfo, ObjectSource};
 use super::draft_record::DraftRecord;
 use super::staging::Staging;
 use super::staging_room::RoomClaim;
-use super::turn::Turn;
 use crate::allowance::ReclaimEffort;
 use crate::attr::{NodeId, Timestamp};
 use crate::error::VfsError;
@@ -51,8 +50,6 @@ pub(super) struct Draft {
     serial: u64,
     staging: Arc<Staging>,
     pub(super) room: RoomClaim,
-    /// See the module text.
-    pub(super) turn: Turn,
     progress: LeafMutex<Progress>,
     /// The group of the first writer.
     group: Arc<Group>,
@@ -156,7 +153,6 @@ impl DraftMaker<'_> {
             serial,
             staging: Arc::clone(self.staging),
             room,
-            turn: Turn::default(),
             progress: LeafMutex::new(progress),
             group: Arc::clone(self.group),
             _charge: charge,

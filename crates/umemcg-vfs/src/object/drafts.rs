@@ -11,10 +11,11 @@ use umemcg_base::{LeafMutex, assert_no_locks_held};
 use super::bucket::{BucketError, Expected, Metadata, ObjectInfo};
 use super::content::{Content, Place};
 use super::draft::{Changing, Draft, DraftMaker, Upload};
+use super::node::{Facts, Told};
 use super::objects::Objects;
 use super::staged_file::StagedFile;
 use super::staging::Staging;
-use super::tree::{Facts, Told};
+use super::turns::Turns;
 use super::upload_room::UploadRoom;
 use crate::attr::{NodeId, Timestamp};
 use crate::error::VfsError;
@@ -39,6 +40,7 @@ pub(super) struct Drafts {
     /// Those that are not in the store, by number.
     unsaved: LeafMutex<BTreeMap<u64, Arc<Content>>>,
     uploads: UploadRoom,
+    pub(super) turns: Turns,
     /// (C) What the marks of this volume's uploads begin with.
     mark: String,
 }
@@ -52,6 +54,7 @@ impl Drafts {
             max_bytes,
             unsaved: LeafMutex::default(),
             uploads: UploadRoom::default(),
+            turns: Turns::default(),
             mark,
         }
     }
@@ -77,7 +80,7 @@ impl Drafts {
         if let Some(draft) = content.draft() {
             return Ok(draft);
         }
-        let turn = content.drafting.take();
+        let turn = self.turns.take(node);
         if content.draft().is_none() {
             let place = content.place();
             let len = place.info.size.min(keep);
@@ -107,11 +110,18 @@ impl Drafts {
             if let Some(changing) = draft.try_begin_change() {
                 return changing;
             }
-            let turn = draft.turn.take();
+            let turn = self.turns.take(draft.node);
             if let Some(changing) = draft.try_begin_change() {
                 return changing;
             }
-            let key = self.objects.tree.lock().path(draft.node)?;
+            let key = {
+                let tree = self.objects.tree.lock();
+                if tree.was_removed(draft.node) {
+                    draft.lose_name();
+                    continue;
+                }
+                tree.path(draft.node)?
+            };
             draft.note(&key)?;
             if let Err(errno) = self.objects.tree.lock().stage(draft.node) {
                 draft.lose_name();
@@ -128,10 +138,10 @@ impl Drafts {
     /// As told to the open files, too ([`Content::errors`]).
     pub(super) fn store(&self, content: &Arc<Content>, group: &Arc<Group>) -> Result<(), Errno> {
         let Some(draft) = content.draft().filter(|draft| draft.is_unsaved()) else { return Ok(()) };
-        let _turn = draft.turn.take();
+        let _turn = self.turns.take(draft.node);
         let key = self.objects.tree.lock().path(draft.node);
         let Ok(key) = key else {
-            // The name was removed while the change began.
+            // The name was removed here, or the volume.
             self.lose_name(draft);
             return Ok(());
         };
@@ -275,7 +285,7 @@ impl Drafts {
         let unsaved: Vec<_> = self.unsaved.lock().values().cloned().collect();
         for content in unsaved {
             let Some(draft) = content.draft() else { continue };
-            let _turn = draft.turn.take();
+            let _turn = self.turns.take(draft.node);
             let key = self.objects.tree.lock().path(draft.node).unwrap_or_default();
             if draft.is_unsaved() {
                 let _ = draft.sync(&key);

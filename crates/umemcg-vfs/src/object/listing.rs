@@ -16,8 +16,8 @@ use rustix::io::Errno;
 use umemcg_base::LeafMutex;
 
 use super::bucket::{ListedName, ListedPart};
+use super::node::{Facts, Told};
 use super::objects::{Objects, is_path_name};
-use super::tree::{Facts, Told};
 use crate::allowance::ReclaimEffort;
 use crate::attr::{FileKind, NodeId};
 use crate::caller::Caller;

@@ -25,6 +25,7 @@ mod hidden_keys;
 mod listing;
 mod name_shrinker;
 mod names;
+mod node;
 mod objects;
 mod open_file;
 mod rename;
@@ -32,7 +33,7 @@ mod staged_file;
 mod staging;
 mod staging_room;
 mod tree;
-mod turn;
+mod turns;
 mod upload_room;
 mod xattrs;
 

@@ -7,8 +7,9 @@ use std::sync::{Arc, Weak};
 use umemcg::internal::ListLru;
 use umemcg::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
 
+use super::node::NODE_BYTES;
 use super::objects::Objects;
-use super::tree::{Leaving, NODE_BYTES};
+use super::tree::Leaving;
 use crate::attr::FileKind;
 use crate::kernel_cache::IdleInode;
 use crate::name_lists::{Listed, NODE, NameLists};

@@ -17,13 +17,16 @@ use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::volume::{Lookup, Names};
 
+/// How often a renaming is tried while others take the new name.
+const NR_ATTEMPTS_MAX: usize = 8;
+
 impl ObjectVolume {
     fn remove_file(&self, node: NodeId, (parent, name): (NodeId, &str)) -> Result<(), VfsError> {
         let drafts = self.drafts()?;
+        // No upload makes the object anew afterwards.
+        let turn = drafts.turns.take(node);
         let content = self.objects.tree.lock().get(node)?.content.clone();
         let draft = content.as_ref().and_then(|content| content.draft());
-        // No upload makes the object anew afterwards.
-        let turn = draft.map(|draft| draft.turn.take());
         let key = self.objects.tree.lock().path(node)?;
         if draft.is_none_or(|draft| draft.may_have_object()) {
             self.objects.bucket.delete(&key).map_err(|error| self.objects.failures.report(&error))?;
@@ -118,17 +121,24 @@ impl Names for ObjectVolume {
         }
         let (from, to) = ((parent, key_part(name)?), (new_parent, new_key_part(new_name)?));
         let source = self.lookup(caller, parent, name)?;
-        let renamed = match self.lookup(caller, new_parent, new_name) {
-            Err(error) if error.errno() != Errno::NOENT => Err(error),
-            target => {
-                let target = target.ok();
-                let must_be_new = flags.contains(RenameFlags::NOREPLACE);
-                let renaming = Renaming { volume: self, group: &caller.group, from, to, must_be_new };
-                let renamed = renaming.run(&source, target.as_ref());
-                target.inspect(|target| objects.forget(target.node, 1));
-                renamed
+        let must_be_new = flags.contains(RenameFlags::NOREPLACE);
+        let renaming = Renaming { volume: self, group: &caller.group, from, to, must_be_new };
+        let mut renamed = Err(Errno::BUSY.into());
+        for _ in 0..NR_ATTEMPTS_MAX {
+            renamed = match self.lookup(caller, new_parent, new_name) {
+                Err(error) if error.errno() != Errno::NOENT => Err(error),
+                target => {
+                    let target = target.ok();
+                    let renamed = renaming.run(&source, target.as_ref());
+                    target.inspect(|target| objects.forget(target.node, 1));
+                    renamed
+                }
+            };
+            // Another file has taken the new name meanwhile.
+            if !matches!(renamed, Err(VfsError::Host(Errno::AGAIN))) {
+                break;
             }
-        };
+        }
         objects.forget(source.node, 1);
         renamed
     }

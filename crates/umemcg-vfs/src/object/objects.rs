@@ -14,7 +14,8 @@ use super::config::{Freshness, ObjectConfig};
 use super::content::Content;
 use super::failure_log::FailureLog;
 use super::hidden_keys::HiddenKeys;
-use super::tree::{Facts, KEY_BYTES_MAX, NodeCharge, Removed, Told, Tree};
+use super::node::{Facts, KEY_BYTES_MAX, NodeCharge, Told};
+use super::tree::{Removed, Tree};
 use crate::allowance::ReclaimEffort;
 use crate::attr::{Attr, Entry, NodeId, Timestamp};
 use crate::caller::Caller;
@@ -29,7 +30,7 @@ const FIRST_NODE: u64 = 64;
 const BELIEVED: Duration = Duration::from_secs(1);
 /// How soon after a lookup an open of the same thread does not ask again: it is the same open.
 const SAME_OPEN: Duration = Duration::from_millis(250);
-/// How often a lookup asks while names are removed from the directory.
+/// How often a lookup or an open tries again while others change the same.
 const NR_LOOKUPS_MAX: usize = 16;
 /// Preferred size of a request, in bytes.
 const BLOCK_BYTES: u32 = 128 << 10;
@@ -352,25 +353,37 @@ impl Objects {
     fn content_of(&self, caller: &Caller, node: NodeId) -> Result<Arc<Content>, VfsError> {
         let is_outdated = self.tree.lock().get(node)?.is_outdated();
         let (_, facts) = self.facts(node, |told| is_outdated || self.must_open_ask(told, caller))?;
-        let Facts::Object(info) = facts else { return Err(Errno::ISDIR.into()) };
-        let (known, key) = {
-            let mut tree = self.tree.lock();
-            let found = tree.get_mut(node)?;
-            // What a lookup was told counts for one open.
-            found.told.thread = 0;
-            (found.content.clone(), tree.path(node)?)
-        };
-        if let Some(known) = known {
-            return Ok(known);
+        if matches!(facts, Facts::Directory) {
+            return Err(Errno::ISDIR.into());
         }
-        let from = (&self.bucket, self.store_id, &self.failures);
-        let effort = self.reclaim_effort();
-        let fresh = Content::new(effort, &self.engine, &caller.group, from, (key, &info))?;
-        let mut tree = self.tree.lock();
-        // Another open may have been faster; then ours is dropped without the lock.
-        let content = Arc::clone(tree.get_mut(node)?.content.get_or_insert_with(|| Arc::clone(&fresh)));
-        drop(tree);
-        Ok(content)
+        for _ in 0..NR_LOOKUPS_MAX {
+            let (key, facts) = {
+                let mut tree = self.tree.lock();
+                let found = tree.get_mut(node)?;
+                // What a lookup was told counts for one open.
+                found.told.thread = 0;
+                if let Some(known) = &found.content {
+                    return Ok(Arc::clone(known));
+                }
+                let facts = found.facts.clone();
+                (tree.path(node)?, facts)
+            };
+            let Facts::Object(info) = &facts else { return Err(Errno::ISDIR.into()) };
+            let from = (&self.bucket, self.store_id, &self.failures);
+            let effort = self.reclaim_effort();
+            let fresh = Content::new(effort, &self.engine, &caller.group, from, (key.clone(), info))?;
+            let mut tree = self.tree.lock();
+            let is_there = tree.path(node)? == key;
+            let found = tree.get_mut(node)?;
+            // Another open may have been faster, also to write; then ours is dropped without the
+            // lock.
+            if found.content.is_some() || is_there && found.facts.is_same(&facts) {
+                let content = Arc::clone(found.content.get_or_insert_with(|| Arc::clone(&fresh)));
+                drop(tree);
+                return Ok(content);
+            }
+        }
+        Err(Errno::BUSY.into())
     }
 
     /// Ends what [`open`](Self::open) or a directory's open began.

@@ -95,7 +95,7 @@ impl OpenFile {
     pub(super) fn truncate(&self, group: &Arc<Group>, len: u64) -> Result<(), VfsError> {
         let (drafts, draft) = self.draft(group, len)?;
         let changing = drafts.begin_change(&self.content, draft)?;
-        let _turn = draft.turn.take();
+        let _turn = drafts.turns.take(self.node);
         draft.set_len(&changing, len)?;
         changing.touch();
         Ok(())
@@ -264,7 +264,7 @@ impl VolumeFile for OpenFile {
         let (drafts, draft) = self.draft(group, u64::MAX)?;
         let changing = drafts.begin_change(&self.content, draft)?;
         // An upload reads all of it.
-        let _turn = draft.turn.take();
+        let _turn = drafts.turns.take(self.node);
         let on_disk = || Ok(draft.allocate(mode, offset, len)?);
         let grows = !mode.contains(FallocateFlags::KEEP_SIZE);
         let kind = mode.difference(FallocateFlags::KEEP_SIZE);

@@ -8,8 +8,7 @@ use umemcg::Group;
 
 use super::ObjectVolume;
 use super::bucket::{BucketError, Expected, ObjectInfo};
-use super::draft::Draft;
-use super::tree::Facts;
+use super::node::Facts;
 use crate::attr::{Entry, NodeId};
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
@@ -47,17 +46,18 @@ impl Renaming<'_> {
     fn rename_file(&self, node: NodeId, target: Option<&Entry>, new_key: &str) -> Result<(), VfsError> {
         let objects = &self.volume.objects;
         let drafts = self.volume.drafts()?;
+        let target = target.map(|target| target.node);
+        let _turns = drafts.turns.take_two(node, target);
         let content_of = |node| {
             let tree = objects.tree.lock();
             tree.get(node).ok().and_then(|found| found.content.clone())
         };
-        let (content, replaced) = (content_of(node), target.and_then(|target| content_of(target.node)));
+        if objects.tree.lock().child(self.to.0, self.to.1).map(|(node, _)| node) != target {
+            return Err(Errno::AGAIN.into());
+        }
+        let (content, replaced) = (content_of(node), target.and_then(content_of));
         let draft = content.as_ref().and_then(|content| content.draft());
         let replaced = replaced.as_ref().and_then(|content| content.draft());
-        // Of two turns the older draft's comes first.
-        let mut in_order: Vec<&Arc<Draft>> = draft.into_iter().chain(replaced).collect();
-        in_order.sort_by_key(|draft| draft.serial());
-        let _turns: Vec<_> = in_order.iter().map(|draft| draft.turn.take()).collect();
         let (key, facts) = {
             let tree = objects.tree.lock();
             (tree.path(node)?, tree.get(node)?.facts.clone())
@@ -125,6 +125,7 @@ impl Renaming<'_> {
         let removed = {
             let mut tree = self.volume.objects.tree.lock();
             tree.note_emptied(self.from.0);
+            tree.note_changed(self.to.0);
             tree.rename(lists, self.from, self.to)
         };
         self.volume.objects.dispose(removed);
@@ -142,6 +143,7 @@ impl Renaming<'_> {
         {
             return Err(Errno::NOTEMPTY.into());
         }
+        let _turns = self.volume.drafts()?.turns.take_all();
         self.store_below(&prefix)?;
         let keys = self.keys_below(&prefix)?;
         let bytes = keys.iter().map(|(key, _)| (2 * key.len() + 2 * size_of::<ObjectInfo>()) as u64).sum();
@@ -171,8 +173,8 @@ impl Renaming<'_> {
         for content in drafts.unsaved() {
             let Some(draft) = content.draft() else { continue };
             let key = self.volume.objects.tree.lock().path(draft.node);
-            if key.is_ok_and(|key| key.starts_with(prefix)) {
-                drafts.store(&content, self.group)?;
+            if let Some(key) = key.ok().filter(|key| key.starts_with(prefix)) {
+                drafts.store_in_turn(&content, draft, self.group, (&key, None))?;
             }
         }
         Ok(())

@@ -5,87 +5,17 @@
 //! it held, and what an operation removes is handed out and dropped outside.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use rustix::io::Errno;
 use umemcg::OwnerId;
 
-use super::bucket::ObjectInfo;
 use super::content::Content;
+use super::node::{Facts, Node, NodeCharge, Told, ino_of};
 use crate::attr::{FileKind, NodeId};
-use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
-use crate::name_lists::{Asking, ListEntry, Listed, NameLists};
-
-/// The cost of a name with its inode, its place in a list and the longest name and ETag, in bytes.
-pub(super) const NODE_BYTES: u64 = 768;
-/// The charge for one name.
-pub(super) type NodeCharge = MetadataCharge<NODE_BYTES>;
-/// Longest key of a store, in bytes.
-pub(super) const KEY_BYTES_MAX: usize = 1024;
-
-/// What a name stands for.
-#[derive(Debug, Clone)]
-pub(super) enum Facts {
-    Directory,
-    Object(ObjectInfo),
-}
-
-impl Facts {
-    /// Returns whether both are a directory, or the same version of an object.
-    pub(super) fn is_same(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Directory, Self::Directory) => true,
-            (Self::Object(ours), Self::Object(theirs)) => ours.is_same(theirs),
-            _ => false,
-        }
-    }
-
-    pub(super) fn kind(&self) -> FileKind {
-        match self {
-            Self::Directory => FileKind::Directory,
-            Self::Object(_) => FileKind::Regular,
-        }
-    }
-}
-
-/// When the store told what is known of a name.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Told {
-    pub(super) at: Instant,
-    /// The thread whose lookup of this very name asked; 0 for none.
-    pub(super) thread: u32,
-}
-
-/// A name that is known.
-#[derive(Debug)]
-pub(super) struct Node {
-    name: Arc<str>,
-    parent: NodeId,
-    pub(super) ino: u64,
-    nlookup: u64,
-    /// Names in it that are known, and open files and directories.
-    pins: u32,
-    /// The kernel has forgotten it, but it has cached pages.
-    is_kept: bool,
-    /// The name stands for something else now, or for nothing.
-    is_gone: bool,
-    /// Files at or below it that are not in the store as they are here. What the store tells of the
-    /// name is not believed meanwhile.
-    nr_staged: u32,
-    /// Of a directory: when a name was last removed from it here. It may be in no key any more, and
-    /// is shown all the same; what the store told before of names in it is not believed.
-    emptied: Option<Instant>,
-    pub(super) facts: Facts,
-    pub(super) told: Told,
-    pub(super) content: Option<Arc<Content>>,
-    /// Only the root has none.
-    charge: Option<NodeCharge>,
-    place: ListEntry,
-    children: HashMap<Arc<str>, NodeId>,
-}
+use crate::metadata_charge::CONTENT_BYTES;
+use crate::name_lists::{Asking, NameLists};
 
 /// The remains of names without references; dropped without the lock.
 #[derive(Debug)]
@@ -114,75 +44,6 @@ pub(super) enum Leaving {
 #[derive(Debug)]
 pub(super) struct Tree {
     nodes: HashMap<NodeId, Box<Node>>,
-}
-
-/// Returns the inode number of a name in a directory: the same whenever it is asked for.
-fn ino_of(parent: u64, name: &str) -> u64 {
-    BuildHasherDefault::<DefaultHasher>::default().hash_one((parent, name)).max(2)
-}
-
-impl Node {
-    fn new(name: Arc<str>, parent: (NodeId, u64), (facts, told): (Facts, Told)) -> Self {
-        let ino = ino_of(parent.1, &name);
-        Self {
-            name,
-            parent: parent.0,
-            ino,
-            nlookup: 0,
-            pins: 0,
-            is_kept: false,
-            is_gone: false,
-            nr_staged: 0,
-            emptied: None,
-            facts,
-            told,
-            content: None,
-            charge: None,
-            place: ListEntry::default(),
-            children: HashMap::new(),
-        }
-    }
-
-    /// Returns whether a read has found the store to have another version.
-    pub(super) fn is_outdated(&self) -> bool {
-        self.content.as_ref().is_some_and(|content| content.is_outdated.load(Ordering::Relaxed))
-    }
-
-    /// Returns whether it, or something below it, is not in the store as it is here.
-    pub(super) fn is_staged(&self) -> bool {
-        self.nr_staged > 0
-    }
-
-    /// Returns whether it is there even if the store has nothing of it.
-    pub(super) fn is_shown_empty(&self) -> bool {
-        self.emptied.is_some()
-    }
-
-    /// Returns what to show: what is being written, if something is.
-    pub(super) fn shown(&self) -> Facts {
-        match self.content.as_ref().filter(|content| content.draft().is_some()) {
-            Some(content) => Facts::Object(content.shown()),
-            None => self.facts.clone(),
-        }
-    }
-
-    fn is_referenced(&self) -> bool {
-        self.nlookup > 0 || self.pins > 0 || self.is_kept
-    }
-
-    fn bytes(&self) -> u64 {
-        let Some(owner) = self.charge.as_ref().map(NodeCharge::owner) else { return 0 };
-        let is_payers = self.content.as_ref().is_some_and(|content| content.owner() == owner);
-        NODE_BYTES + if is_payers { CONTENT_BYTES } else { 0 }
-    }
-
-    /// Puts it on the list where it belongs.
-    fn list(&mut self, lists: &NameLists, node: NodeId) {
-        if let Some(charge) = &self.charge {
-            let on = if self.nlookup > 0 { Listed::Names } else { Listed::Inodes };
-            self.place.update(lists, node, charge.list_owner(), on);
-        }
-    }
 }
 
 impl Tree {
@@ -359,11 +220,24 @@ impl Tree {
         if self.child(parent, name).is_some_and(|(_, found)| found.told.at > at || found.nr_staged > 0) {
             return Vec::new();
         }
-        self.remove(lists, parent, name)
+        self.take_out(lists, parent, name)
     }
 
     /// Removes a name, whatever the store has told of it.
     pub(super) fn remove(&mut self, lists: &NameLists, parent: NodeId, name: &str) -> Vec<Removed> {
+        let node = self.child(parent, name).map(|(node, _)| node);
+        if let Some(found) = node.and_then(|node| self.nodes.get_mut(&node)) {
+            found.was_removed = true;
+        }
+        self.take_out(lists, parent, name)
+    }
+
+    /// Returns whether the name of a node was removed here, or given to another file.
+    pub(super) fn was_removed(&self, node: NodeId) -> bool {
+        self.nodes.get(&node).is_some_and(|found| found.was_removed)
+    }
+
+    fn take_out(&mut self, lists: &NameLists, parent: NodeId, name: &str) -> Vec<Removed> {
         let Some(directory) = self.nodes.get_mut(&parent) else { return Vec::new() };
         let Some(node) = directory.children.remove(name) else { return Vec::new() };
         if let Some(found) = self.nodes.get_mut(&node) {
@@ -415,7 +289,21 @@ impl Tree {
     pub(super) fn note_emptied(&mut self, directory: NodeId) {
         if let Ok(found) = self.get_mut(directory) {
             found.emptied = Some(Instant::now());
+            found.changed = found.emptied;
         }
+    }
+
+    /// Notes that a name was made in a directory here.
+    pub(super) fn note_changed(&mut self, directory: NodeId) {
+        if let Ok(found) = self.get_mut(directory) {
+            found.changed = Some(Instant::now());
+        }
+    }
+
+    /// Returns whether a name was made in a directory or removed from it here since a time.
+    pub(super) fn has_changed(&self, directory: NodeId, since: Instant) -> bool {
+        let changed = self.get(directory).ok().and_then(|found| found.changed);
+        changed.is_some_and(|changed| changed >= since)
     }
 
     /// Gives a node another name. What had that name is gone then.

@@ -73,8 +73,8 @@ impl World {
         Self::of((engine, me.group), bucket, staging, max_bytes)
     }
 
-    /// Leaves the volume as a killed daemon would, and opens one on a copy of the staging directory:
-    /// the lock goes with a process only.
+    /// Leaves the volume as a killed daemon would, and opens one on a copy of the staging
+    /// directory: the lock goes with a process only.
     pub fn restart_elsewhere(self) -> Self {
         let Self { volume, bucket, engine, me, staging, max_bytes } = self;
         let below = std::fs::read_dir(staging.path()).unwrap().next().unwrap().unwrap().path();
