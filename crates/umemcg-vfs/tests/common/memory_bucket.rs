@@ -25,8 +25,7 @@ pub enum ChangeFault {
     Refused(BucketError),
     /// It takes effect, but the answer is lost.
     AnswerLost,
-    /// Of an upload in parts: the daemon is killed before its end, so to speak. No program gives
-    /// the upload up.
+    /// The daemon is killed before the end of an upload in parts, so to speak: the upload stays.
     Crash,
 }
 
@@ -78,7 +77,7 @@ impl MemoryBucket {
         self.objects.lock().unwrap().keys().cloned().collect()
     }
 
-    /// Returns the uploads in parts that were not ended, with their keys.
+    /// Returns the uploads in parts that are not over, with their keys.
     pub fn uploads(&self) -> Vec<(String, String)> {
         let uploads = self.uploads.lock().unwrap();
         uploads.iter().map(|(upload, key)| (upload.clone(), key.clone())).collect()
