@@ -204,9 +204,15 @@ impl Create for ObjectVolume {
             Err(error) if error.errno() == Errno::NOENT => {}
             Err(error) => return Err(error),
         }
-        let told = Told { at: Instant::now(), thread: 0 };
         self.make_directory(&self.new_key(parent, part)?)?;
-        objects.enter(objects.reclaim_effort(), &caller.group, (parent, part), (Facts::Directory, told))
+        let told = Told { at: Instant::now(), thread: 0 };
+        let known = (Facts::Directory, told);
+        let entry = objects.enter(objects.reclaim_effort(), &caller.group, (parent, part), known)?;
+        let mut tree = objects.tree.lock();
+        tree.note_changed(parent);
+        // It is there, whatever the store has of it.
+        tree.note_emptied(entry.node);
+        Ok(entry)
     }
 
     fn create(
@@ -243,7 +249,8 @@ impl ObjectVolume {
             .map(|(name, value)| (name.to_owned(), value.to_string()))
             .into();
         match self.objects.bucket.upload(&format!("{key}/"), &Empty, &metadata, &Expected::Absent) {
-            Ok(_) | Err(BucketError::Changed(_)) => Ok(()),
+            // A store of directories has no such objects.
+            Ok(_) | Err(BucketError::Changed(_) | BucketError::NotFound(_)) => Ok(()),
             Err(error) => Err(self.objects.failures.report(&error)),
         }
     }

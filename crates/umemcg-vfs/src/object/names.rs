@@ -9,6 +9,7 @@ use rustix::fs::RenameFlags;
 use rustix::io::Errno;
 
 use super::ObjectVolume;
+use super::bucket::BucketError;
 use super::create::new_key_part;
 use super::objects::key_part;
 use super::rename::Renaming;
@@ -44,7 +45,11 @@ impl ObjectVolume {
         if !self.is_empty(node, &prefix)? {
             return Err(Errno::NOTEMPTY.into());
         }
-        self.objects.bucket.delete(&prefix).map_err(|error| self.objects.failures.report(&error))?;
+        match self.objects.bucket.delete(&prefix) {
+            // A store of directories has no object that stands for one.
+            Ok(()) | Err(BucketError::NotFound(_)) => {}
+            Err(error) => return Err(self.objects.failures.report(&error).into()),
+        }
         self.remove_name(parent, name);
         Ok(())
     }
