@@ -61,6 +61,19 @@ fn an_empty_file_is_stored_and_a_clean_one_is_not_again() {
 }
 
 #[test]
+fn a_new_file_costs_few_requests() {
+    let w = World::new();
+    let before = w.bucket.asked();
+    // The kernel looks a name up before it creates a file.
+    assert_eq!(errno(w.attr("new")), Some(Errno::NOENT));
+    w.put("new", b"bytes").unwrap();
+    let (gets, heads, lists) = w.bucket.asked();
+    assert_eq!((gets - before.0, heads - before.1, lists - before.2), (0, 1, 1));
+    assert_eq!(w.bucket.puts.load(std::sync::atomic::Ordering::Relaxed), 1);
+    assert_eq!(errno(w.create("new")), Some(Errno::EXIST));
+}
+
+#[test]
 fn a_file_that_is_changed_in_place_is_copied_first() {
     let w = World::new();
     let mut bytes = pattern(9 << 20, 1);
@@ -322,6 +335,10 @@ fn a_file_is_renamed_by_a_copy() {
     w.bucket.fail_changes([refused()]);
     assert_eq!(errno(w.rename("d/b", "x", RenameFlags::empty())), Some(Errno::IO));
     assert_eq!(w.get("d/b").unwrap(), b"other");
+    w.bucket.put("d/b", "changed elsewhere");
+    assert_eq!(errno(w.rename("d/b", "x", RenameFlags::empty())), Some(Errno::STALE));
+    w.rename("d/b", "x", RenameFlags::empty()).unwrap();
+    assert_eq!(w.stored("x").unwrap(), b"changed elsewhere");
 }
 
 #[test]

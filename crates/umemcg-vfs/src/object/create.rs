@@ -126,6 +126,11 @@ impl ObjectVolume {
         let objects = &self.objects;
         self.drafts()?;
         let part = new_key_part(name)?;
+        if let Some(since) = objects.absent_since(caller, parent, part)
+            && let Some(made) = self.new_file(caller, (parent, part), (flags, since))?
+        {
+            return Ok(made);
+        }
         for _ in 0..NR_ATTEMPTS_MAX {
             let since = Instant::now();
             match self.lookup(caller, parent, name) {
@@ -196,13 +201,15 @@ impl Create for ObjectVolume {
         let objects = &self.objects;
         self.drafts()?;
         let part = new_key_part(name)?;
-        match self.lookup(caller, parent, name) {
-            Ok(entry) => {
-                objects.forget(entry.node, 1);
-                return Err(Errno::EXIST.into());
+        if objects.absent_since(caller, parent, part).is_none() {
+            match self.lookup(caller, parent, name) {
+                Ok(entry) => {
+                    objects.forget(entry.node, 1);
+                    return Err(Errno::EXIST.into());
+                }
+                Err(error) if error.errno() == Errno::NOENT => {}
+                Err(error) => return Err(error),
             }
-            Err(error) if error.errno() == Errno::NOENT => {}
-            Err(error) => return Err(error),
         }
         self.make_directory(&self.new_key(parent, part)?)?;
         let told = Told { at: Instant::now(), thread: 0 };

@@ -13,6 +13,7 @@
 //! What is written goes to a `draft`, whose bytes are in the `staging` directory; `drafts` are
 //! those of a volume. `create`, `names` and `rename` change names.
 
+mod absent_names;
 mod bucket;
 mod config;
 mod content;

@@ -9,6 +9,7 @@ use umemcg::files::StoreId;
 use umemcg::{Engine, Group};
 use umemcg_base::{Rank, RankedMutex, assert_no_locks_held};
 
+use super::absent_names::AbsentNames;
 use super::bucket::{Bucket, BucketError, ListedPart, ObjectInfo};
 use super::config::{Freshness, ObjectConfig};
 use super::content::Content;
@@ -49,6 +50,7 @@ pub(super) struct Objects {
     next_node: AtomicU64,
     lists: OnceLock<NameLists>,
     freshness: Freshness,
+    absent: AbsentNames,
     owner: (u32, u32),
     /// (C) The times of directories, which no store has.
     since: Timestamp,
@@ -68,6 +70,7 @@ impl Objects {
             next_node: AtomicU64::new(base + FIRST_NODE),
             lists: OnceLock::new(),
             freshness: config.freshness,
+            absent: AbsentNames::default(),
             owner: (config.uid, config.gid),
             since: Timestamp::now(),
             engine: Arc::clone(engine),
@@ -217,10 +220,20 @@ impl Objects {
             Err(errno) => {
                 if errno == Errno::NOENT {
                     self.unlink(parent, name, at);
+                    self.absent.note(caller.thread, (parent, name), at);
                 }
                 Err(errno.into())
             }
         }
+    }
+
+    /// Returns when the store was asked for a name that is not there, if a lookup of the same thread
+    /// has just done so and nothing was made or removed in the directory since.
+    pub(super) fn absent_since(&self, caller: &Caller, parent: NodeId, name: &str) -> Option<Instant> {
+        let at = self.absent.take(caller.thread, (parent, name), SAME_OPEN)?;
+        let tree = self.tree.lock();
+        let is_absent = tree.child(parent, name).is_none() && !tree.has_changed(parent, at);
+        is_absent.then_some(at)
     }
 
     /// Returns whether a directory is there although no key is below it.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustix::io::Errno;
 use umemcg::Group;
@@ -72,7 +73,12 @@ impl Renaming<'_> {
             }
             _ => {
                 let Facts::Object(info) = &facts else { return Err(Errno::STALE.into()) };
-                let copied = self.copy(&key, info, new_key, &expected)?;
+                let copied = self.copy(&key, info, new_key, &expected).inspect_err(|errno| {
+                    // The kernel looks the name up again, and finds what is there now.
+                    if matches!(*errno, Errno::STALE | Errno::NOENT) {
+                        objects.unlink_node(node, Instant::now());
+                    }
+                })?;
                 self.move_object(node, (new_key, &copied));
             }
         }
@@ -229,7 +235,7 @@ impl Renaming<'_> {
             match moved.get(&key) {
                 Some(info) => self.move_object(node, (&key, info)),
                 // It came or was removed meanwhile.
-                None => self.volume.objects.unlink_node(node, std::time::Instant::now()),
+                None => self.volume.objects.unlink_node(node, Instant::now()),
             }
         }
     }
