@@ -239,6 +239,42 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_volume_is_listed_with_what_its_store_was_asked() {
+        let figures = BucketFigures {
+            gets: 1,
+            heads: 2,
+            lists: 3,
+            puts: 4,
+            copies: 5,
+            deletes: 6,
+            read_bytes: 7,
+            written_bytes: 8,
+            refusals: 9,
+            failures: 10,
+        };
+        let known = object::StoreState {
+            url: "s3://b".into(),
+            endpoint: None,
+            trouble: None,
+            figures,
+            hidden_keys: Vec::new(),
+            has_more_hidden: false,
+        };
+        let source = StoreSource::of(&known);
+        let json = serde_json::to_value(&source).unwrap();
+        for (name, figure) in
+            [("puts", 4), ("copies", 5), ("deletes", 6), ("written_bytes", 8), ("failures", 10)]
+        {
+            assert_eq!(json["state"][name], figure, "{name}");
+        }
+        assert_eq!(serde_json::from_value::<StoreSource>(json.clone()).unwrap(), source);
+        // Of a daemon from before.
+        let mut older = json;
+        older["state"].as_object_mut().unwrap().remove("puts");
+        assert_eq!(serde_json::from_value::<StoreSource>(older).unwrap().state.unwrap().puts, 0);
+    }
+
+    #[test]
     fn freshness_is_one_of_three() {
         assert_eq!(freshness_of("close-to-open"), Ok(Freshness::CloseToOpen));
         assert_eq!(freshness_of("immutable"), Ok(Freshness::Immutable));
