@@ -65,15 +65,20 @@ pub(crate) struct Found {
 }
 
 impl AskedBucket {
-    pub(crate) fn place(&self, key: &str) -> Result<Place, BucketError> {
+    /// Returns a key with the prefix, without a slash at its end.
+    pub(crate) fn path(&self, key: &str) -> Result<Path, BucketError> {
         let not_found = |error| BucketError::NotFound(format!("{}: {key:?}: {error}", self.url));
-        let path = Path::parse(format!("{}{key}", self.prefix)).map_err(not_found)?;
+        Path::parse(format!("{}{key}", self.prefix)).map_err(not_found)
+    }
+
+    pub(crate) fn place(&self, key: &str) -> Result<Place, BucketError> {
+        let path = self.path(key)?;
         let last_slash = match (key.ends_with('/'), self.store.last_slash) {
             (false, _) => "",
             (true, Some(slash)) => slash,
             (true, None) => {
                 let text = format!("{}: {key:?}: this store has no keys that end with a slash", self.url);
-                return Err(BucketError::NotFound(text));
+                return Err(BucketError::Denied(text));
             }
         };
         Ok(Place { path, last_slash })

@@ -256,6 +256,9 @@ impl CountingService {
         } else if parts.status == StatusCode::BAD_REQUEST && is_damaged(&whole) {
             // One that is sent again.
             parts.status = StatusCode::SERVICE_UNAVAILABLE;
+        } else if parts.status == StatusCode::NOT_IMPLEMENTED {
+            // One that is not: the store does not know conditions, and will not learn them.
+            parts.status = StatusCode::METHOD_NOT_ALLOWED;
         }
         Ok(with_body(parts, whole))
     }

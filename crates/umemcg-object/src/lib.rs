@@ -15,6 +15,7 @@ mod copy;
 mod credentials_file;
 mod http_layer;
 mod listing_filter;
+mod local_directory;
 mod location;
 mod metadata;
 mod runtime;

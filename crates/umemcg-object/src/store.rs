@@ -23,6 +23,8 @@ pub(crate) struct Store {
     /// Requests can be given what the library does not know (`amendment`): conditions of copies and
     /// of the end of an upload in parts.
     pub(crate) takes_conditions: bool,
+    /// A directory of this machine, whose directories stand for keys that end with a slash.
+    pub(crate) local: Option<Arc<LocalFileSystem>>,
     /// How a slash at the end of a key is written; `None`: it has no such keys.
     pub(crate) last_slash: Option<&'static str>,
     /// Objects have metadata.
@@ -75,10 +77,12 @@ impl Store {
 
     /// What is stored is synced.
     pub(crate) fn directory() -> Self {
+        let store = Arc::new(LocalFileSystem::new().with_fsync(true));
         Self {
+            local: Some(Arc::clone(&store)),
             condition: PutCondition::None,
             keeps_metadata: false,
-            ..Self::plain(Arc::new(LocalFileSystem::new().with_fsync(true)))
+            ..Self::plain(store)
         }
     }
 
@@ -90,6 +94,7 @@ impl Store {
             parts: None,
             condition: PutCondition::Etag,
             takes_conditions: false,
+            local: None,
             last_slash: None,
             keeps_metadata: true,
         }

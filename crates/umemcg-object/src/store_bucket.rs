@@ -17,6 +17,7 @@ use crate::amendment::AMENDMENT;
 use crate::asked_bucket::{AskedBucket, info_of};
 use crate::copy::Copy;
 use crate::http_layer::{HIDDEN, RequestCounts};
+use crate::local_directory::LocalDirectory;
 use crate::store::Store;
 use crate::upload::{PART_BYTES, Upload, upload_bytes};
 
@@ -91,6 +92,9 @@ impl Bucket for StoreBucket {
     }
 
     fn head(&self, key: &str) -> Result<ObjectInfo, BucketError> {
+        if let Some(directory) = LocalDirectory::of(&self.asked, key)? {
+            return directory.head();
+        }
         self.asked.find(key, &self.asked.place(key)?).map(|found| found.info)
     }
 
@@ -152,6 +156,9 @@ impl Bucket for StoreBucket {
         metadata: &Metadata,
         expected: &Expected,
     ) -> Result<ObjectInfo, BucketError> {
+        if let Some(directory) = LocalDirectory::of(&self.asked, key)? {
+            return directory.make(expected);
+        }
         Upload::new(&self.asked, key, source, metadata, expected)?.run()
     }
 
@@ -164,6 +171,9 @@ impl Bucket for StoreBucket {
     }
 
     fn delete(&self, key: &str) -> Result<(), BucketError> {
+        if let Some(directory) = LocalDirectory::of(&self.asked, key)? {
+            return directory.remove();
+        }
         let place = self.asked.place(key)?;
         let deleted = self.asked.store.objects.delete(&place.path);
         gone_is_well(self.asked.in_time("DELETE", key, AMENDMENT.scope(place.amendment(), deleted)))
@@ -176,6 +186,9 @@ impl Bucket for StoreBucket {
         to: &str,
         expected: &Expected,
     ) -> Result<ObjectInfo, BucketError> {
+        if let Some(directory) = LocalDirectory::of(&self.asked, to)? {
+            return directory.make(expected);
+        }
         let (from, to) = ((from, self.asked.place(from)?), (to, self.asked.place(to)?));
         Copy { asked: &self.asked, from, info, to, expected }.run()
     }

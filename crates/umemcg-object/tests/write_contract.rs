@@ -18,8 +18,10 @@ struct Abilities {
     metadata: bool,
     /// Keys that end with a slash.
     directories: bool,
-    /// Their objects have metadata: SeaweedFS drops those.
+    /// Their objects have metadata. SeaweedFS drops those.
     directory_metadata: bool,
+    /// Their objects are listed as those of the directory.
+    directory_is_listed: bool,
     /// An object of more bytes than this goes in parts.
     part_bytes: usize,
     /// Uploads in parts have an id.
@@ -159,9 +161,20 @@ fn directories_have_objects(bucket: &dyn Bucket, abilities: Abilities) {
     assert_eq!(info.metadata.as_deref(), Some(&found));
     assert!(matches!(bucket.head("m"), Err(BucketError::NotFound(_))), "it is no file");
     let listed = bucket.list("m/", None, 10).unwrap().names;
-    assert_eq!(listed.iter().map(|listed| &*listed.name).collect::<Vec<_>>(), [""]);
+    let own: &[&str] = if abilities.directory_is_listed { &[""] } else { &[] };
+    assert_eq!(listed.iter().map(|listed| &*listed.name).collect::<Vec<_>>(), own);
+    let listed = bucket.list("m", None, 10).unwrap().names;
+    assert_eq!(
+        listed.iter().map(|listed| &*listed.name).collect::<Vec<_>>(),
+        ["m", "meta"],
+        "of those above"
+    );
     bucket.copy("m/", &info, "n/", &Expected::Absent).unwrap();
     assert_eq!(bucket.head("n/").unwrap().metadata.as_deref(), Some(&found));
+    store(bucket, "m/below", b"x", &Expected::Absent).unwrap();
+    bucket.delete("m/").unwrap();
+    assert_eq!(bytes_of(bucket, "m/below").unwrap(), b"x", "what is below stays");
+    bucket.delete("m/below").unwrap();
     for key in ["m/", "n/"] {
         bucket.delete(key).unwrap();
         assert!(matches!(bucket.head(key), Err(BucketError::NotFound(_))), "{key}");
@@ -169,8 +182,15 @@ fn directories_have_objects(bucket: &dyn Bucket, abilities: Abilities) {
 }
 
 /// Of a store that is no server.
-fn plain(metadata: bool, part_bytes: usize) -> Abilities {
-    Abilities { metadata, directories: false, directory_metadata: false, part_bytes, has_uploads: false }
+fn plain(metadata: bool, directories: bool, part_bytes: usize) -> Abilities {
+    Abilities {
+        metadata,
+        directories,
+        directory_metadata: false,
+        directory_is_listed: false,
+        part_bytes,
+        has_uploads: false,
+    }
 }
 
 #[test]
@@ -178,7 +198,7 @@ fn of_a_store_in_memory() {
     const PART_BYTES: usize = 4096;
     let store = Arc::new(InMemory::new());
     let bucket = StoreBucket::of_store(store, "memory://x/p", "p", PART_BYTES as u64).unwrap();
-    holds(&bucket, plain(true, PART_BYTES));
+    holds(&bucket, plain(true, false, PART_BYTES));
 }
 
 #[test]
@@ -187,7 +207,7 @@ fn of_a_directory() {
     std::fs::create_dir(directory.path().join("p")).unwrap();
     let url = format!("file://{}/p", directory.path().display());
     let bucket = open(&url, &ObjectOptions::default()).unwrap();
-    holds(&*bucket, plain(false, 8 << 20));
+    holds(&*bucket, plain(false, true, 8 << 20));
 }
 
 #[test]
@@ -213,6 +233,7 @@ fn of_server(server: &dyn Server, directory_metadata: bool) {
         metadata: true,
         directories: true,
         directory_metadata,
+        directory_is_listed: true,
         part_bytes: 8 << 20,
         has_uploads: true,
     };

@@ -122,9 +122,13 @@ fn what_cannot_be_known_is_not_called_a_lost_race() {
     w.proxy.fail_next(1, "PUT", &Fault::Status(403));
     let denied = w.put(b"o", &Expected::Absent);
     assert!(matches!(denied, Err(BucketError::Denied(_))), "{denied:?}");
-    w.proxy.fail_next(1, "PUT", &Fault::Status(400));
-    let refused = w.put(b"o", &Expected::Absent);
-    assert!(matches!(refused, Err(BucketError::Unavailable(_))), "{refused:?}");
+    for status in [400, 501] {
+        let before = w.proxy.nr_seen("PUT");
+        w.proxy.fail_next(1, "PUT", &Fault::Status(status));
+        let refused = w.put(b"o", &Expected::Absent);
+        assert!(matches!(refused, Err(BucketError::Unavailable(_))), "{refused:?}");
+        assert_eq!(w.proxy.nr_seen("PUT") - before, 1, "asking again would not help");
+    }
     assert!(w.is_absent());
     w.put(b"o", &Expected::Absent).unwrap();
 }
