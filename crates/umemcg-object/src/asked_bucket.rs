@@ -16,7 +16,7 @@ use umemcg_vfs::object::{BucketError, Expected, ObjectInfo};
 
 use crate::amendment::{AMENDMENT, Amendment};
 use crate::http_layer::{RequestCounts, chain};
-use crate::metadata::metadata_of;
+use crate::metadata::{mark_of, metadata_of};
 use crate::store::Store;
 
 /// Longest ETag, in bytes; what names are charged for has room for it.
@@ -58,8 +58,6 @@ impl Place {
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
     pub(crate) info: ObjectInfo,
-    /// Of the upload that stored it, if it was one of umemcg's.
-    pub(crate) token: Option<String>,
     /// The store's generation of it.
     pub(crate) version: Option<String>,
 }
@@ -234,6 +232,13 @@ impl AskedBucket {
     }
 }
 
+impl Found {
+    /// Returns the mark of the upload that stored it, if it was one of umemcg's.
+    pub(crate) fn mark(&self) -> Option<&str> {
+        self.info.metadata.as_deref().and_then(mark_of)
+    }
+}
+
 /// Returns whether a change's condition holds of what is there.
 pub(crate) fn holds(expected: &Expected, found: Option<&Found>) -> bool {
     match expected {
@@ -270,8 +275,8 @@ pub(crate) fn info_of(meta: &ObjectMeta) -> ObjectInfo {
 }
 
 fn found_of(meta: &ObjectMeta, attributes: &Attributes) -> Found {
-    let (metadata, token) = metadata_of(attributes);
-    Found { info: ObjectInfo { metadata, ..info_of(meta) }, token, version: meta.version.clone() }
+    let info = ObjectInfo { metadata: metadata_of(attributes), ..info_of(meta) };
+    Found { info, version: meta.version.clone() }
 }
 
 #[cfg(test)]

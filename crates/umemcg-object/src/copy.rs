@@ -1,7 +1,7 @@
 //! An object that is copied within its bucket.
 //!
 //! S3 is told of which version, and what may be in the way. Others are asked before and after. A
-//! copy has its source's metadata, the token of the upload among them (`metadata`), by which it is
+//! copy has its source's metadata, the mark of the upload among them (`metadata`), by which it is
 //! known again when the answer was lost. An object of a directory has only metadata, and is stored
 //! anew: SeaweedFS does not copy those.
 
@@ -102,7 +102,7 @@ impl Copy<'_> {
         let from = self.asked.find_any(self.from.0, &self.from.1).ok().flatten();
         let to = self.asked.find_any(self.to.0, &self.to.1).ok().flatten();
         let (Some(from), Some(to)) = (from, to) else { return Err(failed()) };
-        let is_copy = match (&from.token, &to.token) {
+        let is_copy = match (from.mark(), to.mark()) {
             (Some(from), Some(to)) => from == to,
             _ => from.info.etag.is_some() && from.info.etag == to.info.etag,
         };

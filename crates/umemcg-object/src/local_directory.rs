@@ -38,9 +38,7 @@ impl<'a> LocalDirectory<'a> {
 
     fn find(&self) -> Result<Option<Found>, BucketError> {
         match fs::metadata(&self.path) {
-            Ok(metadata) if metadata.is_dir() => {
-                Ok(Some(Found { info: info_of(&metadata), token: None, version: None }))
-            }
+            Ok(metadata) if metadata.is_dir() => Ok(Some(Found { info: info_of(&metadata), version: None })),
             Ok(_) => Ok(None),
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
             Err(error) => Err(self.failed("HEAD", &error)),

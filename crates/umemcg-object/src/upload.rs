@@ -6,7 +6,7 @@
 //! 2. The condition goes with the PUT, or with the end of an upload. There it is checked with a
 //!    HEAD before, too: some stores end an upload without a look at it.
 //! 3. A request whose answer is lost is sent again, by the library. What has failed in the end may
-//!    have taken effect. So a failure is judged by a HEAD: an object with this upload's token is
+//!    have taken effect. So a failure is judged by a HEAD: an object with this upload's mark is
 //!    ours, and all is well; another one than was expected is a lost race; and where the condition
 //!    still holds, a refusal is no reason not to ask again.
 //! 4. An upload in parts is given up before that HEAD, so that nothing of it can take effect after.
@@ -27,7 +27,7 @@ use umemcg_vfs::object::{BucketError, Expected, Metadata, ObjectInfo, ObjectSour
 
 use crate::amendment::{AMENDMENT, Amendment};
 use crate::asked_bucket::{AskedBucket, Found, Place, etag_of, holds, strong_etag};
-use crate::metadata::{attributes_of, new_token};
+use crate::metadata::{attributes_of, mark_of, marked};
 use crate::store::PutCondition;
 
 /// Usual length of a part, and longest object that goes at once.
@@ -58,10 +58,9 @@ pub(crate) struct Upload<'a> {
     place: Place,
     source: &'a dyn ObjectSource,
     expected: &'a Expected,
-    /// With the token.
     attributes: Attributes,
-    metadata: &'a Metadata,
-    token: String,
+    /// With a mark.
+    metadata: Metadata,
 }
 
 impl<'a> Upload<'a> {
@@ -72,18 +71,13 @@ impl<'a> Upload<'a> {
         metadata: &'a Metadata,
         expected: &'a Expected,
     ) -> Result<Self, BucketError> {
-        let (place, token) = (asked.place(key)?, new_token());
-        let attributes = if asked.store.keeps_metadata {
-            attributes_of(metadata, &token).ok_or_else(|| {
-                let url = &asked.url;
-                BucketError::Source(format!(
-                    "PUT of {key:?} in {url}: no store takes the metadata {metadata:?}"
-                ))
-            })?
-        } else {
-            Attributes::new()
-        };
-        Ok(Self { asked, key, place, source, expected, attributes, metadata, token })
+        let place = asked.place(key)?;
+        let metadata = if asked.store.keeps_metadata { marked(metadata) } else { Metadata::new() };
+        let attributes = attributes_of(&metadata).ok_or_else(|| {
+            let url = &asked.url;
+            BucketError::Source(format!("PUT of {key:?} in {url}: no store takes the metadata {metadata:?}"))
+        })?;
+        Ok(Self { asked, key, place, source, expected, attributes, metadata })
     }
 
     pub(crate) fn run(&self) -> Result<ObjectInfo, BucketError> {
@@ -165,7 +159,9 @@ impl<'a> Upload<'a> {
             return Err(self.refused(what, error));
         };
         match found {
-            Some(found) if found.token.as_deref() == Some(&self.token) => Ok(Some(found.info)),
+            Some(found) if found.mark().is_some() && found.mark() == mark_of(&self.metadata) => {
+                Ok(Some(found.info))
+            }
             _ if is_denied => Err(self.failed(what, error)),
             found if !holds(self.expected, found.as_ref()) => {
                 Err(self.asked.changed(what, self.key, found.as_ref()))
@@ -339,7 +335,7 @@ impl<'a> Upload<'a> {
             // No store tells it here. Its clock may be another.
             modified: Timestamp { seconds: i64::try_from(now).unwrap_or(i64::MAX), nanoseconds: 0 },
             etag: Some(etag),
-            metadata: Some(Arc::new(metadata)),
+            metadata: Some(Arc::new(self.metadata.clone())),
         })
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use servers::proxy::{Fault, Proxy};
 use servers::source::{Source, bytes_of};
 use servers::{Moto, SeaweedFs, Server, bucket_at};
-use umemcg_vfs::object::{Bucket, BucketError, Expected, Metadata, ObjectInfo};
+use umemcg_vfs::object::{Bucket, BucketError, Expected, Metadata, ObjectInfo, UPLOAD_MARK};
 
 const PART: usize = 8 << 20;
 
@@ -91,6 +91,23 @@ fn an_upload_knows_its_object_when_the_answer_was_lost() {
     w.put(b"third", &Expected::Anything).unwrap();
     assert!(w.is(b"third"));
     assert_eq!(w.bucket.figures().failures, 0);
+}
+
+#[test]
+#[ignore = "needs moto (make test-object)"]
+fn an_upload_is_known_again_by_its_mark() {
+    let w = world();
+    let marked = |mark: &str| vec![(UPLOAD_MARK.to_owned(), mark.to_owned())];
+    let upload = |mark| w.bucket.upload("o", &Source::of(*b"o"), &marked(mark), &Expected::Absent);
+    // The answer to the PUT is lost, and the store is away when it is asked what is there.
+    w.proxy.fail_next(1, "PUT", &Fault::AnswerLost);
+    w.proxy.fail_next(1, "PUT", &Fault::Status(412));
+    w.proxy.fail_next(1, "HEAD", &Fault::Status(403));
+    let unknown = upload("1");
+    assert!(matches!(unknown, Err(BucketError::Unavailable(_))), "{unknown:?}");
+    let lost = upload("2");
+    assert!(matches!(lost, Err(BucketError::Changed(_))), "{lost:?}");
+    assert!(w.other.head("o").unwrap().is_same(&upload("1").unwrap()));
 }
 
 #[test]

@@ -60,6 +60,12 @@ pub struct ListedPart {
     pub next: Option<String>,
 }
 
+/// The name, among the metadata, of a text that no other upload has: one whose answer was lost is
+/// known by it. A bucket adds one to metadata without. A caller that uploads the same bytes again,
+/// since it does not know whether they are there, gives the same, and the upload succeeds if they
+/// are. S3, Google and Azure allow the name.
+pub const UPLOAD_MARK: &str = "umemcgupload";
+
 /// The condition under which a change takes effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expected {
