@@ -1,6 +1,6 @@
 //! What the library cannot say in a request is put into it on its way to the network, and the
-//! request is signed again: conditions of a copy and of the end of an upload in parts, and keys
-//! that end with a slash, as those of directories do.
+//! request is signed again: conditions of a copy and of the end of an upload in parts, keys that
+//! end with a slash, as those of directories do, and lists of uploads.
 
 use std::sync::{Arc, OnceLock};
 
@@ -19,6 +19,8 @@ tokio::task_local! {
 pub(crate) struct Amendment {
     /// Follows the key.
     pub(crate) after_key: &'static str,
+    /// A listing is one of uploads in parts, not of objects.
+    pub(crate) lists_uploads: bool,
     /// Further headers.
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
 }
@@ -32,8 +34,8 @@ const SIGNATURE: &str = "AWS4-HMAC-SHA256 Credential=";
 /// Changes a request as its task has asked for.
 pub(crate) async fn amend(mut request: HttpRequest, signer: &Signer) -> Result<HttpRequest, HttpError> {
     let Ok(amendment) = AMENDMENT.try_with(Clone::clone) else { return Ok(request) };
-    let Amendment { after_key, headers } = amendment;
-    if after_key.is_empty() && headers.is_empty() {
+    let Amendment { after_key, lists_uploads, headers } = amendment;
+    if after_key.is_empty() && !lists_uploads && headers.is_empty() {
         return Ok(request);
     }
     // A task may ask for credentials, too, without a signature.
@@ -42,9 +44,13 @@ pub(crate) async fn amend(mut request: HttpRequest, signer: &Signer) -> Result<H
     if authorization.is_none() && signer.get().is_some() {
         return Ok(request);
     }
-    if !after_key.is_empty() {
+    if !after_key.is_empty() || lists_uploads {
         let path = format!("{}{after_key}", request.uri().path());
-        let whole = request.uri().query().map_or(path.clone(), |query| format!("{path}?{query}"));
+        let query = request.uri().query().map(|query| match lists_uploads {
+            true => query.replace("list-type=2", "uploads="),
+            false => query.to_owned(),
+        });
+        let whole = query.map_or(path.clone(), |query| format!("{path}?{query}"));
         let mut parts = request.uri().clone().into_parts();
         parts.path_and_query = Some(whole.parse::<PathAndQuery>().map_err(unsigned)?);
         *request.uri_mut() = http::Uri::from_parts(parts).map_err(unsigned)?;
@@ -119,7 +125,7 @@ mod tests {
 
     fn amended(request: HttpRequest, signer: &Signer) -> HttpRequest {
         let headers = vec![(http::header::IF_NONE_MATCH, HeaderValue::from_static("*"))];
-        let amendment = Amendment { after_key: "/", headers };
+        let amendment = Amendment { after_key: "/", headers, ..Amendment::default() };
         block_on(AMENDMENT.scope(amendment, amend(request, signer))).unwrap()
     }
 

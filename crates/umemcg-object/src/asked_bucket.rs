@@ -1,6 +1,7 @@
 //! What all requests to a bucket share: the store, the prefix of its keys, counts, and how a
 //! failure of the library becomes one of ours.
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,6 +19,7 @@ use crate::amendment::{AMENDMENT, Amendment};
 use crate::http_layer::{RequestCounts, chain};
 use crate::metadata::{mark_of, metadata_of};
 use crate::store::Store;
+use crate::upload_list::UPLOADS;
 
 /// Longest ETag, in bytes; what names are charged for has room for it.
 const ETAG_BYTES_MAX: usize = 128;
@@ -145,6 +147,23 @@ impl AskedBucket {
                 Ok((listed, None))
             }
         }
+    }
+
+    /// Returns the uploads in parts of a key that are not over, of a store that tells.
+    pub(crate) fn uploads(&self, key: &str, place: &Place) -> Result<Vec<String>, BucketError> {
+        let Some(store) = self.store.lists.as_ref().filter(|_| self.store.takes_conditions) else {
+            return Ok(Vec::new());
+        };
+        let amendment = Amendment { lists_uploads: true, ..Amendment::default() };
+        let whole = place.path.as_ref();
+        let listed = async {
+            store.list_paginated(Some(whole), PaginatedListOptions::default()).await?;
+            Ok(UPLOADS.with(RefCell::take))
+        };
+        let listed = AMENDMENT.scope(amendment, UPLOADS.scope(RefCell::default(), listed));
+        let mut listed = self.in_time("LIST", key, listed)?;
+        listed.retain(|upload| upload.key == whole);
+        Ok(listed.into_iter().map(|upload| upload.id).collect())
     }
 
     /// Reads a range of an object into `take`.

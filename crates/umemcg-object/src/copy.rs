@@ -77,7 +77,7 @@ impl Copy<'_> {
             let etag = strong_etag(self.info).and_then(|etag| HeaderValue::from_str(etag).ok());
             headers.extend(etag.map(|etag| (SOURCE_IF_MATCH, etag)));
         }
-        Amendment { after_key: self.to.1.last_slash, headers }
+        Amendment { after_key: self.to.1.last_slash, headers, ..Amendment::default() }
     }
 
     fn check_source(&self) -> Result<ObjectInfo, BucketError> {

@@ -21,6 +21,7 @@ use umemcg_vfs::object::BucketFigures;
 
 use crate::amendment::{Signer, amend};
 use crate::listing_filter::without_hidden;
+use crate::upload_list::{UPLOADS, uploads_of};
 
 tokio::task_local! {
     /// The keys that were taken out of the listing that this task asked for.
@@ -129,7 +130,7 @@ fn kind_of(request: &HttpRequest) -> RequestKind {
     let has = |name: &str| request.headers().contains_key(name);
     match *request.method() {
         Method::HEAD => RequestKind::Head,
-        Method::GET if asks("list-type=2") || asks("comp=list") => RequestKind::List,
+        Method::GET if ["list-type=2", "comp=list", "uploads="].into_iter().any(asks) => RequestKind::List,
         Method::GET => RequestKind::Get,
         // Of a machine's own credentials.
         Method::PUT if has("x-aws-ec2-metadata-token-ttl-seconds") => RequestKind::Other,
@@ -329,6 +330,7 @@ async fn bounded(response: HttpResponse) -> Result<HttpResponse, HttpError> {
 async fn filtered(response: HttpResponse) -> Result<HttpResponse, HttpError> {
     let (parts, body) = response.into_parts();
     let whole = read_bounded(body).await?;
+    let _ = UPLOADS.try_with(|uploads| uploads.borrow_mut().extend(uploads_of(&whole)));
     let mut hidden = Vec::new();
     let kept = without_hidden(&whole, &mut hidden).map_or(whole, Bytes::from);
     // Not set in a request that is no listing of ours.

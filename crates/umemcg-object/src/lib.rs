@@ -22,6 +22,7 @@ mod runtime;
 mod store;
 mod store_bucket;
 mod upload;
+mod upload_list;
 
 pub use location::{LocationError, ObjectOptions, open};
 pub use store_bucket::StoreBucket;

@@ -10,7 +10,7 @@ use object_store::{ObjectStore, ObjectStoreExt};
 use tokio::runtime::Handle;
 use umemcg_vfs::object::{
     Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, ObjectBody, ObjectInfo,
-    ObjectSource,
+    ObjectSource, UNKNOWN_UPLOAD,
 };
 
 use crate::amendment::AMENDMENT;
@@ -165,9 +165,12 @@ impl Bucket for StoreBucket {
     fn abort_upload(&self, key: &str, upload: &str) -> Result<(), BucketError> {
         let place = self.asked.place(key)?;
         let Some(store) = &self.asked.store.parts else { return Ok(()) };
-        let upload = upload.to_owned();
-        let ended = store.abort_multipart(&place.path, &upload);
-        gone_is_well(self.asked.in_time("DELETE of an upload", key, ended))
+        let uploads =
+            if upload == UNKNOWN_UPLOAD { self.asked.uploads(key, &place)? } else { vec![upload.to_owned()] };
+        uploads.iter().try_for_each(|upload| {
+            let ended = store.abort_multipart(&place.path, upload);
+            gone_is_well(self.asked.in_time("DELETE of an upload", key, ended))
+        })
     }
 
     fn delete(&self, key: &str) -> Result<(), BucketError> {

@@ -1,8 +1,8 @@
 //! An object on its way into the store.
 //!
-//! 1. A small one goes in one PUT. A larger one goes in parts: the upload is begun, its id is
-//!    noted, a few parts at a time are read and sent, and the upload is ended, which makes the
-//!    object appear.
+//! 1. A small one goes in one PUT. A larger one goes in parts: the upload is noted and begun, its
+//!    id is noted, a few parts at a time are read and sent, and the upload is ended, which makes
+//!    the object appear.
 //! 2. The condition goes with the PUT, or with the end of an upload. There it is checked with a
 //!    HEAD before, too: some stores end an upload without a look at it.
 //! 3. A request whose answer is lost is sent again, by the library. What has failed in the end may
@@ -23,7 +23,7 @@ use object_store::{
 };
 use tokio::task::JoinHandle;
 use umemcg_vfs::Timestamp;
-use umemcg_vfs::object::{BucketError, Expected, Metadata, ObjectInfo, ObjectSource};
+use umemcg_vfs::object::{BucketError, Expected, Metadata, ObjectInfo, ObjectSource, UNKNOWN_UPLOAD};
 
 use crate::amendment::{AMENDMENT, Amendment};
 use crate::asked_bucket::{AskedBucket, Found, Place, etag_of, holds, strong_etag};
@@ -172,8 +172,7 @@ impl<'a> Upload<'a> {
     }
 
     fn in_parts(&self, store: &Arc<dyn MultipartStore>) -> Result<ObjectInfo, BucketError> {
-        let begun = store.create_multipart_opts(&self.place.path, self.options());
-        let upload = self.wait(begun).map_err(|error| self.failed("POST", &error))?;
+        let upload = self.begin(store)?;
         let parts = self.note(Some(&upload)).and_then(|()| self.send_parts(store, &upload));
         let checked = parts.and_then(|parts| self.check("POST").map(|_| parts));
         let error = match checked {
@@ -201,6 +200,36 @@ impl<'a> Upload<'a> {
                 Ok(None) | Err(BucketError::NotFound(_)) => Err(self.refused("POST", &at_end)),
                 Err(error) => Err(error),
             },
+        }
+    }
+
+    /// Begins an upload in parts. It is noted before, since its id comes when there is one.
+    fn begin(&self, store: &Arc<dyn MultipartStore>) -> Result<MultipartId, BucketError> {
+        if self.asked.store.takes_conditions {
+            self.note(Some(UNKNOWN_UPLOAD))?;
+        }
+        let refusals = || self.asked.counts.figures().refusals;
+        let before = refusals();
+        let begun = self.wait(store.create_multipart_opts(&self.place.path, self.options()));
+        if refusals() != before
+            && let Ok(upload) = &begun
+        {
+            self.end_others(store, upload);
+        }
+        begun.map_err(|error| {
+            // Where it is not known whether there is one, the note stays.
+            if matches!(error, Error::NotFound { .. } | Error::PermissionDenied { .. }) {
+                let _ = self.note(None);
+            }
+            self.failed("POST", &error)
+        })
+    }
+
+    /// Ends uploads of this key but one: the library may have begun another, whose answer was lost.
+    fn end_others(&self, store: &Arc<dyn MultipartStore>, upload: &MultipartId) {
+        let uploads = self.asked.uploads(self.key, &self.place).unwrap_or_default();
+        for other in uploads.iter().filter(|other| *other != upload) {
+            self.give_up(store, other);
         }
     }
 
@@ -310,12 +339,12 @@ impl<'a> Upload<'a> {
         bytes.map(PutPayload::from).map_err(|error| self.source_failed(&error))
     }
 
-    fn note(&self, upload: Option<&MultipartId>) -> Result<(), BucketError> {
+    fn note(&self, upload: Option<&str>) -> Result<(), BucketError> {
         // Azure's parts go by themselves.
-        if upload.is_some_and(String::is_empty) {
+        if upload.is_some_and(str::is_empty) {
             return Ok(());
         }
-        self.source.note_upload(upload.map(String::as_str)).map_err(|error| self.source_failed(&error))
+        self.source.note_upload(upload).map_err(|error| self.source_failed(&error))
     }
 
     fn source_failed(&self, error: &std::io::Error) -> BucketError {

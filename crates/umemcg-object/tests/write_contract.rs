@@ -10,7 +10,7 @@ use object_store::memory::InMemory;
 use servers::source::{Source, bytes_of};
 use servers::{Moto, SeaweedFs, Server};
 use umemcg_object::{ObjectOptions, StoreBucket, open};
-use umemcg_vfs::object::{Bucket, BucketError, Expected, Metadata, ObjectInfo, UPLOAD_MARK};
+use umemcg_vfs::object::{Bucket, BucketError, Expected, Metadata, ObjectInfo, UNKNOWN_UPLOAD, UPLOAD_MARK};
 
 /// What not every store has.
 #[derive(Debug, Clone, Copy)]
@@ -132,7 +132,8 @@ fn copies_are_of_one_version(bucket: &dyn Bucket, abilities: Abilities) {
 fn large_objects_go_in_parts(bucket: &dyn Bucket, abilities: Abilities) {
     let size = 2 * abilities.part_bytes + 4711;
     let notes = |source: &Source| (source.notes(), source.open_upload());
-    let over = if abilities.has_uploads { vec![true, false] } else { vec![] };
+    // First without an id.
+    let over = if abilities.has_uploads { vec![true, true, false] } else { vec![] };
     let (one, two) = (Source::pattern(size, 1), Source::pattern(size, 2));
     let metadata = metadata(abilities);
     let first = bucket.upload("large", &one, &metadata, &Expected::Absent).unwrap();
@@ -261,5 +262,11 @@ fn what_a_crash_leaves_is_ended(server: &dyn Server, bucket: &dyn Bucket) {
     bucket.abort_upload("crash", &upload).unwrap();
     assert_eq!(server.nr_uploads("written"), 0);
     bucket.abort_upload("crash", &upload).unwrap();
+    // Killed before an id came.
+    let begin = "client.create_multipart_upload(Bucket='written', Key=key)";
+    server.python(&format!("[{begin} for key in ('p/crash', 'p/crash-2', 'p/crash', 'p/crash/3')]"));
+    bucket.abort_upload("crash", UNKNOWN_UPLOAD).unwrap();
+    assert_eq!(server.nr_uploads("written"), 2, "those of this key only");
+    bucket.abort_upload("crash", UNKNOWN_UPLOAD).unwrap();
     assert!(matches!(bucket.head("crash"), Err(BucketError::NotFound(_))));
 }

@@ -204,10 +204,21 @@ fn a_part_is_sent_again_or_ends_the_upload() {
         w.proxy.fail_next(nr, "PUT", &fault);
         let refused = w.upload(&source, &Expected::Absent);
         assert!(matches!(refused, Err(BucketError::Denied(_) | BucketError::Unavailable(_))), "{refused:?}");
-        assert_eq!(source.notes(), [true, false]);
+        assert_eq!(source.notes(), [true, true, false]);
         assert_eq!(w.moto.nr_uploads("faults"), 0);
         assert!(w.is_absent());
     }
+}
+
+#[test]
+#[ignore = "needs moto (make test-object)"]
+fn an_upload_that_was_begun_twice_is_one() {
+    let w = world();
+    let source = Source::pattern(PART + 1, 0);
+    w.proxy.fail_next(2, "POST", &Fault::AnswerLost);
+    w.upload(&source, &Expected::Absent).unwrap();
+    assert_eq!((w.proxy.nr_seen("POST"), w.moto.nr_uploads("faults")), (4, 0));
+    assert!(w.is(&source.bytes));
 }
 
 #[test]
@@ -270,7 +281,7 @@ fn an_upload_that_cannot_be_given_up_stays_noted() {
     w.proxy.fail_next(1, "PUT", &Fault::Status(403));
     w.proxy.fail_next(1, "DELETE", &Fault::Status(403));
     assert!(w.upload(&source, &Expected::Absent).is_err());
-    assert_eq!(source.notes(), [true]);
+    assert_eq!(source.notes(), [true, true]);
     w.bucket.abort_upload("o", &source.open_upload().unwrap()).unwrap();
     assert_eq!(w.moto.nr_uploads("faults"), 0);
 }

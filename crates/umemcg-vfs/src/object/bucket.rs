@@ -66,6 +66,9 @@ pub struct ListedPart {
 /// are. S3, Google and Azure allow the name.
 pub const UPLOAD_MARK: &str = "umemcgupload";
 
+/// An upload in parts whose id is not known: it may be beginning.
+pub const UNKNOWN_UPLOAD: &str = "?";
+
 /// The condition under which a change takes effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expected {
@@ -173,8 +176,9 @@ pub trait ObjectSource: Send + Sync + fmt::Debug {
     /// # Errors
     /// If not all of them can be read.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
-    /// Notes that an upload in parts has begun, or (`None`) that it is over, so that one which a
-    /// crash leaves behind can be ended. The note is durable when this returns.
+    /// Notes an upload in parts, or (`None`) that it is over, so that one which a crash leaves
+    /// behind can be ended: [`UNKNOWN_UPLOAD`] where it begins, then its id. The note is durable
+    /// when this returns.
     ///
     /// # Errors
     /// If it cannot be made durable; the upload is given up.
@@ -221,7 +225,8 @@ pub trait Bucket: Send + Sync + fmt::Debug {
         metadata: &Metadata,
         expected: &Expected,
     ) -> Result<ObjectInfo, BucketError>;
-    /// Ends an upload in parts that a crash left behind. One that is over is no error.
+    /// Ends an upload in parts that a crash left behind, or for [`UNKNOWN_UPLOAD`] all of this key.
+    /// One that is over is no error.
     fn abort_upload(&self, key: &str, upload: &str) -> Result<(), BucketError>;
     /// Removes an object. One that is not there is no error.
     fn delete(&self, key: &str) -> Result<(), BucketError>;

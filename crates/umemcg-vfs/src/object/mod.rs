@@ -54,7 +54,7 @@ use crate::name::NAME_MAX;
 use crate::volume::{Attributes, Lookup, Open, Volume, VolumeDir, VolumeFile, VolumeKind, next_store_id};
 pub use bucket::{
     Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, ObjectBody, ObjectInfo,
-    ObjectSource, StoreState, UPLOAD_MARK,
+    ObjectSource, StoreState, UNKNOWN_UPLOAD, UPLOAD_MARK,
 };
 pub use config::{Freshness, ObjectConfig, STAGING_BYTES, StagingConfig};
 use drafts::Drafts;
