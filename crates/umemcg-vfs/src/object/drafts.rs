@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use umemcg::Group;
 use umemcg_base::{LeafMutex, assert_no_locks_held};
 
-use super::bucket::{BucketError, Expected, Metadata, ObjectInfo};
+use super::bucket::{BucketError, Expected, Metadata, ObjectInfo, UPLOAD_MARK};
 use super::content::{Content, Place};
 use super::draft::{Changing, Draft, DraftMaker, Upload};
 use super::node::{Facts, Told};
@@ -26,9 +26,6 @@ use crate::host::store::StoreFds;
 const COPY_BYTES: u64 = 8 << 20;
 /// The memory that a copy holds at once.
 const COPY_HELD_BYTES: u64 = 1 << 20;
-/// The name, among an object's metadata, of which upload made it: an upload whose answer was lost
-/// is known by it.
-const MARK: &str = "umemcg-upload";
 
 /// The drafts of a volume.
 #[derive(Debug)]
@@ -377,11 +374,11 @@ fn metadata_of(objects: &Objects, mtime: Timestamp, mark: &str) -> Metadata {
         of("mtime", &time),
         of("ctime", &time),
         of("atime", &time),
-        of(MARK, mark),
+        of(UPLOAD_MARK, mark),
     ]
 }
 
 fn mark_of(info: &ObjectInfo) -> Option<&str> {
     let metadata = info.metadata.as_ref()?;
-    metadata.iter().find(|(name, _)| name == MARK).map(|(_, value)| value.as_str())
+    metadata.iter().find(|(name, _)| name == UPLOAD_MARK).map(|(_, value)| value.as_str())
 }
