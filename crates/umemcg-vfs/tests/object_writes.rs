@@ -197,6 +197,19 @@ fn a_lost_race_is_told_and_what_was_written_is_kept() {
 }
 
 #[test]
+fn a_removed_object_is_a_lost_race_too() {
+    let w = World::new();
+    w.put("a", b"before").unwrap();
+    let file = w.open("a", OFlags::RDWR).unwrap();
+    w.write(&file, 0, b"B").unwrap();
+    w.bucket.delete("a");
+    assert_eq!(errno(file.flush()), Some(Errno::IO));
+    drop(file);
+    assert_eq!((w.stored("a"), errno(w.attr("a"))), (None, Some(Errno::NOENT)));
+    assert_eq!(std::fs::read(&w.staged()[0].path).unwrap(), b"Before");
+}
+
+#[test]
 fn an_upload_whose_answer_is_lost_is_known_as_ours() {
     let w = World::new();
     let file = w.create("a").unwrap();

@@ -37,6 +37,7 @@ use crate::host::descriptor_share::{DescriptorShare, Purpose};
 use crate::host::shown_times::Stamp;
 use crate::host::store::{HostStore, StoreFds};
 use crate::host::syscalls;
+use crate::volume_config::IoMode;
 
 /// The cost of a draft with the record in memory, its host file's descriptors and engine's file.
 const DRAFT_BYTES: u64 = 2048;
@@ -124,7 +125,8 @@ impl DraftMaker<'_> {
         let charge = HandleCharge::take(self.effort, self.engine, self.group, DRAFT_BYTES)?;
         let room = RoomClaim::take(&self.staging.room, self.group, len)?;
         let host_dir = &self.staging.host_dir;
-        let share = DescriptorShare::take(self.group, 1, Purpose::Open, Some(host_dir.store_id))?;
+        let nr_fds = if host_dir.io_mode() == IoMode::Direct { 2 } else { 1 };
+        let share = DescriptorShare::take(self.group, nr_fds, Purpose::Open, Some(host_dir.store_id))?;
         let (serial, fd) = self.staging.create().map_err(errno_of)?;
         let made = syscalls::stat_fd(&fd).map_err(VfsError::from).and_then(|stat| {
             let store = Arc::new(HostStore::new(Arc::clone(host_dir), Stamp::of(&stat.attr)));

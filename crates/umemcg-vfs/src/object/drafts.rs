@@ -201,7 +201,12 @@ impl Drafts {
             }
         };
         // It may have been changed by an upload of this draft whose answer was lost.
-        let Ok(there) = bucket.head(key) else { return Err(UploadError::Changed(changed)) };
+        let there = match bucket.head(key) {
+            Ok(there) => there,
+            Err(BucketError::NotFound(_)) => return Err(UploadError::Changed(changed)),
+            // What is there is not known.
+            Err(error) => return Err(UploadError::Failed(self.objects.failures.report(&error))),
+        };
         match mark_of(&there) {
             Some(found) if found == mark => Ok(there),
             Some(found) if found.starts_with(&of_draft) => {
