@@ -1,5 +1,5 @@
-//! Names that a thread has just looked up in vain. A file that it then creates is the same open: the
-//! store is not asked once more.
+//! Names that a thread has just looked up in vain. A file that it then creates is the same open:
+//! the store is not asked once more.
 
 use std::time::{Duration, Instant};
 

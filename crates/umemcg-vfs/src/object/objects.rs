@@ -227,8 +227,8 @@ impl Objects {
         }
     }
 
-    /// Returns when the store was asked for a name that is not there, if a lookup of the same thread
-    /// has just done so and nothing was made or removed in the directory since.
+    /// Returns when the store was asked for a name that is not there, if a lookup of the same
+    /// thread has just done so and nothing was made or removed in the directory since.
     pub(super) fn absent_since(&self, caller: &Caller, parent: NodeId, name: &str) -> Option<Instant> {
         let at = self.absent.take(caller.thread, (parent, name), SAME_OPEN)?;
         let tree = self.tree.lock();
