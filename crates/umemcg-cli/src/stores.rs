@@ -259,6 +259,12 @@ mod tests {
             figures,
             hidden_keys: Vec::new(),
             has_more_hidden: false,
+            staged: vec![object::StagedFile {
+                key: "k".into(),
+                path: "/staging/1".into(),
+                bytes: 11,
+                is_lost: true,
+            }],
         };
         let source = StoreSource::of(&known);
         let json = serde_json::to_value(&source).unwrap();
@@ -267,6 +273,7 @@ mod tests {
         {
             assert_eq!(json["state"][name], figure, "{name}");
         }
+        assert_eq!(json["state"]["staged"][0]["path"], "/staging/1");
         assert_eq!(serde_json::from_value::<StoreSource>(json.clone()).unwrap(), source);
         // Of a daemon from before.
         let mut older = json;
