@@ -68,6 +68,8 @@ struct VolumeContent {
     #[serde(default)]
     anonymous: bool,
     freshness: Option<String>,
+    staging: Option<PathBuf>,
+    staging_size: Option<String>,
 }
 
 /// A parsed configuration file. The default is an empty one.
@@ -298,29 +300,31 @@ impl VolumeEntry<'_> {
             })
         });
         let size_bytes = size_bytes.transpose()?;
+        let above = self.config.path.parent().unwrap_or(Path::new(""));
         let VolumeContent { endpoint, region, anonymous, freshness, .. } = &self.content;
         let options = StoreOptions {
             endpoint: endpoint.clone(),
             region: region.clone(),
             anonymous: *anonymous,
             freshness: freshness.clone(),
+            staging: self.content.staging.as_ref().map(|dir| above.join(dir)),
+            staging_size: self.content.staging_size.clone(),
         };
         if let Some(url) = &self.content.store {
             if self.content.dir.is_some() || self.content.tmpfs || size_bytes.is_some() {
                 return Err(self.wrong("`store` goes with neither `dir`, `tmpfs` nor `size`"));
             }
             let url = url.clone();
-            return Ok(VolumeSource::Store(StoreSource { url, options, state: None }));
+            return Ok(VolumeSource::Store(Box::new(StoreSource { url, options, state: None })));
         }
         if !options.is_empty() {
-            return Err(self.wrong("`endpoint`, `region`, `anonymous` and `freshness` go with `store`"));
+            return Err(
+                self.wrong("`endpoint`, `region`, `anonymous`, `freshness` and `staging` go with `store`")
+            );
         }
         match (&self.content.dir, self.content.tmpfs) {
             (Some(_), false) if size_bytes.is_some() => Err(self.wrong("`size` is for tmpfs volumes")),
-            (Some(dir), false) => {
-                let above = self.config.path.parent().unwrap_or(Path::new(""));
-                Ok(VolumeSource::Dir { path: above.join(dir) })
-            }
+            (Some(dir), false) => Ok(VolumeSource::Dir { path: above.join(dir) }),
             (None, true) => Ok(VolumeSource::Tmpfs { size_bytes, used_bytes: 0 }),
             _ => Err(self.wrong("say either `dir = \"…\"`, `store = \"s3://…\"` or `tmpfs = true`")),
         }

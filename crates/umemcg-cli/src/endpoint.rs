@@ -50,7 +50,7 @@ pub enum VolumeSource {
         used_bytes: u64,
     },
     /// In a store of objects.
-    Store(StoreSource),
+    Store(Box<StoreSource>),
 }
 
 /// A volume in a listing.

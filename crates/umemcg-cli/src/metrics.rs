@@ -68,8 +68,16 @@ pub(crate) fn text(daemon: &Arc<Daemon>, depth: Option<usize>) -> String {
 fn figures_of(state: &StoreState) -> StoreFigures {
     let figures = &state.figures;
     StoreFigures {
-        requests: vec![("get", figures.gets), ("head", figures.heads), ("list", figures.lists)],
+        requests: vec![
+            ("get", figures.gets),
+            ("head", figures.heads),
+            ("list", figures.lists),
+            ("put", figures.puts),
+            ("copy", figures.copies),
+            ("delete", figures.deletes),
+        ],
         read_bytes: figures.read_bytes,
+        written_bytes: figures.written_bytes,
         refusals: figures.refusals,
         failures: figures.failures,
         is_well: state.trouble.is_none(),

@@ -1,10 +1,11 @@
 //! Volumes of objects on the command line, in the configuration and in requests to the daemon.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use umemcg_vfs::VolumeSpec;
-use umemcg_vfs::object::{self, BucketFigures, Freshness};
+use umemcg_vfs::object::{self, BucketFigures, Freshness, STAGING_BYTES, StagingConfig};
 
 use crate::duration::parse_duration;
 
@@ -29,6 +30,15 @@ pub struct StoreOptions {
     #[arg(long, value_name = "HOW", value_parser = checked_freshness)]
     #[serde(default)]
     pub freshness: Option<String>,
+    /// Let files be written: hold them in this directory of a local disk until they are in the
+    /// store
+    #[arg(long, value_name = "DIR")]
+    #[serde(default)]
+    pub staging: Option<PathBuf>,
+    /// Most bytes of one volume in the staging directory (default: 16G)
+    #[arg(long, value_name = "SIZE", value_parser = checked_size, requires = "staging")]
+    #[serde(default)]
+    pub staging_size: Option<String>,
 }
 
 impl StoreOptions {
@@ -62,8 +72,20 @@ pub struct StoreState {
     pub heads: u64,
     /// Requests for a part of a listing.
     pub lists: u64,
+    /// Requests that store an object or a part of one.
+    #[serde(default)]
+    pub puts: u64,
+    /// Requests that copy an object.
+    #[serde(default)]
+    pub copies: u64,
+    /// Requests that remove an object.
+    #[serde(default)]
+    pub deletes: u64,
     /// Bytes that came.
     pub read_bytes: u64,
+    /// Bytes that the store took.
+    #[serde(default)]
+    pub written_bytes: u64,
     /// Requests that the store refused or did not answer.
     pub refusals: u64,
     /// Operations that failed in the end.
@@ -72,26 +94,63 @@ pub struct StoreState {
     pub hidden_keys: Vec<String>,
     /// There are more of them.
     pub has_more_hidden: bool,
+    /// Files that hold what is not in the store.
+    #[serde(default)]
+    pub staged: Vec<StagedFile>,
+}
+
+/// A file that holds what is not in the store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StagedFile {
+    /// The key that it was written as; empty if that is not known.
+    pub key: String,
+    /// The file.
+    pub path: PathBuf,
+    /// Its length.
+    pub bytes: u64,
+    /// It will not be stored any more.
+    pub is_lost: bool,
 }
 
 impl StoreSource {
     /// Returns the volume that the daemon has.
     pub fn of(known: &object::StoreState) -> Self {
-        let BucketFigures { gets, heads, lists, read_bytes, refusals, failures } = known.figures;
+        let BucketFigures {
+            gets,
+            heads,
+            lists,
+            puts,
+            copies,
+            deletes,
+            read_bytes,
+            written_bytes,
+            refusals,
+            failures,
+        } = known.figures;
         let state = StoreState {
             trouble: known.trouble.clone(),
             gets,
             heads,
             lists,
+            puts,
+            copies,
+            deletes,
             read_bytes,
+            written_bytes,
             refusals,
             failures,
             hidden_keys: known.hidden_keys.clone(),
             has_more_hidden: known.has_more_hidden,
+            staged: known.staged.iter().map(staged_file).collect(),
         };
         let options = StoreOptions { endpoint: known.endpoint.clone(), ..StoreOptions::default() };
         Self { url: known.url.clone(), options, state: Some(state) }
     }
+}
+
+fn staged_file(known: &object::StagedFile) -> StagedFile {
+    let object::StagedFile { key, path, bytes, is_lost } = known.clone();
+    StagedFile { key, path, bytes, is_lost }
 }
 
 /// Returns whether a text is the URL of a store, and not a path.
@@ -106,11 +165,16 @@ pub fn is_store_url(text: &str) -> bool {
 /// A message for the user.
 pub fn spec_of(source: &StoreSource) -> Result<VolumeSpec, String> {
     let freshness = source.options.freshness.as_deref().map_or(Ok(Freshness::default()), freshness_of)?;
-    open(source, freshness)
+    let staging = staging_of(&source.options)?;
+    open(source, freshness, staging)
 }
 
 #[cfg(feature = "object")]
-fn open(source: &StoreSource, freshness: Freshness) -> Result<VolumeSpec, String> {
+fn open(
+    source: &StoreSource,
+    freshness: Freshness,
+    staging: Option<StagingConfig>,
+) -> Result<VolumeSpec, String> {
     let StoreOptions { endpoint, region, anonymous, .. } = source.options.clone();
     let options = umemcg_object::ObjectOptions { endpoint, region, anonymous };
     let bucket = umemcg_object::open(&source.url, &options).map_err(|error| error.to_string())?;
@@ -119,15 +183,34 @@ fn open(source: &StoreSource, freshness: Freshness) -> Result<VolumeSpec, String
         freshness,
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
+        staging,
     }))
 }
 
 #[cfg(not(feature = "object"))]
-fn open(source: &StoreSource, _: Freshness) -> Result<VolumeSpec, String> {
+fn open(source: &StoreSource, _: Freshness, _: Option<StagingConfig>) -> Result<VolumeSpec, String> {
     Err(format!(
         "cannot serve {}: this program was built without stores of objects; build umemcg-cli with --features object",
         source.url
     ))
+}
+
+fn staging_of(options: &StoreOptions) -> Result<Option<StagingConfig>, String> {
+    let max_bytes = options.staging_size.as_deref().map_or(Ok(STAGING_BYTES), size_of)?;
+    match &options.staging {
+        Some(dir) => Ok(Some(StagingConfig { dir: dir.clone(), max_bytes })),
+        None if options.staging_size.is_some() => Err("a staging size goes with a staging directory".into()),
+        None => Ok(None),
+    }
+}
+
+fn checked_size(text: &str) -> Result<String, String> {
+    size_of(text).map(|_| text.to_owned())
+}
+
+fn size_of(text: &str) -> Result<u64, String> {
+    let bytes = umemcg_base::parse_size(text.as_bytes()).ok().filter(|&bytes| bytes > 0);
+    bytes.ok_or_else(|| format!("`{text}` is not a size; write a number with k, M, G or T, such as 64G"))
 }
 
 fn checked_freshness(text: &str) -> Result<String, String> {
@@ -156,6 +239,49 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_volume_is_listed_with_what_its_store_was_asked() {
+        let figures = BucketFigures {
+            gets: 1,
+            heads: 2,
+            lists: 3,
+            puts: 4,
+            copies: 5,
+            deletes: 6,
+            read_bytes: 7,
+            written_bytes: 8,
+            refusals: 9,
+            failures: 10,
+        };
+        let known = object::StoreState {
+            url: "s3://b".into(),
+            endpoint: None,
+            trouble: None,
+            figures,
+            hidden_keys: Vec::new(),
+            has_more_hidden: false,
+            staged: vec![object::StagedFile {
+                key: "k".into(),
+                path: "/staging/1".into(),
+                bytes: 11,
+                is_lost: true,
+            }],
+        };
+        let source = StoreSource::of(&known);
+        let json = serde_json::to_value(&source).unwrap();
+        for (name, figure) in
+            [("puts", 4), ("copies", 5), ("deletes", 6), ("written_bytes", 8), ("failures", 10)]
+        {
+            assert_eq!(json["state"][name], figure, "{name}");
+        }
+        assert_eq!(json["state"]["staged"][0]["path"], "/staging/1");
+        assert_eq!(serde_json::from_value::<StoreSource>(json.clone()).unwrap(), source);
+        // Of a daemon from before.
+        let mut older = json;
+        older["state"].as_object_mut().unwrap().remove("puts");
+        assert_eq!(serde_json::from_value::<StoreSource>(older).unwrap().state.unwrap().puts, 0);
+    }
+
+    #[test]
     fn freshness_is_one_of_three() {
         assert_eq!(freshness_of("close-to-open"), Ok(Freshness::CloseToOpen));
         assert_eq!(freshness_of("immutable"), Ok(Freshness::Immutable));
@@ -163,6 +289,19 @@ mod tests {
         for bad in ["", "ttl", "ttl=", "ttl=0s", "ttl=x", "never", "immutable=1"] {
             assert!(freshness_of(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn staging_has_a_size() {
+        let mut options = StoreOptions { staging: Some("/staging".into()), ..StoreOptions::default() };
+        assert_eq!(staging_of(&options).unwrap().unwrap().max_bytes, STAGING_BYTES);
+        options.staging_size = Some("1G".into());
+        assert_eq!(staging_of(&options).unwrap().unwrap().max_bytes, 1 << 30);
+        options.staging_size = Some("0".into());
+        staging_of(&options).unwrap_err();
+        (options.staging, options.staging_size) = (None, Some("1G".into()));
+        staging_of(&options).unwrap_err();
+        assert_eq!(staging_of(&StoreOptions::default()), Ok(None));
     }
 
     #[test]

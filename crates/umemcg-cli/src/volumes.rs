@@ -46,8 +46,12 @@ fn add(arguments: &VolumeAddArguments) -> Result<(), Failure> {
             VolumeSource::Dir { path }
         }
         (None, Some(url)) => {
-            let (url, options) = (url.clone(), arguments.options.clone());
-            VolumeSource::Store(StoreSource { url, options, state: None })
+            let (url, mut options) = (url.clone(), arguments.options.clone());
+            if let Some(staging) = &mut options.staging {
+                let path = std::path::absolute(&staging);
+                *staging = path.map_err(|error| Failure::at("cannot use", staging, &error))?;
+            }
+            VolumeSource::Store(Box::new(StoreSource { url, options, state: None }))
         }
         (None, None) => VolumeSource::Tmpfs { size_bytes: arguments.size, used_bytes: 0 },
     };
@@ -264,7 +268,7 @@ fn row_of(info: &VolumeInfo) -> VolumeRow {
         VolumeKind::Tmpfs { size_bytes, used_bytes } => {
             VolumeSource::Tmpfs { size_bytes: *size_bytes, used_bytes: *used_bytes }
         }
-        VolumeKind::Objects(state) => VolumeSource::Store(StoreSource::of(state)),
+        VolumeKind::Objects(state) => VolumeSource::Store(Box::new(StoreSource::of(state))),
     };
     VolumeRow { name: info.name.clone(), data, nr_open: info.nr_open }
 }

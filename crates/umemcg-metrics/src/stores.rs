@@ -13,6 +13,8 @@ pub struct StoreFigures {
     pub requests: Vec<(&'static str, u64)>,
     /// Bytes of objects that came.
     pub read_bytes: u64,
+    /// Bytes of objects that the store took.
+    pub written_bytes: u64,
     /// Requests that the store refused or did not answer; most are sent again.
     pub refusals: u64,
     /// Operations that failed in the end.
@@ -35,8 +37,9 @@ pub(crate) fn encode(encoder: &mut DescriptorEncoder<'_>, stores: &[(String, &St
         }
     }
     type Figure = fn(&StoreFigures) -> u64;
-    let counters: [(&str, &str, Option<Unit>, Figure); 3] = [
+    let counters: [(&str, &str, Option<Unit>, Figure); 4] = [
         ("umemcg_store_read", "Bytes that came from a store", Some(Unit::Bytes), |store| store.read_bytes),
+        ("umemcg_store_written", "Bytes that a store took", Some(Unit::Bytes), |store| store.written_bytes),
         ("umemcg_store_refusals", "Requests that a store refused or did not answer", None, |store| {
             store.refusals
         }),

@@ -16,6 +16,7 @@ impl Surroundings for OneBucket {
         let store = StoreFigures {
             requests: vec![("get", 1)],
             read_bytes: 1,
+            written_bytes: 1,
             refusals: 0,
             failures: 0,
             is_well: true,

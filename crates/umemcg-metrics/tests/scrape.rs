@@ -30,8 +30,9 @@ impl Surroundings for TwoVolumes {
             VolumeFigures { name, kind, nr_open: 3, used_bytes, store }
         };
         let store = StoreFigures {
-            requests: vec![("get", 7), ("head", 2)],
+            requests: vec![("get", 7), ("put", 2)],
             read_bytes: 4711,
+            written_bytes: 42,
             refusals: 1,
             failures: 0,
             is_well: true,
@@ -98,7 +99,9 @@ fn a_scrape_tells_what_the_engine_knows() {
     assert_eq!(samples[r#"umemcg_volume_open{volume="data \"1\"",kind="directory"}"#], 3.0);
     assert_eq!(samples[r#"umemcg_volume_used_bytes{volume="tmp"}"#], 4096.0);
     assert_eq!(samples[r#"umemcg_store_requests_total{volume="bucket",kind="get"}"#], 7.0);
+    assert_eq!(samples[r#"umemcg_store_requests_total{volume="bucket",kind="put"}"#], 2.0);
     assert_eq!(samples[r#"umemcg_store_read_bytes_total{volume="bucket"}"#], 4711.0);
+    assert_eq!(samples[r#"umemcg_store_written_bytes_total{volume="bucket"}"#], 42.0);
     assert_eq!(samples[r#"umemcg_store_up{volume="bucket"}"#], 1.0);
     assert_eq!(samples[r#"umemcg_build_info{version="1.2.3"}"#], 1.0);
     let bound = samples["umemcg_resident_memory_bound_bytes"];

@@ -19,7 +19,9 @@ use object_store::client::{
 use umemcg_base::LeafMutex;
 use umemcg_vfs::object::BucketFigures;
 
+use crate::amendment::{Signer, amend};
 use crate::listing_filter::without_hidden;
+use crate::upload_list::{UPLOADS, uploads_of};
 
 tokio::task_local! {
     /// The keys that were taken out of the listing that this task asked for.
@@ -32,7 +34,11 @@ pub(crate) struct RequestCounts {
     gets: AtomicU64,
     heads: AtomicU64,
     lists: AtomicU64,
+    puts: AtomicU64,
+    copies: AtomicU64,
+    deletes: AtomicU64,
     pub(crate) read_bytes: AtomicU64,
+    pub(crate) written_bytes: AtomicU64,
     refusals: AtomicU64,
     pub(crate) failures: AtomicU64,
     trouble: LeafMutex<Option<String>>,
@@ -45,7 +51,11 @@ impl RequestCounts {
             gets: load(&self.gets),
             heads: load(&self.heads),
             lists: load(&self.lists),
+            puts: load(&self.puts),
+            copies: load(&self.copies),
+            deletes: load(&self.deletes),
             read_bytes: load(&self.read_bytes),
+            written_bytes: load(&self.written_bytes),
             refusals: load(&self.refusals),
             failures: load(&self.failures),
         }
@@ -60,6 +70,9 @@ impl RequestCounts {
             RequestKind::List => &self.lists,
             RequestKind::Head => &self.heads,
             RequestKind::Get => &self.gets,
+            RequestKind::Put | RequestKind::BeginOrEnd => &self.puts,
+            RequestKind::Copy => &self.copies,
+            RequestKind::Delete => &self.deletes,
             RequestKind::Other => return,
         };
         count.fetch_add(1, Ordering::Relaxed);
@@ -80,32 +93,85 @@ enum RequestKind {
     Get,
     Head,
     List,
+    /// Of an object or a part of one.
+    Put,
+    /// Of an upload in parts.
+    BeginOrEnd,
+    Copy,
+    Delete,
     /// For credentials.
     Other,
+}
+
+impl RequestKind {
+    /// Returns how long the store may take until its answer is complete, for what is not read as it
+    /// comes. S3 may take minutes for the end of an upload and for a large copy.
+    fn time_max(self, body_len: usize) -> Option<Duration> {
+        match self {
+            Self::Put => {
+                Some(SILENCE_TIMEOUT + Duration::from_secs(body_len as u64 / SLOWEST_BYTES_PER_SECOND))
+            }
+            Self::BeginOrEnd | Self::Copy => Some(SLOW_ANSWER_TIMEOUT),
+            Self::Delete => Some(SILENCE_TIMEOUT),
+            Self::Get | Self::Head | Self::List | Self::Other => None,
+        }
+    }
+
+    /// Returns whether the request may be sent again whatever became of it: an upload knows its own
+    /// object, and what is removed twice is gone.
+    fn may_repeat(self) -> bool {
+        matches!(self, Self::Put | Self::Copy | Self::Delete)
+    }
 }
 
 fn kind_of(request: &HttpRequest) -> RequestKind {
     let query = request.uri().query().unwrap_or_default();
     let asks = |what: &str| query.split('&').any(|part| part == what);
+    let has = |name: &str| request.headers().contains_key(name);
     match *request.method() {
         Method::HEAD => RequestKind::Head,
-        Method::GET if asks("list-type=2") || asks("comp=list") => RequestKind::List,
+        Method::GET if ["list-type=2", "comp=list", "uploads="].into_iter().any(asks) => RequestKind::List,
         Method::GET => RequestKind::Get,
+        // Of a machine's own credentials.
+        Method::PUT if has("x-aws-ec2-metadata-token-ttl-seconds") => RequestKind::Other,
+        Method::PUT if COPY_SOURCES.iter().any(|name| has(name)) => RequestKind::Copy,
+        // Azure ends uploads so.
+        Method::PUT if asks("comp=blocklist") => RequestKind::BeginOrEnd,
+        Method::PUT => RequestKind::Put,
+        Method::POST if query.contains("uploads") || query.contains("uploadId=") => RequestKind::BeginOrEnd,
+        Method::DELETE => RequestKind::Delete,
         _ => RequestKind::Other,
     }
 }
+
+/// Headers that make a PUT a copy.
+const COPY_SOURCES: [&str; 3] = ["x-amz-copy-source", "x-goog-copy-source", "x-ms-copy-source"];
 
 /// How long a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a store may be silent in the middle of an answer.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a store may take for what it answers when it is done.
+const SLOW_ANSWER_TIMEOUT: Duration = Duration::from_secs(180);
+/// A connection that takes less than this is none.
+const SLOWEST_BYTES_PER_SECOND: u64 = 64 << 10;
 
-fn client_options() -> ClientOptions {
-    ClientOptions::new()
+/// The silence in which an answer is waited for begins with the request: what has a body needs
+/// another limit, which is `time_max`.
+fn client_options(has_silence_timeout: bool) -> ClientOptions {
+    let options = ClientOptions::new()
         .with_allow_http(true)
         .with_connect_timeout(CONNECT_TIMEOUT)
-        .with_read_timeout(SILENCE_TIMEOUT)
-        .with_timeout_disabled()
+        .with_timeout_disabled();
+    if has_silence_timeout { options.with_read_timeout(SILENCE_TIMEOUT) } else { options }
+}
+
+/// The connections of the process: for requests whose answers are read as they come, and for
+/// others.
+#[derive(Debug, Clone)]
+struct Clients {
+    reading: HttpClient,
+    changing: HttpClient,
 }
 
 /// Connects one bucket. The connections are those of the process, so that ten thousand volumes of
@@ -113,40 +179,53 @@ fn client_options() -> ClientOptions {
 #[derive(Debug, Clone)]
 pub(crate) struct CountingConnector {
     pub(crate) counts: Arc<RequestCounts>,
+    pub(crate) signer: Signer,
 }
 
 impl HttpConnector for CountingConnector {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
         // Not the options of the bucket that connects first: its URL says whether it is encrypted.
-        static CLIENT: OnceLock<HttpClient> = OnceLock::new();
-        let client = match CLIENT.get() {
-            Some(client) => client.clone(),
+        static CLIENTS: OnceLock<Clients> = OnceLock::new();
+        let clients = match CLIENTS.get() {
+            Some(clients) => clients.clone(),
             None => {
-                let made = ReqwestConnector::default().connect(&client_options())?;
-                CLIENT.get_or_init(|| made).clone()
+                let made = Clients {
+                    reading: ReqwestConnector::default().connect(&client_options(true))?,
+                    changing: ReqwestConnector::default().connect(&client_options(false))?,
+                };
+                CLIENTS.get_or_init(|| made).clone()
             }
         };
-        Ok(HttpClient::new(CountingService { client, counts: Arc::clone(&self.counts) }))
+        let (counts, signer) = (Arc::clone(&self.counts), Arc::clone(&self.signer));
+        Ok(HttpClient::new(CountingService { clients, counts, signer }))
     }
 }
 
 #[derive(Debug)]
 struct CountingService {
-    client: HttpClient,
+    clients: Clients,
     counts: Arc<RequestCounts>,
+    signer: Signer,
 }
 
 #[async_trait]
 impl HttpService for CountingService {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let request = amend(request, &self.signer).await?;
         let kind = kind_of(&request);
         self.counts.count(kind);
-        let answer = self.client.execute(request).await;
+        let answer = match kind.time_max(request.body().content_length()) {
+            None => self.clients.reading.execute(request).await,
+            Some(time) => match tokio::time::timeout(time, self.change(request)).await {
+                Ok(answer) => answer,
+                Err(elapsed) => Err(HttpError::new(HttpErrorKind::Timeout, elapsed)),
+            },
+        };
         let response = match answer {
             Ok(response) => response,
             Err(error) => {
                 self.counts.note(Some(chain(&error)));
-                return Err(error);
+                return Err(if kind.may_repeat() { repeatable(error) } else { error });
             }
         };
         let status = response.status();
@@ -165,6 +244,54 @@ impl HttpService for CountingService {
             // Read whole by the library, as a listing is.
             (_, false) => bounded(response).await,
         }
+    }
+}
+
+impl CountingService {
+    /// Returns the whole answer to a request that changes something.
+    async fn change(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let (mut parts, body) = self.clients.changing.execute(request).await?.into_parts();
+        let whole = read_bounded(body).await?;
+        if parts.status.is_success() {
+            parts.status = belated_failure(&whole).unwrap_or(parts.status);
+        } else if parts.status == StatusCode::BAD_REQUEST && is_damaged(&whole) {
+            // One that is sent again.
+            parts.status = StatusCode::SERVICE_UNAVAILABLE;
+        } else if parts.status == StatusCode::NOT_IMPLEMENTED {
+            // One that is not: the store does not know conditions, and will not learn them.
+            parts.status = StatusCode::METHOD_NOT_ALLOWED;
+        }
+        Ok(with_body(parts, whole))
+    }
+}
+
+/// Returns what went wrong, of an answer that began well: S3 sends the head of an answer that takes
+/// its time before it knows.
+fn belated_failure(body: &[u8]) -> Option<StatusCode> {
+    Some(match error_code(body)? {
+        "PreconditionFailed" => StatusCode::PRECONDITION_FAILED,
+        "ConditionalRequestConflict" => StatusCode::CONFLICT,
+        "NoSuchKey" | "NoSuchUpload" | "NoSuchBucket" => StatusCode::NOT_FOUND,
+        "AccessDenied" => StatusCode::FORBIDDEN,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    })
+}
+
+/// Returns whether the body of a request was not what its sum says when the store had it.
+fn is_damaged(body: &[u8]) -> bool {
+    matches!(error_code(body), Some("BadDigest" | "InvalidDigest" | "XAmzContentSHA256Mismatch"))
+}
+
+fn error_code(body: &[u8]) -> Option<&str> {
+    let text = std::str::from_utf8(body).ok().filter(|text| text.contains("<Error>"))?;
+    text.split_once("<Code>")?.1.split('<').next()
+}
+
+/// Returns a failure as one of those that the library sends again.
+fn repeatable(error: HttpError) -> HttpError {
+    match error.kind() {
+        HttpErrorKind::Timeout | HttpErrorKind::Interrupted => HttpError::new(HttpErrorKind::Request, error),
+        _ => error,
     }
 }
 
@@ -203,6 +330,7 @@ async fn bounded(response: HttpResponse) -> Result<HttpResponse, HttpError> {
 async fn filtered(response: HttpResponse) -> Result<HttpResponse, HttpError> {
     let (parts, body) = response.into_parts();
     let whole = read_bounded(body).await?;
+    let _ = UPLOADS.try_with(|uploads| uploads.borrow_mut().extend(uploads_of(&whole)));
     let mut hidden = Vec::new();
     let kept = without_hidden(&whole, &mut hidden).map_or(whole, Bytes::from);
     // Not set in a request that is no listing of ours.
@@ -222,4 +350,56 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
         at = cause.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::client::HttpRequestBody;
+
+    use super::*;
+
+    fn kind(method: Method, uri: &str, header: Option<&str>) -> RequestKind {
+        let mut request = http::Request::builder().method(method).uri(uri);
+        if let Some(header) = header {
+            request = request.header(header, "x");
+        }
+        kind_of(&request.body(HttpRequestBody::empty()).unwrap())
+    }
+
+    #[test]
+    fn requests_are_counted_by_what_they_do() {
+        use RequestKind as Kind;
+        assert_eq!(kind(Method::PUT, "/b/k", None), Kind::Put);
+        assert_eq!(kind(Method::PUT, "/b/k?partNumber=1&uploadId=x", None), Kind::Put);
+        assert_eq!(kind(Method::POST, "/b/k?uploads=", None), Kind::BeginOrEnd);
+        assert_eq!(kind(Method::POST, "/b/k?uploadId=x", None), Kind::BeginOrEnd);
+        assert_eq!(kind(Method::PUT, "/c/k?comp=blocklist", None), Kind::BeginOrEnd);
+        assert_eq!(kind(Method::DELETE, "/b/k?uploadId=x", None), Kind::Delete);
+        for source in COPY_SOURCES {
+            assert_eq!(kind(Method::PUT, "/b/k", Some(source)), Kind::Copy);
+        }
+        let token = "x-aws-ec2-metadata-token-ttl-seconds";
+        assert_eq!(kind(Method::PUT, "/latest/api/token", Some(token)), Kind::Other);
+        assert_eq!(kind(Method::POST, "/token", None), Kind::Other);
+    }
+
+    #[test]
+    fn a_failure_may_follow_the_head_of_an_answer() {
+        let failure = |code: &str| {
+            belated_failure(
+                format!("<?xml version=\"1.0\"?>\n <Error><Code>{code}</Code></Error>").as_bytes(),
+            )
+        };
+        assert_eq!(failure("PreconditionFailed"), Some(StatusCode::PRECONDITION_FAILED));
+        assert_eq!(failure("NoSuchUpload"), Some(StatusCode::NOT_FOUND));
+        assert_eq!(failure("InternalError"), Some(StatusCode::INTERNAL_SERVER_ERROR));
+        assert_eq!(belated_failure(b"<CopyObjectResult><ETag>x</ETag></CopyObjectResult>"), None);
+        assert_eq!(belated_failure(b""), None);
+    }
+
+    #[test]
+    fn a_large_body_has_the_time_of_a_slow_line() {
+        let of = |len| RequestKind::Put.time_max(len).unwrap().as_secs();
+        assert_eq!((of(0), of(8 << 20)), (20, 148));
+    }
 }

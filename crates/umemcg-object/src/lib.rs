@@ -2,18 +2,28 @@
 //! as stores of volumes ([`umemcg_vfs::object::Bucket`]).
 //!
 //! `location` reads a URL and finds credentials (`file_credentials`), `store_bucket` turns requests
-//! into calls of the library `object_store`, `http_layer` stands between that and the network: it
-//! counts requests and takes keys out of listings that are no paths (`listing_filter`). All of it
-//! runs on one small runtime (`runtime`); callers wait for it, and see no asynchronous type.
+//! into calls of the library `object_store` (`store`), an `upload` and a `copy` among them, which
+//! know their own objects again (`metadata`). `http_layer` stands between that and the network: it
+//! counts requests, takes keys out of listings that are no paths (`listing_filter`), and puts into
+//! requests what the library cannot say (`amendment`). All of it runs on one small runtime
+//! (`runtime`); callers wait for it, and see no asynchronous type.
 #![forbid(unsafe_code)]
 
+mod amendment;
+mod asked_bucket;
+mod copy;
 mod credentials_file;
 mod file_credentials;
 mod http_layer;
 mod listing_filter;
+mod local_directory;
 mod location;
+mod metadata;
 mod runtime;
+mod store;
 mod store_bucket;
+mod upload;
+mod upload_list;
 
 pub use location::{LocationError, ObjectOptions, open};
 pub use store_bucket::StoreBucket;

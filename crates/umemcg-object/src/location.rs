@@ -3,21 +3,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use object_store::aws::AmazonS3Builder;
+use object_store::aws::{AmazonS3Builder, Checksum, S3ConditionalPut};
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
-use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{BackoffConfig, ClientOptions, ObjectStoreScheme, RetryConfig};
 use thiserror::Error;
 use umemcg_vfs::object::Bucket;
 use url::Url;
 
+use crate::amendment::Signer;
 use crate::credentials_file::{Profile, ProfileFiles};
 use crate::file_credentials::FileCredentials;
 use crate::http_layer::{CountingConnector, RequestCounts, chain};
 use crate::runtime::runtime;
-use crate::store_bucket::{Listing, StoreBucket};
+use crate::store::Store;
+use crate::store_bucket::StoreBucket;
 
 /// How long a request is sent again that the store refuses or does not answer.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -76,13 +77,14 @@ pub enum LocationError {
 pub fn open(text: &str, options: &ObjectOptions) -> Result<Arc<dyn Bucket>, LocationError> {
     let (scheme, prefix) = checked(text, options)?;
     let counts = Arc::new(RequestCounts::default());
-    let connector = CountingConnector { counts: Arc::clone(&counts) };
+    let signer = Signer::default();
+    let connector = CountingConnector { counts: Arc::clone(&counts), signer: Arc::clone(&signer) };
     let runtime = runtime().map_err(LocationError::Threads)?;
     let settings =
         |error: object_store::Error| LocationError::Settings { url: text.into(), error: chain(&error) };
     crypto();
     let mut endpoint = options.endpoint.clone();
-    let listing = match scheme {
+    let store = match scheme {
         ObjectStoreScheme::AmazonS3 => {
             let files = ProfileFiles::from_environment();
             let profile = files.read();
@@ -93,7 +95,12 @@ pub fn open(text: &str, options: &ObjectOptions) -> Result<Arc<dyn Bucket>, Loca
             {
                 builder = builder.with_credentials(Arc::new(credentials));
             }
-            Listing::paginated(builder.build().map_err(settings)?)
+            let store = builder.build().map_err(settings)?;
+            // Nothing has been asked yet.
+            if !options.anonymous {
+                let _ = signer.set(Arc::clone(store.credentials()));
+            }
+            Store::s3(store)
         }
         ObjectStoreScheme::GoogleCloudStorage => {
             let mut builder = GoogleCloudStorageBuilder::from_env()
@@ -105,7 +112,7 @@ pub fn open(text: &str, options: &ObjectOptions) -> Result<Arc<dyn Bucket>, Loca
             if let Some(endpoint) = &endpoint {
                 builder = builder.with_base_url(endpoint);
             }
-            Listing::paginated(builder.build().map_err(settings)?)
+            Store::google(builder.build().map_err(settings)?)
         }
         ObjectStoreScheme::MicrosoftAzure => {
             let mut builder = MicrosoftAzureBuilder::from_env()
@@ -117,13 +124,13 @@ pub fn open(text: &str, options: &ObjectOptions) -> Result<Arc<dyn Bucket>, Loca
             if let Some(endpoint) = &endpoint {
                 builder = builder.with_endpoint(endpoint.clone());
             }
-            Listing::paginated(builder.build().map_err(settings)?)
+            Store::azure(builder.build().map_err(settings)?)
         }
-        ObjectStoreScheme::Local => Listing::whole(LocalFileSystem::new()),
+        ObjectStoreScheme::Local => Store::directory(),
         _ => return Err(LocationError::UnknownKind(text.into())),
     };
     let text = text.trim_end_matches('/').to_owned();
-    Ok(Arc::new(StoreBucket::new(listing, prefix.to_string(), (text, endpoint), counts, runtime)))
+    Ok(Arc::new(StoreBucket::new(store, prefix.to_string(), (text, endpoint), counts, runtime)))
 }
 
 /// Returns which service a URL names, and the prefix there.
@@ -175,7 +182,12 @@ fn s3(
         .with_retry(retries())
         .with_client_options(client_options())
         .with_http_connector(connector)
-        .with_skip_signature(options.anonymous);
+        .with_skip_signature(options.anonymous)
+        .with_conditional_put(S3ConditionalPut::ETagMatch)
+        // The store checks what comes, and keeps the sum.
+        .with_checksum_algorithm(Checksum::SHA256)
+        // Not each of its kin removes many at once.
+        .with_disable_bulk_delete(true);
     if let Some(endpoint) = endpoint {
         builder = builder.with_endpoint(endpoint);
     }

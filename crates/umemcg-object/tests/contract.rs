@@ -83,10 +83,10 @@ fn holds(bucket: &dyn Bucket, store: &dyn ObjectStore, has_parts: bool) {
 #[test]
 fn of_a_store_in_memory() {
     let store = InMemory::new();
-    let bucket = StoreBucket::of_store(store.fork(), "memory://x/p", "p").unwrap();
+    let bucket = StoreBucket::of_store(store.fork(), "memory://x/p", "p", 8 << 20).unwrap();
     drop(bucket);
     let store = Arc::new(store);
-    let bucket = StoreBucket::of_store(Arc::clone(&store), "memory://x/p", "p").unwrap();
+    let bucket = StoreBucket::of_store(Arc::clone(&store), "memory://x/p", "p", 8 << 20).unwrap();
     holds(&bucket, &*store, false);
 }
 

@@ -22,6 +22,12 @@ pub struct Timestamp {
 }
 
 impl Timestamp {
+    /// Returns the present time.
+    pub(crate) fn now() -> Self {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Self { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
+    }
+
     /// Returns the nanoseconds since 1970, or the nearest number that fits.
     pub(crate) fn as_nanoseconds(self) -> i64 {
         self.seconds.saturating_mul(1_000_000_000).saturating_add(i64::from(self.nanoseconds))
@@ -125,6 +131,13 @@ pub struct Entry {
     pub generation: u64,
     /// Its attributes.
     pub attr: Attr,
+}
+
+impl Entry {
+    /// Returns whether it is of a directory.
+    pub(crate) fn is_directory(&self) -> bool {
+        FileKind::from_mode(self.attr.mode) == Some(FileKind::Directory)
+    }
 }
 
 /// Statistics of the file system below a volume.

@@ -71,6 +71,16 @@ pub enum VolumeError {
         /// What the store said.
         error: BucketError,
     },
+    /// The staging directory of a volume of objects cannot be used.
+    #[error("cannot stage what is written to {url} in {}: {errno}", dir.display())]
+    Staging {
+        /// The place of the objects.
+        url: String,
+        /// The directory.
+        dir: PathBuf,
+        /// The host's error number.
+        errno: Errno,
+    },
     /// An I/O mode was demanded that the file system does not have.
     #[error("the file system of {} does not support the I/O mode {mode:?}", dir.display())]
     IoMode {

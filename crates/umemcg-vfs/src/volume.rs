@@ -315,8 +315,13 @@ pub trait VolumeFile: Send + Sync + fmt::Debug {
     /// mapped also through a file that was opened for appending. The kernel ignores how much was
     /// written, so a partial write is an error.
     fn write_mapped(&self, group: &Arc<Group>, offset: u64, data: &[u8]) -> Result<usize, VfsError>;
-    /// Reports an error of earlier write-back at a `close` of a descriptor. Never sleeps.
+    /// Reports an error of earlier write-back at a `close` of a descriptor. Never sleeps, unless
+    /// it [may](Self::flush_may_sleep).
     fn flush(&self) -> Result<(), VfsError>;
+    /// Returns whether a [`flush`](Self::flush) waits for what was written.
+    fn flush_may_sleep(&self) -> bool {
+        false
+    }
     /// Makes content durable.
     fn fsync(&self, data_only: bool) -> Result<(), VfsError>;
     /// Reserves, punches or zeroes a range; what that takes is charged to `group`. `kill_set_id` as

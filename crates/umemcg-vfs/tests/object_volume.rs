@@ -33,7 +33,8 @@ impl World {
 
     fn of(bucket: Arc<MemoryBucket>, freshness: Freshness) -> Self {
         let engine = Engine::new(EngineConfig::new(64 << 20)).unwrap();
-        let config = ObjectConfig { bucket: Arc::clone(&bucket) as _, freshness, uid: 7, gid: 8 };
+        let config =
+            ObjectConfig { bucket: Arc::clone(&bucket) as _, freshness, uid: 7, gid: 8, staging: None };
         let volume = ObjectVolume::open(&engine, &config, 0).unwrap();
         let group = engine.create_group(engine.root(), OsStr::new("g")).unwrap();
         let me = Caller { uid: 0, gid: 0, supplementary_gid: None, group, umask: 0, thread: 1 };
@@ -411,7 +412,13 @@ fn a_failing_store_is_an_error_and_nothing_more() {
 fn failing() -> ObjectConfig {
     let bucket = MemoryBucket::default();
     bucket.fail_with(Some(BucketError::Unavailable("down".into())));
-    ObjectConfig { bucket: Arc::new(bucket), freshness: Freshness::CloseToOpen, uid: 0, gid: 0 }
+    ObjectConfig {
+        bucket: Arc::new(bucket),
+        freshness: Freshness::CloseToOpen,
+        uid: 0,
+        gid: 0,
+        staging: None,
+    }
 }
 
 #[test]

@@ -270,6 +270,11 @@ impl File {
         self.store_fills.is_some()
     }
 
+    /// Returns whether a read was started on this file.
+    pub fn has_started(&self, read: &StartedRead) -> bool {
+        read.file == self.id
+    }
+
     /// Returns a read of `len` bytes at `offset` for its first [step](Self::step_read). Does
     /// nothing yet.
     pub fn start_read(&self, offset: u64, len: usize) -> StartedRead {

@@ -131,6 +131,46 @@ fn objects_of_one_tenant_stay_while_another_streams() {
 
 #[test]
 #[ignore = "needs moto and the feature object (make test-object)"]
+fn objects_are_written_by_real_programs_within_limits() {
+    needs_mount!();
+    let moto = Moto::start();
+    moto.python("put('p/old', b'before')");
+    let mut mount = Mount::start_with(&Options { volumes: true, ..Options::default() });
+    let (mnt, staging) = (mount.mnt(), tempfile::tempdir().unwrap());
+    let (mnt, staging) = (mnt.to_str().unwrap(), staging.path().to_str().unwrap());
+    let store = ["--store", "s3://bucket/p", "--endpoint", &moto.endpoint, "--region", "us-east-1"];
+    let add = [&["volume", "add", "o", "--mount", mnt, "--staging", staging][..], &store].concat();
+    mount.umemcg(&add).good();
+    mount.group("a", "8m");
+    let in_store = |key: &str, bytes: &str| {
+        moto.python(&format!(
+            "assert client.get_object(Bucket='bucket', Key={key:?})['Body'].read() == {bytes}"
+        ));
+    };
+    mount.sh_in("a", "echo new > $MNT/o/new && echo more >> $MNT/o/new").good();
+    in_store("p/new", "b'new\\nmore\\n'");
+    mount.sh_in("a", "printf B | dd of=$MNT/o/old bs=1 conv=notrunc 2> /dev/null").good();
+    in_store("p/old", "b'Before'");
+    // Twice as large as the group, in parts.
+    mount.sh_in("a", "head -c 16777217 /dev/zero > $MNT/o/big && truncate -s 16777216 $MNT/o/big").good();
+    in_store("p/big", "bytes(16 << 20)");
+    assert!(mount.number("a", "memory.max_usage_in_bytes") <= 8 << 20);
+    let archive = "cd $(mktemp -d) && echo 1 > x && echo 2 > y && chmod 644 x y && tar cf - x y";
+    mount.sh_in("a", &format!("mkdir -p $MNT/o/d/e && ({archive}) | tar xf - -C $MNT/o/d/e")).good();
+    mount.sh_in("a", "mv $MNT/o/d $MNT/o/f && [ $(cat $MNT/o/f/e/y) = 2 ] && rm -r $MNT/o/f").good();
+    mount.sh_in("a", "[ \"$(ls $MNT/o | tr '\\n' ' ')\" = 'big new old ' ]").good();
+    let sqlite = "import sqlite3,sys; c = sqlite3.connect(sys.argv[1]); c.execute('create table t(a)'); \
+                  c.executemany('insert into t values(?)', [(n,) for n in range(1000)]); c.commit()";
+    mount.sh_in("a", &format!("python3 -c \"{sqlite}\" $MNT/o/db")).good();
+    let listed = mount.umemcg(&["volume", "list", "--json", "--mount", mnt]).good().to_owned();
+    assert!(listed.contains("\"staged\":[]"), "{listed}");
+    mount.assert_alive();
+    mount.umemcg(&["volume", "remove", "o", "--mount", mnt]).good();
+    mount.umount();
+}
+
+#[test]
+#[ignore = "needs moto and the feature object (make test-object)"]
 fn objects_that_cannot_be_served_are_told_at_the_mount() {
     needs_mount!();
     let moto = Moto::start();
@@ -149,5 +189,7 @@ fn objects_that_cannot_be_served_are_told_at_the_mount() {
     refused("gopher://b", &here, "known kind");
     refused("s3://bucket", &["--endpoint", "127.0.0.1:1"], "http://HOST:PORT");
     refused("s3://bucket", &["--freshness", "sometimes"], "close-to-open");
+    refused("s3://bucket", &["--staging", "/none/such", here[0], here[1], here[2], here[3]], "cannot stage");
+    refused("s3://bucket", &["--staging-size", "1G"], "--staging");
     refused("./data", &["--anonymous"], "go with the URL of a store");
 }

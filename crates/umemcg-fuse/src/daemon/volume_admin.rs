@@ -88,7 +88,10 @@ impl Daemon {
     pub fn add_volume(&self, name: &str, spec: &VolumeSpec) -> Result<VolumeInfo, AddVolumeError> {
         match spec {
             VolumeSpec::Directory(config) => self.check_apart(&config.dir)?,
-            VolumeSpec::Tmpfs(_) | VolumeSpec::Objects(_) => {}
+            VolumeSpec::Objects(config) => {
+                config.staging.as_ref().map_or(Ok(()), |staging| self.check_apart(&staging.dir))?;
+            }
+            VolumeSpec::Tmpfs(_) => {}
         }
         let member = self.volumes.add(name, |base| spec.open(&self.engine, base))?;
         tracing::info!(name, ?spec, "volume added");

@@ -422,6 +422,11 @@ impl DataFs {
         });
     }
 
+    pub(super) fn flush(&self, header: &InHeader, fh: u64, reply: &mut Reply) {
+        let file = self.file(header, fh).map(|opened| Arc::clone(&opened));
+        reply_done(reply, file.map_err(VfsError::from).and_then(|opened| opened.file.flush()));
+    }
+
     pub(super) fn release(&self, fh: u64, reply: &mut Reply) {
         // Answered first, because no caller waits for it and closing may take long.
         reply.done().ignore();

@@ -441,10 +441,15 @@ impl Filesystem for DataFs {
             }
             // Nor this. The kernel keeps the names that it lists from then on.
             Op::Opendir(_) if self.lists_silently() => reply.error(Errno::NOSYS).ignore(),
-            Op::Flush(arg) => {
-                let file = self.file(header, arg.fh).map_err(VfsError::from);
-                reply_done(reply, file.and_then(|opened| opened.file.flush()));
-            }
+            Op::Flush(arg) => match self.file(header, arg.fh) {
+                Ok(opened) if opened.file.flush_may_sleep() => {
+                    let payer = self.payer_of(request, Some(opened.file.group()));
+                    return self.may_sleep(request, payer);
+                }
+                file => {
+                    reply_done(reply, file.map_err(VfsError::from).and_then(|opened| opened.file.flush()))
+                }
+            },
             // The store may be writing the content of a file that is forgotten.
             Op::Forget { .. } => {
                 return QuickOutcome::MaySleep(forgetting(self.store_of(header.nodeid)));
@@ -491,6 +496,7 @@ impl Filesystem for DataFs {
             Op::Open(arg) => self.open(request, &arg, reply),
             Op::Create { arg, name, supplementary_gid: gid } => self.create(request, &arg, name, gid, reply),
             Op::Tmpfile { arg, supplementary_gid: gid } => self.tmpfile(request, &arg, gid, reply),
+            Op::Flush(arg) => self.flush(header, arg.fh, reply),
             Op::Release(arg) => self.release(arg.fh, reply),
             Op::Fsync(arg) => self.fsync(request, &arg, reply),
             Op::Fallocate(arg) => self.fallocate(request, &arg, reply),

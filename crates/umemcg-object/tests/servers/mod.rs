@@ -2,11 +2,13 @@
 #![allow(dead_code)]
 
 pub mod proxy;
+pub mod source;
 
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use object_store::aws::{AmazonS3, AmazonS3Builder};
@@ -45,7 +47,13 @@ pub trait Server {
         ));
     }
 
-    fn python(&self, statement: &str) {
+    /// Returns the number of uploads in parts that are not over.
+    fn nr_uploads(&self, bucket: &str) -> usize {
+        let uploads = format!("client.list_multipart_uploads(Bucket={bucket:?}).get('Uploads', [])");
+        self.python(&format!("print(len({uploads}))")).trim().parse().unwrap()
+    }
+
+    fn python(&self, statement: &str) -> String {
         let program = format!(
             "import boto3\nclient = boto3.client('s3', endpoint_url={:?}, aws_access_key_id={KEY:?}, \
              aws_secret_access_key={SECRET:?}, region_name='us-east-1')\n{statement}\n",
@@ -53,6 +61,7 @@ pub trait Server {
         );
         let run = Command::new(installed("python")).arg("-c").arg(program).output().unwrap();
         assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+        String::from_utf8(run.stdout).unwrap()
     }
 }
 
@@ -74,6 +83,19 @@ fn installed(program: &str) -> PathBuf {
 
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Returns four ports that are free, as those are that are 10,000 higher: SeaweedFS takes these,
+/// too. They are below those that the system gives to outgoing connections.
+fn free_pairs() -> [u16; 4] {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = std::process::id() as u16 % 1200 * 10;
+    let ports = std::iter::repeat_with(|| 10_000 + (first + NEXT.fetch_add(1, Ordering::Relaxed)) % 12_000);
+    let is_free = |port: &u16| {
+        [*port, *port + 10_000].iter().all(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
+    };
+    let ports: Vec<u16> = ports.filter(is_free).take(4).collect();
+    ports.try_into().unwrap()
 }
 
 /// A server's process, which ends with it.
@@ -139,9 +161,7 @@ impl SeaweedFs {
             "actions":["Admin","Read","Write","List","Tagging"]}}]}}"#
         );
         std::fs::write(&identities, json).unwrap();
-        // Each of its parts also takes the port that is 10,000 higher.
-        let ports: Vec<u16> =
-            std::iter::repeat_with(free_port).filter(|port| *port < 50_000).take(4).collect();
+        let ports = free_pairs();
         let port = ports[3];
         let mut command = Command::new(installed("weed"));
         command.args(["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-volume.max=200", "-filer", "-s3"]);
@@ -149,6 +169,8 @@ impl SeaweedFs {
         command.arg(format!("-master.port={}", ports[0])).arg(format!("-volume.port={}", ports[1]));
         command.arg(format!("-filer.port={}", ports[2])).arg(format!("-s3.port={port}"));
         command.arg(format!("-s3.config={}", identities.display()));
+        // Catalogs on fixed ports, of which a machine has one each.
+        command.args(["-s3.port.iceberg=0", "-s3.port.lance=0"]);
         let running = Running::start(&mut command, port);
         let server = Self { running, _directory: directory };
         server.wait_until_it_stores();

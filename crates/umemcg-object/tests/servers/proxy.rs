@@ -20,6 +20,16 @@ pub enum Fault {
     LongBody(usize),
     /// The answer comes this much later.
     Delay(Duration),
+    /// The connection ends in the middle of the request's body. The store does not get it.
+    CutRequest,
+    /// A bit of the request's body is another when it comes to the store.
+    DamagedRequest,
+    /// The store has done what it was asked, but no answer comes.
+    AnswerLost,
+    /// An answer that began well tells this error. The store does not get the request.
+    Belated(&'static str),
+    /// Nothing.
+    Pass,
 }
 
 #[derive(Debug, Default)]
@@ -30,6 +40,7 @@ struct Plan {
     always: Option<Fault>,
     /// Methods, in the order of arrival.
     seen: Vec<String>,
+    last_head: String,
     nr_under_way: usize,
     most_under_way: usize,
 }
@@ -80,6 +91,11 @@ impl Proxy {
         self.plan.lock().unwrap().seen.iter().filter(|seen| *seen == method).count()
     }
 
+    /// Returns the first lines of the last request.
+    pub fn last_head(&self) -> String {
+        self.plan.lock().unwrap().last_head.clone()
+    }
+
     /// Returns the most requests that were under way at one time.
     pub fn most_under_way(&self) -> usize {
         self.plan.lock().unwrap().most_under_way
@@ -95,11 +111,12 @@ impl Drop for Proxy {
 
 /// Serves the requests of one connection.
 fn serve(mut client: TcpStream, upstream: &str, plan: &Mutex<Plan>) {
-    while let Some((head, body)) = read_message(&mut client) {
+    while let Some((head, mut body)) = read_head(&mut client) {
         let method = head.split(' ').next().unwrap_or_default().to_owned();
         let fault = {
             let mut plan = plan.lock().unwrap();
             plan.seen.push(method.clone());
+            plan.last_head.clone_from(&head);
             plan.nr_under_way += 1;
             plan.most_under_way = plan.most_under_way.max(plan.nr_under_way);
             match plan.faults.iter().position(|(of, _)| *of == method) {
@@ -107,7 +124,13 @@ fn serve(mut client: TcpStream, upstream: &str, plan: &Mutex<Plan>) {
                 None => plan.always.clone(),
             }
         };
-        let goes_on = answer(&mut client, upstream, (&method, &head, &body), fault.as_ref());
+        let has_body = fault != Some(Fault::CutRequest) && read_body(&mut client, &head, &mut body).is_some();
+        if fault == Some(Fault::DamagedRequest)
+            && let Some(byte) = body.last_mut()
+        {
+            *byte ^= 1;
+        }
+        let goes_on = has_body && answer(&mut client, upstream, (&method, &head, &body), fault.as_ref());
         plan.lock().unwrap().nr_under_way -= 1;
         if !goes_on {
             let _ = client.shutdown(Shutdown::Both);
@@ -129,8 +152,14 @@ fn answer(
         let head = format!("HTTP/1.1 {status} Fault\r\nContent-Length: {}\r\n\r\n", text.len());
         return client.write_all((head + body).as_bytes()).is_ok();
     }
+    if let Some(Fault::Belated(code)) = fault {
+        let text = format!("<Error><Code>{code}</Code></Error>");
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", text.len());
+        return client.write_all((head + &text).as_bytes()).is_ok();
+    }
     let Some((mut head, mut body)) = ask(upstream, method, head, body) else { return false };
     match fault {
+        Some(Fault::AnswerLost) => return false,
         Some(Fault::Delay(time)) => std::thread::sleep(*time),
         Some(Fault::OtherEtag) => head = with_other_etag(&head),
         Some(Fault::CutBody) => body.truncate(body.len() / 2),
@@ -195,8 +224,8 @@ fn unchunked(mut body: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// Reads a request; `None` at the end of the connection.
-fn read_message(client: &mut TcpStream) -> Option<(String, Vec<u8>)> {
+/// Reads the head of a request, and what has come of its body; `None` at the end of the connection.
+fn read_head(client: &mut TcpStream) -> Option<(String, Vec<u8>)> {
     let mut whole = Vec::new();
     let mut part = [0; 64 << 10];
     let end = loop {
@@ -206,15 +235,19 @@ fn read_message(client: &mut TcpStream) -> Option<(String, Vec<u8>)> {
         let len = client.read(&mut part).ok().filter(|len| *len > 0)?;
         whole.extend_from_slice(&part[..len]);
     };
-    let head = String::from_utf8(whole[..end].to_vec()).ok()?;
+    Some((String::from_utf8(whole[..end].to_vec()).ok()?, whole[end..].to_vec()))
+}
+
+/// Reads the rest of its body.
+fn read_body(client: &mut TcpStream, head: &str, body: &mut Vec<u8>) -> Option<()> {
     let len = head.lines().find_map(|line| {
         let (name, value) = line.split_once(':')?;
         name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>().ok())?
     });
-    let mut body = whole[end..].to_vec();
+    let mut part = [0; 64 << 10];
     while body.len() < len.unwrap_or(0) {
         let len = client.read(&mut part).ok().filter(|len| *len > 0)?;
         body.extend_from_slice(&part[..len]);
     }
-    Some((head, body))
+    Some(())
 }

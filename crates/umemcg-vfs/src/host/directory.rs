@@ -76,6 +76,11 @@ pub(crate) struct HostDirectory {
 
 impl HostDirectory {
     pub(crate) fn open(config: &VolumeConfig) -> Result<Arc<Self>, VolumeError> {
+        Self::open_as(next_store_id(), config)
+    }
+
+    /// Like [`open`](Self::open), as the store of this id.
+    pub(crate) fn open_as(store_id: StoreId, config: &VolumeConfig) -> Result<Arc<Self>, VolumeError> {
         let failed = |errno| VolumeError::Open { dir: config.dir.clone(), errno };
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = match rustix::fs::openat(CWD, &config.dir, flags | OFlags::RDONLY, Mode::empty()) {
@@ -125,7 +130,7 @@ impl HostDirectory {
             may_be_watched: resolve == Resolve::Handle && is_local,
             has_lasting_positions: LOCAL.contains(&file_system),
             reopens: resolve == Resolve::Handle && is_local && overrides_modes(),
-            store_id: next_store_id(),
+            store_id,
             clock: VolumeClock::default(),
             io_mode: AtomicU8::new(io_mode as u8),
             has_acls: AtomicBool::new(true),

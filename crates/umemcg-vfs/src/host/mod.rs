@@ -11,9 +11,9 @@
 mod clock;
 mod content;
 mod descriptor_cache;
-mod descriptor_share;
+pub(crate) mod descriptor_share;
 mod dir_handle;
-mod directory;
+pub(crate) mod directory;
 mod file_privileges;
 mod inode_names;
 mod inode_table;
@@ -22,9 +22,9 @@ mod name_shrinker;
 mod open_file;
 mod outside_watch;
 mod recent_changes;
-mod shown_times;
-mod store;
-mod syscalls;
+pub(crate) mod shown_times;
+pub(crate) mod store;
+pub(crate) mod syscalls;
 #[cfg(test)]
 mod testing;
 mod unsynced;

@@ -2,12 +2,14 @@
 //! asynchronous type crosses it.
 
 use std::fmt;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
 use rustix::io::Errno;
 use thiserror::Error;
 
+use super::staged_file::StagedFile;
 use crate::attr::Timestamp;
 
 /// The facts about one object.
@@ -19,7 +21,13 @@ pub struct ObjectInfo {
     pub modified: Timestamp,
     /// The store's name for these very bytes; `None` from a store that has none.
     pub etag: Option<Arc<str>>,
+    /// The user metadata; `None` in a listing, which does not tell them.
+    pub metadata: Option<Arc<Metadata>>,
 }
+
+/// The user metadata of an object: names, in small letters and without the store's prefix, and
+/// values (s3fs's keys: `mode`, `uid`, `gid`, `mtime`, `ctime`, `atime`).
+pub type Metadata = Vec<(String, String)>;
 
 impl ObjectInfo {
     /// Returns whether both are of the same bytes: by ETag, or where one is missing by length and
@@ -52,6 +60,26 @@ pub struct ListedPart {
     pub next: Option<String>,
 }
 
+/// The name, among the metadata, of a text that no other upload has: one whose answer was lost is
+/// known by it. A bucket adds one to metadata without. A caller that uploads the same bytes again,
+/// since it does not know whether they are there, gives the same, and the upload succeeds if they
+/// are. S3, Google and Azure allow the name.
+pub const UPLOAD_MARK: &str = "umemcgupload";
+
+/// An upload in parts whose id is not known: it may be beginning.
+pub const UNKNOWN_UPLOAD: &str = "?";
+
+/// The condition under which a change takes effect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Expected {
+    /// There is no object of this key.
+    Absent,
+    /// The object is still this one.
+    Same(ObjectInfo),
+    /// Whatever is there.
+    Anything,
+}
+
 /// Why a request to a store failed. The texts name the store and the key.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum BucketError {
@@ -70,6 +98,9 @@ pub enum BucketError {
     /// The answer makes no sense.
     #[error("{0}")]
     Corrupt(String),
+    /// The bytes that were to be stored cannot be read, or an upload cannot be noted.
+    #[error("{0}")]
+    Source(String),
 }
 
 impl BucketError {
@@ -79,7 +110,7 @@ impl BucketError {
             Self::NotFound(_) => Errno::NOENT,
             Self::Changed(_) => Errno::STALE,
             Self::Denied(_) => Errno::ACCESS,
-            Self::Unavailable(_) | Self::Corrupt(_) => Errno::IO,
+            Self::Unavailable(_) | Self::Corrupt(_) | Self::Source(_) => Errno::IO,
         }
     }
 }
@@ -93,8 +124,16 @@ pub struct BucketFigures {
     pub heads: u64,
     /// Requests for a part of a listing.
     pub lists: u64,
+    /// Requests that store an object or a part of one, or that begin or end an upload in parts.
+    pub puts: u64,
+    /// Requests that copy an object.
+    pub copies: u64,
+    /// Requests that remove an object or give up an upload in parts.
+    pub deletes: u64,
     /// Bytes of objects that came.
     pub read_bytes: u64,
+    /// Bytes of objects that the store took.
+    pub written_bytes: u64,
     /// Requests that the store refused or did not answer; most are sent again.
     pub refusals: u64,
     /// Operations that failed in the end, other than for what is not there or has changed.
@@ -116,6 +155,8 @@ pub struct StoreState {
     pub hidden_keys: Vec<String>,
     /// There are more of them.
     pub has_more_hidden: bool,
+    /// Files that hold what is not in the store.
+    pub staged: Vec<StagedFile>,
 }
 
 /// What becomes of the bytes of a read.
@@ -124,6 +165,24 @@ pub trait ObjectBody: Send + fmt::Debug {
     fn take(&mut self, bytes: &[u8]);
     /// Ends the read. One that is dropped unended has failed.
     fn end(self: Box<Self>, result: Result<(), BucketError>);
+}
+
+/// The bytes of an object that is to be stored.
+pub trait ObjectSource: Send + Sync + fmt::Debug {
+    /// Returns their number.
+    fn size(&self) -> u64;
+    /// Fills `into` with the bytes from `offset` on.
+    ///
+    /// # Errors
+    /// If not all of them can be read.
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
+    /// Notes an upload in parts, or (`None`) that it is over, so that one which a crash leaves
+    /// behind can be ended: [`UNKNOWN_UPLOAD`] where it begins, then its id. The note is durable
+    /// when this returns.
+    ///
+    /// # Errors
+    /// If it cannot be made durable; the upload is given up.
+    fn note_upload(&self, upload: Option<&str>) -> io::Result<()>;
 }
 
 /// A prefix of a bucket. Keys are relative to it. All calls but the figures and those that begin
@@ -153,6 +212,33 @@ pub trait Bucket: Send + Sync + fmt::Debug {
     /// Begins a read as [`read`](Self::read) does, and returns without waiting for the store. The
     /// bytes are taken, and the end is told, by a thread that serves no requests.
     fn begin_read(&self, key: &str, info: &ObjectInfo, range: Range<u64>, body: Box<dyn ObjectBody>);
+    /// Returns how many bytes of memory an upload of `size` bytes holds at once. Its caller has
+    /// charged them.
+    fn upload_bytes(&self, size: u64) -> u64;
+    /// Stores an object, whole or not at all, and returns the facts about it.
+    /// [`BucketError::Changed`] when `expected` does not hold. After
+    /// [`BucketError::Unavailable`] the object may be there all the same: an answer can be lost.
+    fn upload(
+        &self,
+        key: &str,
+        source: &dyn ObjectSource,
+        metadata: &Metadata,
+        expected: &Expected,
+    ) -> Result<ObjectInfo, BucketError>;
+    /// Ends an upload in parts that a crash left behind, or for [`UNKNOWN_UPLOAD`] all of this key.
+    /// One that is over is no error.
+    fn abort_upload(&self, key: &str, upload: &str) -> Result<(), BucketError>;
+    /// Removes an object. One that is not there is no error.
+    fn delete(&self, key: &str) -> Result<(), BucketError>;
+    /// Copies an object in this version within the bucket, its metadata too.
+    /// [`BucketError::Changed`] when it has another version, or `expected` does not hold of `to`.
+    fn copy(
+        &self,
+        from: &str,
+        info: &ObjectInfo,
+        to: &str,
+        expected: &Expected,
+    ) -> Result<ObjectInfo, BucketError>;
     /// Returns what it has been asked so far.
     fn figures(&self) -> BucketFigures;
     /// Returns the last failure, if the store has not answered since.

@@ -1,5 +1,6 @@
 //! The configuration of a volume of objects.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +19,18 @@ pub enum Freshness {
     Immutable,
 }
 
+/// Most bytes on the staging disk, unless the configuration says otherwise.
+pub const STAGING_BYTES: u64 = 16 << 30;
+
+/// Where what is written is held until it is in the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StagingConfig {
+    /// A directory on a local disk. Volumes may share it: each has a subdirectory of its own.
+    pub dir: PathBuf,
+    /// Most bytes of one volume there.
+    pub max_bytes: u64,
+}
+
 /// The configuration of a volume of objects.
 #[derive(Debug, Clone)]
 pub struct ObjectConfig {
@@ -29,4 +42,6 @@ pub struct ObjectConfig {
     pub uid: u32,
     /// The group that all objects are shown with.
     pub gid: u32,
+    /// Where what is written is held; without it the volume is read only.
+    pub staging: Option<StagingConfig>,
 }

@@ -1,15 +1,19 @@
 //! The cached content of one object in one version, and that object as its store.
+//!
+//! What is written to it goes to a draft, which stands for it from then on.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
-use umemcg::files::{BackingStore, File, StoreId, StoreRead};
+use umemcg::files::{BackingStore, File, StartedRead, StoreId, StoreRead};
 use umemcg::{Engine, Group, OwnerId};
 use umemcg_arena::{Arena, Segment};
+use umemcg_base::{ErrorSequence, LeafMutex};
 
 use super::bucket::{Bucket, BucketError, ObjectBody, ObjectInfo};
+use super::draft::Draft;
 use super::failure_log::FailureLog;
 use crate::allowance::ReclaimEffort;
 use crate::error::VfsError;
@@ -20,6 +24,20 @@ const SHORT_KEY_BYTES: usize = 128;
 /// The charge of a longer one: none is longer than this.
 const LONG_KEY_BYTES: u64 = 1024;
 
+/// The charge for a key.
+type KeyCharge = MetadataCharge<LONG_KEY_BYTES>;
+
+/// Charges a key that is not short. May sleep for memory.
+fn key_charge(
+    effort: ReclaimEffort,
+    engine: &Arc<Engine>,
+    group: &Arc<Group>,
+    key: &str,
+) -> Result<Option<KeyCharge>, VfsError> {
+    let is_long = key.len() > SHORT_KEY_BYTES;
+    Ok(is_long.then(|| KeyCharge::take(effort, engine, group)).transpose()?)
+}
+
 /// The content of an object in one version. Another version is another content, so that no read
 /// mixes two.
 #[derive(Debug)]
@@ -27,11 +45,22 @@ pub(super) struct Content {
     /// First, because it is released to a tree that the file may be the last to hold.
     charge: MetadataCharge<CONTENT_BYTES>,
     /// For a key that is not short.
-    _key_charge: Option<MetadataCharge<LONG_KEY_BYTES>>,
-    pub(super) info: ObjectInfo,
-    pub(super) file: Arc<File>,
+    _key_charge: Option<KeyCharge>,
+    place: Arc<LeafMutex<Place>>,
+    file: Arc<File>,
+    /// The bytes as they were changed, once they were.
+    draft: OnceLock<Arc<Draft>>,
+    /// What could not be stored, for the open files.
+    pub(super) errors: ErrorSequence,
     /// (A) A read has found the store to have another version. Relaxed: it stands alone.
     pub(super) is_outdated: Arc<AtomicBool>,
+}
+
+/// Where the bytes of a content are.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) key: Arc<str>,
+    pub(super) info: ObjectInfo,
 }
 
 impl Content {
@@ -44,21 +73,81 @@ impl Content {
         (key, info): (String, &ObjectInfo),
     ) -> Result<Arc<Self>, VfsError> {
         let charge = MetadataCharge::take(effort, engine, group)?;
-        let is_long = key.len() > SHORT_KEY_BYTES;
-        let _key_charge = is_long.then(|| MetadataCharge::take(effort, engine, group)).transpose()?;
+        let _key_charge = key_charge(effort, engine, group, &key)?;
         let is_outdated = Arc::new(AtomicBool::new(false));
         let (bucket, log) = (Arc::clone(bucket), Arc::clone(failures));
         let failures = ReadFailures { log, is_outdated: Arc::clone(&is_outdated) };
-        let store = ObjectStore { id, bucket, key: key.into(), info: info.clone(), failures };
+        let place = Arc::new(LeafMutex::new(Place { key: key.into(), info: info.clone() }));
+        let store = ObjectStore { id, bucket, place: Arc::clone(&place), failures };
         let file = engine
             .open_file(Arc::new(store), info.size)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-        Ok(Arc::new(Self { charge, _key_charge, info: info.clone(), file, is_outdated }))
+        let draft = OnceLock::new();
+        let errors = ErrorSequence::new();
+        Ok(Arc::new(Self { charge, _key_charge, place, file, draft, errors, is_outdated }))
+    }
+
+    /// Creates the content of an object that is being made, charged to a group. May sleep for
+    /// memory.
+    pub(super) fn of_draft(
+        effort: ReclaimEffort,
+        engine: &Arc<Engine>,
+        group: &Arc<Group>,
+        (key, draft): (String, Arc<Draft>),
+    ) -> Result<Arc<Self>, VfsError> {
+        Ok(Arc::new(Self {
+            _key_charge: key_charge(effort, engine, group, &key)?,
+            charge: MetadataCharge::take(effort, engine, group)?,
+            place: Arc::new(LeafMutex::new(Place { key: key.into(), info: draft.shown() })),
+            file: Arc::clone(&draft.file),
+            draft: OnceLock::from(draft),
+            errors: ErrorSequence::new(),
+            is_outdated: Arc::default(),
+        }))
     }
 
     /// Returns the group that pays.
     pub(super) fn owner(&self) -> OwnerId {
         self.charge.owner()
+    }
+
+    /// Returns the bytes: those of the draft, if there is one.
+    #[inline]
+    pub(super) fn file(&self) -> &Arc<File> {
+        self.draft.get().map_or(&self.file, |draft| &draft.file)
+    }
+
+    /// Returns the bytes that a read was started on.
+    pub(super) fn file_of(&self, read: &StartedRead) -> &Arc<File> {
+        if self.file.has_started(read) { &self.file } else { self.file() }
+    }
+
+    /// Returns the draft, if there is one.
+    #[inline]
+    pub(super) fn draft(&self) -> Option<&Arc<Draft>> {
+        self.draft.get()
+    }
+
+    /// Has a draft stand for it, by the thread that has the node's turn.
+    pub(super) fn set_draft(&self, draft: Arc<Draft>) {
+        let _ = self.draft.set(draft);
+    }
+
+    /// Returns the object that it is the content of.
+    pub(super) fn place(&self) -> Place {
+        self.place.lock().clone()
+    }
+
+    /// Returns the facts to show: those of the draft, if there is one.
+    pub(super) fn shown(&self) -> ObjectInfo {
+        self.draft().map_or_else(|| self.place.lock().info.clone(), |draft| draft.shown())
+    }
+
+    /// Reads the same bytes from another object from now on.
+    pub(super) fn move_to(&self, key: &str, info: &ObjectInfo) {
+        let moved = Place { key: key.into(), info: info.clone() };
+        let old = std::mem::replace(&mut *self.place.lock(), moved);
+        drop(old);
     }
 }
 
@@ -67,9 +156,14 @@ impl Content {
 struct ObjectStore {
     id: StoreId,
     bucket: Arc<dyn Bucket>,
-    key: Box<str>,
-    info: ObjectInfo,
+    place: Arc<LeafMutex<Place>>,
     failures: ReadFailures,
+}
+
+impl ObjectStore {
+    fn place(&self) -> Place {
+        self.place.lock().clone()
+    }
 }
 
 /// What becomes of the failures of reads.
@@ -124,12 +218,13 @@ impl BackingStore for ObjectStore {
 
     fn read_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize> {
         let wanted: u64 = segments.iter().map(|segment| u64::from(segment.len)).sum();
-        let end = self.info.size.min(offset.saturating_add(wanted));
+        let Place { key, info } = self.place();
+        let end = info.size.min(offset.saturating_add(wanted));
         if offset >= end {
             return Ok(0);
         }
         let mut into = SegmentWriter { arena, segments, at: 0 };
-        let result = self.bucket.read(&self.key, &self.info, offset..end, &mut |bytes| into.write(bytes));
+        let result = self.bucket.read(&key, &info, offset..end, &mut |bytes| into.write(bytes));
         result.map(|()| (end - offset) as usize).map_err(|error| self.failures.note(error))
     }
 
@@ -138,14 +233,15 @@ impl BackingStore for ObjectStore {
     }
 
     fn begin_read(&self, read: StoreRead) {
-        let end = self.info.size.min(read.offset().saturating_add(read.len() as u64));
+        let Place { key, info } = self.place();
+        let end = info.size.min(read.offset().saturating_add(read.len() as u64));
         let range = read.offset()..end;
         if range.is_empty() {
             return read.finish(Ok(()));
         }
         self.bucket.begin_read(
-            &self.key,
-            &self.info,
+            &key,
+            &info,
             range,
             Box::new(Delivery { read, failures: self.failures.clone() }),
         );

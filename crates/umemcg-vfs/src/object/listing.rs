@@ -4,6 +4,9 @@
 //! and the place where the next begins, so a listing of any length takes the memory of one part. A
 //! position is the number of names before it; a read before the part begins anew. Attributes come
 //! with the names, so that nothing is asked for each.
+//!
+//! Names that no object has yet, because what is written to them is not stored, come after those of
+//! the store: those that there were when the listing began, and that the store did not list.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -13,8 +16,8 @@ use rustix::io::Errno;
 use umemcg_base::LeafMutex;
 
 use super::bucket::{ListedName, ListedPart};
+use super::node::{Facts, Told};
 use super::objects::{Objects, is_path_name};
-use super::tree::{Facts, Told};
 use crate::allowance::ReclaimEffort;
 use crate::attr::{FileKind, NodeId};
 use crate::caller::Caller;
@@ -27,6 +30,8 @@ use umemcg::Group;
 const NR_NAMES: usize = 1000;
 /// The text of such a part while it is read, in bytes: an entry has half a kilobyte, as a rule.
 const PART_BYTES: u64 = 512 << 10;
+/// The cost of a name that is kept until the end of a listing, in bytes.
+const NEW_NAME_BYTES: u64 = 400;
 /// Positions before those of names: `.` and `..`.
 const NR_DOTS: u64 = 2;
 
@@ -54,6 +59,8 @@ struct Listing {
     told: Told,
     next: Option<String>,
     is_begun: bool,
+    /// Names that were new here when this began, in order; those that the store lists go.
+    new_names: Vec<(Arc<str>, Facts)>,
     /// Objects whose name may come again as a directory: each begins the next, and the last begins
     /// the latest name.
     shown: Vec<String>,
@@ -69,23 +76,36 @@ impl Listing {
             told: Told { at: Instant::now(), thread: 0 },
             next: None,
             is_begun: false,
+            new_names: Vec::new(),
             shown: Vec::new(),
             charge: None,
         }
     }
 
     /// Fetches the next part; false after the last.
-    fn fetch(&mut self, objects: &Objects, prefix: &str, group: &Arc<Group>) -> Result<bool, VfsError> {
+    fn fetch(
+        &mut self,
+        objects: &Objects,
+        (node, prefix): (NodeId, &str),
+        group: &Arc<Group>,
+    ) -> Result<bool, VfsError> {
         if self.is_begun && self.next.is_none() {
-            return Ok(false);
+            return Ok(self.take_new(objects, node));
+        }
+        if !self.is_begun {
+            self.new_names = objects.tree.lock().new_names(node);
         }
         self.told = Told { at: Instant::now(), thread: 0 };
         let text = HandleCharge::take(objects.reclaim_effort(), &objects.engine, group, PART_BYTES)?;
         let part = objects.list(prefix, self.next.as_deref(), NR_NAMES)?;
         let ListedPart { names, hidden, next } = part;
         hidden.iter().for_each(|key| objects.hidden.add(key));
+        for listed in &names {
+            let at = self.new_names.binary_search_by(|(name, _)| (**name).cmp(&listed.name));
+            at.ok().map(|at| self.new_names.remove(at));
+        }
         drop((text, self.charge.take()));
-        let bytes = names.iter().map(bytes_of).sum();
+        let bytes = names.iter().map(bytes_of).sum::<u64>() + self.new_names.len() as u64 * NEW_NAME_BYTES;
         self.charge = Some(HandleCharge::take(objects.reclaim_effort(), &objects.engine, group, bytes)?);
         (self.is_begun, self.next) = (true, next);
         self.first += self.names.len() as u64;
@@ -96,6 +116,27 @@ impl Listing {
             }
         }
         Ok(true)
+    }
+
+    /// Goes on with the names that the store did not list; false if there are none.
+    fn take_new(&mut self, objects: &Objects, node: NodeId) -> bool {
+        if self.new_names.is_empty() {
+            return false;
+        }
+        self.first += self.names.len() as u64;
+        self.told = Told { at: Instant::now(), thread: 0 };
+        let (tree, new_names) = (objects.tree.lock(), std::mem::take(&mut self.new_names));
+        let still_there = new_names.into_iter().filter(|(name, _)| tree.child(node, name).is_some());
+        self.names = still_there
+            .map(|(name, facts)| ListedName {
+                name: (*name).to_owned(),
+                object: match facts {
+                    Facts::Object(info) => Some(info),
+                    Facts::Directory => None,
+                },
+            })
+            .collect();
+        !self.names.is_empty()
     }
 
     /// Returns whether a name can be shown as one of the directory.
@@ -173,7 +214,7 @@ impl OpenDirectory {
     ) -> Result<(), VfsError> {
         // What is behind this part.
         while wanted >= listing.first + listing.names.len() as u64 {
-            if !listing.fetch(&self.objects, prefix, &self.group)? {
+            if !listing.fetch(&self.objects, (self.node, prefix), &self.group)? {
                 return Ok(());
             }
         }

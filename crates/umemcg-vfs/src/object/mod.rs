@@ -1,4 +1,5 @@
-//! Volumes of objects: the keys below a prefix of a bucket as files and directories, read only.
+//! Volumes of objects: the keys below a prefix of a bucket as files and directories; read only,
+//! unless there is a directory to stage what is written.
 //!
 //! A key is a path, its slashes separate names, and a prefix that something is below is a
 //! directory; so is one with an object of its own that ends with a slash. An object beside keys
@@ -8,18 +9,34 @@
 //! `bucket` is the seam to the store. `objects` is what is known and how more is asked for, `tree`
 //! the names that are known, `listing` an open directory, `content` the cached bytes of an object
 //! in one version, `open_file` an object that is open.
+//!
+//! What is written goes to a `draft`, whose bytes are in the `staging` directory; `drafts` are
+//! those of a volume. `create`, `names` and `rename` change names.
 
+mod absent_names;
 mod bucket;
 mod config;
 mod content;
+mod create;
+mod draft;
+mod draft_record;
+mod drafts;
 mod failure_log;
 mod hidden_keys;
 mod listing;
 mod name_shrinker;
+mod names;
+mod node;
 mod objects;
 mod open_file;
-mod read_only;
+mod rename;
+mod staged_file;
+mod staging;
+mod staging_room;
 mod tree;
+mod turns;
+mod upload_room;
+mod xattrs;
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -36,22 +53,31 @@ use crate::kernel_cache::KernelCache;
 use crate::name::NAME_MAX;
 use crate::volume::{Attributes, Lookup, Open, Volume, VolumeDir, VolumeFile, VolumeKind, next_store_id};
 pub use bucket::{
-    Bucket, BucketError, BucketFigures, ListedName, ListedPart, ObjectBody, ObjectInfo, StoreState,
+    Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, ObjectBody, ObjectInfo,
+    ObjectSource, StoreState, UNKNOWN_UPLOAD, UPLOAD_MARK,
 };
-pub use config::{Freshness, ObjectConfig};
+pub use config::{Freshness, ObjectConfig, STAGING_BYTES, StagingConfig};
+use drafts::Drafts;
 use listing::OpenDirectory;
 use objects::{Objects, key_part};
-use open_file::{OpenFile, wants_to_write};
+use open_file::{OpenFile, check_change, wants_to_write};
+pub use staged_file::StagedFile;
+use staging::Staging;
 use umemcg::Engine;
 use umemcg::files::{File, StoreId};
 
 /// The room that `df` shows, since no store tells its own: 1 EiB, in units of 4 KiB.
 const BLOCKS: u64 = 1 << 48;
 
+/// Files that are not in the store which [`StoreState`] names, at most.
+const NR_STAGED_MAX: usize = 1000;
+
 /// See the module text.
 #[derive(Debug)]
 pub struct ObjectVolume {
     objects: Arc<Objects>,
+    /// What is being written; none on a volume that is read only.
+    drafts: Option<Arc<Drafts>>,
 }
 
 impl ObjectVolume {
@@ -59,7 +85,7 @@ impl ObjectVolume {
     /// wrong address or wrong credentials are told now.
     ///
     /// # Errors
-    /// [`VolumeError::Bucket`].
+    /// [`VolumeError::Bucket`], [`VolumeError::Staging`], [`VolumeError::InUse`].
     pub fn open(
         engine: &Arc<Engine>,
         config: &ObjectConfig,
@@ -67,13 +93,42 @@ impl ObjectVolume {
     ) -> Result<Arc<Self>, VolumeError> {
         let failed = |error| VolumeError::Bucket { url: config.bucket.url().to_owned(), error };
         config.bucket.list("", None, 1).map_err(failed)?;
-        let objects = Objects::new(engine, config, next_store_id(), node_base);
-        Ok(Arc::new(Self { objects: Arc::new(objects) }))
+        let store_id = next_store_id();
+        let staging = config.staging.as_ref().map(|StagingConfig { dir, max_bytes }| {
+            Ok((Staging::open(dir, *max_bytes, store_id, &config.bucket)?, *max_bytes))
+        });
+        let staging = staging.transpose()?;
+        let objects = Arc::new(Objects::new(engine, config, (store_id, node_base)));
+        let drafts = staging.map(|(staging, max)| Arc::new(Drafts::new(&objects, staging, max)));
+        Ok(Arc::new(Self { objects, drafts }))
+    }
+
+    /// Returns what is being written.
+    ///
+    /// # Errors
+    /// `EROFS` on a volume that is read only.
+    fn drafts(&self) -> Result<&Arc<Drafts>, Errno> {
+        self.drafts.as_ref().ok_or(Errno::ROFS)
     }
 
     /// Returns the number of names that are known.
     pub fn nr_nodes(&self) -> usize {
         self.objects.tree.lock().nr_nodes()
+    }
+
+    fn open_file(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<OpenFile, VfsError> {
+        let objects = &self.objects;
+        if wants_to_write(flags) {
+            self.drafts()?;
+        }
+        let charge = HandleCharge::take(objects.reclaim_effort(), &objects.engine, &caller.group, 0)?;
+        let content = objects.open(caller, node)?;
+        let file =
+            OpenFile::new((objects, self.drafts.as_ref()), (node, content), flags, &caller.group, charge);
+        if flags.contains(OFlags::TRUNC) {
+            file.truncate(&caller.group, 0)?;
+        }
+        Ok(file)
     }
 }
 
@@ -92,8 +147,22 @@ impl Attributes for ObjectVolume {
     fn getattr(&self, node: NodeId) -> Result<Attr, VfsError> {
         self.objects.getattr(node)
     }
-    fn setattr(&self, _: &Caller, _: NodeId, _: &SetAttr) -> Result<Attr, VfsError> {
-        Err(Errno::ROFS.into())
+    fn setattr(&self, caller: &Caller, node: NodeId, change: &SetAttr) -> Result<Attr, VfsError> {
+        self.drafts()?;
+        let attr = self.objects.getattr(node)?;
+        check_change(change, &attr)?;
+        if FileKind::from_mode(attr.mode) == Some(FileKind::Directory) {
+            // The time of a directory is that of the mount.
+            return if change.size.is_some() { Err(Errno::ISDIR.into()) } else { Ok(attr) };
+        }
+        if change.size.is_none() && change.mtime.is_none() {
+            return Ok(attr);
+        }
+        let file = self.open_file(caller, node, OFlags::RDWR)?;
+        let changed = file.setattr(caller, change)?;
+        // No close follows.
+        file.fsync(false)?;
+        Ok(changed)
     }
     fn readlink(&self, _: NodeId) -> Result<OsString, VfsError> {
         Err(Errno::INVAL.into())
@@ -114,13 +183,7 @@ impl Attributes for ObjectVolume {
 
 impl Open for ObjectVolume {
     fn open(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<dyn VolumeFile>, VfsError> {
-        if wants_to_write(flags) {
-            return Err(Errno::ROFS.into());
-        }
-        let objects = &self.objects;
-        let charge = HandleCharge::take(objects.reclaim_effort(), &objects.engine, &caller.group, 0)?;
-        let content = objects.open(caller, node)?;
-        Ok(Arc::new(OpenFile::new(objects, node, content, &caller.group, charge)))
+        Ok(Arc::new(self.open_file(caller, node, flags)?))
     }
 
     fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError> {
@@ -149,6 +212,7 @@ impl Volume for ObjectVolume {
             figures: bucket.figures(),
             hidden_keys,
             has_more_hidden,
+            staged: self.drafts.as_ref().map_or_else(Vec::new, |drafts| drafts.staged(NR_STAGED_MAX)),
         })
     }
     fn store_id(&self) -> StoreId {
@@ -157,20 +221,27 @@ impl Volume for ObjectVolume {
     fn path_of(&self, node: NodeId) -> Option<PathBuf> {
         self.objects.tree.lock().path(node).ok().map(PathBuf::from)
     }
-    fn path_of_content(&self, _file: &Arc<File>) -> Option<PathBuf> {
-        // Used for data that is not durable, which does not exist here.
-        None
+    fn path_of_content(&self, file: &Arc<File>) -> Option<PathBuf> {
+        let unsaved = self.drafts.as_ref()?.unsaved();
+        let content = unsaved.iter().find(|content| Arc::ptr_eq(content.file(), file))?;
+        self.path_of(content.draft()?.node)
     }
     fn set_kernel(&self, kernel: Arc<dyn KernelCache>) {
         let _ = self.objects.kernel.set(kernel);
     }
     fn syncfs(&self) -> Result<(), VfsError> {
-        Ok(())
+        match &self.drafts {
+            Some(drafts) => Ok(drafts.store_all()?),
+            None => Ok(()),
+        }
     }
     fn nodes_end(&self) -> u64 {
         self.objects.nodes_end()
     }
     fn abandon(&self) {
+        if let Some(drafts) = &self.drafts {
+            drafts.lose_all();
+        }
         let removed = self.objects.tree.lock().take_all(self.objects.lists());
         self.objects.dispose(removed);
     }

@@ -7,8 +7,9 @@ use std::sync::{Arc, Weak};
 use umemcg::internal::ListLru;
 use umemcg::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
 
+use super::node::NODE_BYTES;
 use super::objects::Objects;
-use super::tree::{Leaving, NODE_BYTES};
+use super::tree::Leaving;
 use crate::attr::FileKind;
 use crate::kernel_cache::IdleInode;
 use crate::name_lists::{Listed, NODE, NameLists};
@@ -100,7 +101,7 @@ fn ask_for_names(objects: &Objects, lists: &NameLists, target: &ShrinkTarget<'_>
     for node in nodes {
         let content = objects.tree.lock().idle_content(node);
         let Some(content) = content else { continue };
-        if content.is_some_and(|content| content.file.has_cached_pages()) {
+        if content.is_some_and(|content| content.file().has_cached_pages()) {
             continue;
         }
         let leaving = objects.tree.lock().ask_to_leave(node, now_ms);
@@ -137,7 +138,7 @@ fn drop_kept(objects: &Objects, lists: &NameLists, target: &ShrinkTarget<'_>, nr
     for node in nodes {
         let (removed, bytes) = {
             let content = objects.tree.lock().get(node).ok().and_then(|found| found.content.clone());
-            if content.is_some_and(|content| content.file.has_cached_pages()) {
+            if content.is_some_and(|content| content.file().has_cached_pages()) {
                 continue;
             }
             let mut tree = objects.tree.lock();

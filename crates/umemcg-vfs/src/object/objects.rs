@@ -9,12 +9,14 @@ use umemcg::files::StoreId;
 use umemcg::{Engine, Group};
 use umemcg_base::{Rank, RankedMutex, assert_no_locks_held};
 
+use super::absent_names::AbsentNames;
 use super::bucket::{Bucket, BucketError, ListedPart, ObjectInfo};
 use super::config::{Freshness, ObjectConfig};
 use super::content::Content;
 use super::failure_log::FailureLog;
 use super::hidden_keys::HiddenKeys;
-use super::tree::{Facts, KEY_BYTES_MAX, NodeCharge, Removed, Told, Tree};
+use super::node::{Facts, KEY_BYTES_MAX, NodeCharge, Told};
+use super::tree::{Removed, Tree};
 use crate::allowance::ReclaimEffort;
 use crate::attr::{Attr, Entry, NodeId, Timestamp};
 use crate::caller::Caller;
@@ -29,6 +31,8 @@ const FIRST_NODE: u64 = 64;
 const BELIEVED: Duration = Duration::from_secs(1);
 /// How soon after a lookup an open of the same thread does not ask again: it is the same open.
 const SAME_OPEN: Duration = Duration::from_millis(250);
+/// How often a lookup or an open tries again while others change the same.
+const NR_LOOKUPS_MAX: usize = 16;
 /// Preferred size of a request, in bytes.
 const BLOCK_BYTES: u32 = 128 << 10;
 
@@ -46,6 +50,7 @@ pub(super) struct Objects {
     next_node: AtomicU64,
     lists: OnceLock<NameLists>,
     freshness: Freshness,
+    absent: AbsentNames,
     owner: (u32, u32),
     /// (C) The times of directories, which no store has.
     since: Timestamp,
@@ -54,7 +59,7 @@ pub(super) struct Objects {
 }
 
 impl Objects {
-    pub(super) fn new(engine: &Arc<Engine>, config: &ObjectConfig, id: StoreId, base: u64) -> Self {
+    pub(super) fn new(engine: &Arc<Engine>, config: &ObjectConfig, (id, base): (StoreId, u64)) -> Self {
         Self {
             bucket: Arc::clone(&config.bucket),
             store_id: id,
@@ -65,14 +70,25 @@ impl Objects {
             next_node: AtomicU64::new(base + FIRST_NODE),
             lists: OnceLock::new(),
             freshness: config.freshness,
+            absent: AbsentNames::default(),
             owner: (config.uid, config.gid),
-            since: now(),
+            since: Timestamp::now(),
             engine: Arc::clone(engine),
         }
     }
 
     pub(super) fn lists(&self) -> Option<&NameLists> {
         self.lists.get()
+    }
+
+    /// Returns the user and the group of all files.
+    pub(super) fn owner(&self) -> (u32, u32) {
+        self.owner
+    }
+
+    /// Returns a node id that was never given out.
+    pub(super) fn next_node(&self) -> NodeId {
+        NodeId(self.next_node.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Makes the lists of names, before the first is entered.
@@ -163,12 +179,23 @@ impl Objects {
         parent: NodeId,
         name: &str,
     ) -> Result<Entry, VfsError> {
+        for _ in 0..NR_LOOKUPS_MAX {
+            match self.lookup_once(caller, parent, name) {
+                // A name was removed here while the store was asked.
+                Err(VfsError::Host(Errno::AGAIN)) => {}
+                found => return found,
+            }
+        }
+        Err(Errno::BUSY.into())
+    }
+
+    fn lookup_once(self: &Arc<Self>, caller: &Caller, parent: NodeId, name: &str) -> Result<Entry, VfsError> {
         let (key, was_directory) = {
             let mut tree = self.tree.lock();
             let key = tree.prefix(parent)? + name;
-            let known = tree.child(parent, name).map(|(node, found)| (node, found.told, found.facts.clone()));
+            let known = tree.child(parent, name).map(|(node, found)| (node, found.told, found.shown()));
             if let Some((node, told, facts)) = &known
-                && self.is_believed(*told)
+                && (self.is_believed(*told) || tree.get(*node)?.is_staged())
                 && !tree.get(*node)?.is_outdated()
             {
                 tree.count(self.lists(), *node)?;
@@ -186,13 +213,32 @@ impl Objects {
                 let told = Told { at, thread: caller.thread };
                 self.enter(self.reclaim_effort(), &caller.group, (parent, name), (facts, told))
             }
+            Err(Errno::NOENT) if self.counts_empty(parent, name) => {
+                let known = (Facts::Directory, Told { at, thread: caller.thread });
+                self.enter(self.reclaim_effort(), &caller.group, (parent, name), known)
+            }
             Err(errno) => {
                 if errno == Errno::NOENT {
                     self.unlink(parent, name, at);
+                    self.absent.note(caller.thread, (parent, name), at);
                 }
                 Err(errno.into())
             }
         }
+    }
+
+    /// Returns when the store was asked for a name that is not there, if a lookup of the same
+    /// thread has just done so and nothing was made or removed in the directory since.
+    pub(super) fn absent_since(&self, caller: &Caller, parent: NodeId, name: &str) -> Option<Instant> {
+        let at = self.absent.take(caller.thread, (parent, name), SAME_OPEN)?;
+        let tree = self.tree.lock();
+        let is_absent = tree.child(parent, name).is_none() && !tree.has_changed(parent, at);
+        is_absent.then_some(at)
+    }
+
+    /// Returns whether a directory is there although no key is below it.
+    fn counts_empty(&self, parent: NodeId, name: &str) -> bool {
+        self.tree.lock().child(parent, name).is_some_and(|(_, found)| found.is_shown_empty())
     }
 
     /// Counts a lookup of a name of which the store has told this.
@@ -206,7 +252,7 @@ impl Objects {
         let known = |tree: &mut Tree| {
             let node = tree.count_known(self.lists(), (parent, name), &facts, told)?;
             let found = tree.get(node).ok()?;
-            Some(self.entry(node, found.ino, &found.facts))
+            Some(self.entry(node, found.ino, &found.shown()))
         };
         if let Some(entry) = known(&mut self.tree.lock()) {
             return Ok(entry);
@@ -223,7 +269,7 @@ impl Objects {
                     return Ok(entry);
                 }
                 None => {
-                    let node = NodeId(self.next_node.fetch_add(1, Ordering::Relaxed));
+                    let node = self.next_node();
                     let entered = tree.enter(lists, node, (parent, name), (facts.clone(), told), charge);
                     entered.map(|removed| (node, tree.get(node).map_or(0, |found| found.ino), removed))
                 }
@@ -263,8 +309,8 @@ impl Objects {
             let tree = self.tree.lock();
             let found = tree.get(node)?;
             let is_directory = matches!(found.facts, Facts::Directory);
-            if is_directory || !must_ask(found.told) {
-                return Ok((found.ino, found.facts.clone()));
+            if is_directory || found.is_staged() || !must_ask(found.told) {
+                return Ok((found.ino, found.shown()));
             }
             (tree.path(node)?, found.ino)
         };
@@ -276,14 +322,14 @@ impl Objects {
                 {
                     let mut tree = self.tree.lock();
                     let found = tree.get_mut(node)?;
-                    if found.facts.is_same(&facts) {
+                    if found.is_staged() || found.facts.is_same(&facts) {
                         if told.at >= found.told.at {
                             found.told = told;
                         }
                         if let Some(content) = &found.content {
                             content.is_outdated.store(false, Ordering::Relaxed);
                         }
-                        return Ok((ino, facts));
+                        return Ok((ino, found.shown()));
                     }
                 }
                 // The kernel looks the name up again, and finds another node.
@@ -298,7 +344,8 @@ impl Objects {
         }
     }
 
-    fn unlink_node(&self, node: NodeId, at: Instant) {
+    /// As [`unlink`](Self::unlink), of the name of a node.
+    pub(super) fn unlink_node(&self, node: NodeId, at: Instant) {
         let place = self.tree.lock().name_of(node);
         if let Some((parent, name)) = place {
             self.unlink(parent, &name, at);
@@ -319,25 +366,37 @@ impl Objects {
     fn content_of(&self, caller: &Caller, node: NodeId) -> Result<Arc<Content>, VfsError> {
         let is_outdated = self.tree.lock().get(node)?.is_outdated();
         let (_, facts) = self.facts(node, |told| is_outdated || self.must_open_ask(told, caller))?;
-        let Facts::Object(info) = facts else { return Err(Errno::ISDIR.into()) };
-        let (known, key) = {
-            let mut tree = self.tree.lock();
-            let found = tree.get_mut(node)?;
-            // What a lookup was told counts for one open.
-            found.told.thread = 0;
-            (found.content.clone(), tree.path(node)?)
-        };
-        if let Some(known) = known {
-            return Ok(known);
+        if matches!(facts, Facts::Directory) {
+            return Err(Errno::ISDIR.into());
         }
-        let from = (&self.bucket, self.store_id, &self.failures);
-        let effort = self.reclaim_effort();
-        let fresh = Content::new(effort, &self.engine, &caller.group, from, (key, &info))?;
-        let mut tree = self.tree.lock();
-        // Another open may have been faster; then ours is dropped without the lock.
-        let content = Arc::clone(tree.get_mut(node)?.content.get_or_insert_with(|| Arc::clone(&fresh)));
-        drop(tree);
-        Ok(content)
+        for _ in 0..NR_LOOKUPS_MAX {
+            let (key, facts) = {
+                let mut tree = self.tree.lock();
+                let found = tree.get_mut(node)?;
+                // What a lookup was told counts for one open.
+                found.told.thread = 0;
+                if let Some(known) = &found.content {
+                    return Ok(Arc::clone(known));
+                }
+                let facts = found.facts.clone();
+                (tree.path(node)?, facts)
+            };
+            let Facts::Object(info) = &facts else { return Err(Errno::ISDIR.into()) };
+            let from = (&self.bucket, self.store_id, &self.failures);
+            let effort = self.reclaim_effort();
+            let fresh = Content::new(effort, &self.engine, &caller.group, from, (key.clone(), info))?;
+            let mut tree = self.tree.lock();
+            let is_there = tree.path(node)? == key;
+            let found = tree.get_mut(node)?;
+            // Another open may have been faster, also to write; then ours is dropped without the
+            // lock.
+            if found.content.is_some() || is_there && found.facts.is_same(&facts) {
+                let content = Arc::clone(found.content.get_or_insert_with(|| Arc::clone(&fresh)));
+                drop(tree);
+                return Ok(content);
+            }
+        }
+        Err(Errno::BUSY.into())
     }
 
     /// Ends what [`open`](Self::open) or a directory's open began.
@@ -357,7 +416,7 @@ impl Objects {
 
     fn has_pages(&self, node: NodeId) -> bool {
         let content = self.tree.lock().get(node).ok().and_then(|found| found.content.clone());
-        content.is_some_and(|content| content.file.has_cached_pages())
+        content.is_some_and(|content| content.file().has_cached_pages())
     }
 
     /// Releases the remains of names, with no lock held.
@@ -372,7 +431,7 @@ impl Objects {
         }
     }
 
-    fn entry(&self, node: NodeId, ino: u64, facts: &Facts) -> Entry {
+    pub(super) fn entry(&self, node: NodeId, ino: u64, facts: &Facts) -> Entry {
         Entry { node, generation: 0, attr: self.attr(ino, facts) }
     }
 
@@ -403,6 +462,17 @@ impl Objects {
             ctime: time,
             btime: None,
             blksize: BLOCK_BYTES,
+        }
+    }
+
+    /// Shows another time of the last change, as long as the object is known.
+    pub(super) fn remember_mtime(&self, node: NodeId, mtime: Timestamp) {
+        if let Ok(found) = self.tree.lock().get_mut(node)
+            && let Facts::Object(info) = &mut found.facts
+            // Without an ETag versions are told apart by their time.
+            && info.etag.is_some()
+        {
+            info.modified = mtime;
         }
     }
 
@@ -437,9 +507,4 @@ pub(super) fn key_part(name: &std::ffi::OsStr) -> Result<&str, Errno> {
 /// Returns whether a listed name can be one of a path.
 pub(super) fn is_path_name(name: &str) -> bool {
     !name.is_empty() && name.len() <= NAME_MAX && name != "." && name != ".." && !name.contains(['/', '\0'])
-}
-
-fn now() -> Timestamp {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Timestamp { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
 }

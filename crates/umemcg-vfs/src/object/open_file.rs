@@ -1,4 +1,5 @@
-//! An open object: reads of the version that was there when it was opened.
+//! An open object: reads of the version that was there when it was opened, and changes, which go to
+//! a draft.
 
 use std::sync::Arc;
 
@@ -7,25 +8,36 @@ use rustix::io::Errno;
 use umemcg::Group;
 use umemcg::files::{File, PinnedPages, ReadStep, Readahead, StartedRead};
 use umemcg::internal::count_hits;
+use umemcg_base::ErrorCursor;
 
 use super::content::Content;
+use super::draft::Draft;
+use super::drafts::Drafts;
 use super::objects::Objects;
-use crate::attr::{Attr, NodeId, SetAttr};
+use crate::attr::{Attr, NodeId, SetAttr, SetTime, Timestamp};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
 use crate::volume::{VolumeFile, Whence};
 
+/// `O_DSYNC`, which `O_SYNC` includes.
+const O_DSYNC: u32 = 0o10_000;
+
 /// An open object. It shows the version that was there when it was opened; what of it is not
-/// cached cannot be read any more once the store has another.
+/// cached cannot be read any more once the store has another. What is changed through one open
+/// file all others of the volume show.
 #[derive(Debug)]
 pub(super) struct OpenFile {
     node: NodeId,
     ino: u64,
     content: Arc<Content>,
+    flags: OFlags,
     readahead: Readahead,
+    errors: ErrorCursor,
     group: Arc<Group>,
     _charge: HandleCharge,
+    /// None on a volume that is read only.
+    drafts: Option<Arc<Drafts>>,
     /// Last: it may be the last reference to the engine, to which all other fields release memory.
     objects: Arc<Objects>,
 }
@@ -33,26 +45,128 @@ pub(super) struct OpenFile {
 impl OpenFile {
     /// Takes over one pin of the node.
     pub(super) fn new(
-        objects: &Arc<Objects>,
-        node: NodeId,
-        content: Arc<Content>,
+        (objects, drafts): (&Arc<Objects>, Option<&Arc<Drafts>>),
+        (node, content): (NodeId, Arc<Content>),
+        flags: OFlags,
         group: &Arc<Group>,
         charge: HandleCharge,
     ) -> Self {
         Self {
             node,
             ino: objects.ino(node),
-            content,
+            flags,
             readahead: Readahead::of_remote(),
+            errors: content.errors.sample(),
+            content,
             group: Arc::clone(group),
             _charge: charge,
+            drafts: drafts.cloned(),
             objects: Arc::clone(objects),
         }
+    }
+
+    fn is_append(&self) -> bool {
+        self.flags.contains(OFlags::APPEND)
+    }
+
+    /// Returns whether each write has to be in the store before it returns.
+    fn is_synchronous(&self) -> bool {
+        self.flags.bits() & O_DSYNC != 0
+    }
+
+    fn drafts(&self) -> Result<&Drafts, Errno> {
+        self.drafts.as_deref().ok_or(Errno::ROFS)
+    }
+
+    /// Returns the draft, made with the first `keep` bytes of the object if there is none.
+    fn draft(&self, group: &Arc<Group>, keep: u64) -> Result<(&Drafts, &Arc<Draft>), VfsError> {
+        let drafts = self.drafts()?;
+        Ok((drafts, drafts.draft_of((self.node, &self.content), group, keep)?))
+    }
+
+    /// Has it stored although no byte was written.
+    pub(super) fn touch(&self) -> Result<(), VfsError> {
+        let (drafts, draft) = self.draft(&self.group, u64::MAX)?;
+        drop(drafts.begin_change(&self.content, draft)?);
+        Ok(())
+    }
+
+    /// Cuts or extends the file.
+    pub(super) fn truncate(&self, group: &Arc<Group>, len: u64) -> Result<(), VfsError> {
+        let (drafts, draft) = self.draft(group, len)?;
+        let changing = drafts.begin_change(&self.content, draft)?;
+        let _turn = drafts.turns.take(self.node);
+        draft.set_len(&changing, len)?;
+        changing.touch();
+        Ok(())
+    }
+
+    /// Writes at an offset, or at the end.
+    fn write_to(&self, offset: Option<u64>, group: &Arc<Group>, data: &[u8]) -> Result<usize, VfsError> {
+        if !self.is_writable() {
+            return Err(Errno::BADF.into());
+        }
+        if data.is_empty() {
+            return Ok(0);
+        }
+        let (drafts, draft) = self.draft(group, u64::MAX)?;
+        let written = {
+            let changing = drafts.begin_change(&self.content, draft)?;
+            let end = offset.unwrap_or_else(|| draft.file.len()).checked_add(data.len() as u64);
+            draft.room.grow(end.ok_or(Errno::FBIG)?)?;
+            let written = match offset {
+                None => draft.file.append(group, data)?.1,
+                Some(offset) => draft.file.write(group, offset, data)?,
+            };
+            changing.touch();
+            written
+        };
+        if self.is_synchronous() {
+            self.store()?;
+        }
+        Ok(written)
+    }
+
+    /// Stores what the store has not, and reports what could not be stored, once.
+    fn store(&self) -> Result<(), VfsError> {
+        let stored = match &self.drafts {
+            Some(drafts) => drafts.store(&self.content, &self.group),
+            None => Ok(()),
+        };
+        let checked = self.content.errors.check_and_advance(&self.errors);
+        checked.map_err(Errno::from_raw_os_error)?;
+        Ok(stored?)
+    }
+
+    /// Sets the time of the last change. It is stored with what is being written; beside that it is
+    /// only remembered.
+    fn set_mtime(&self, mtime: SetTime) -> Result<(), VfsError> {
+        let mtime = match mtime {
+            SetTime::Now => Timestamp::now(),
+            SetTime::At(time) => time,
+        };
+        let drafts = self.drafts()?;
+        match self.content.draft().filter(|draft| draft.is_unsaved()) {
+            Some(draft) => {
+                let changing = drafts.begin_change(&self.content, draft)?;
+                draft.set_mtime(&changing, mtime);
+            }
+            None => self.objects.remember_mtime(self.node, mtime),
+        }
+        Ok(())
     }
 }
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
+        let has_news = self.content.draft().is_some_and(|draft| draft.has_news());
+        if has_news
+            && wants_to_write(self.flags)
+            && let Some(drafts) = &self.drafts
+            && let Err(errno) = drafts.store(&self.content, &self.group)
+        {
+            tracing::warn!(%errno, node = self.node.0, "a file that was closed is not in the store yet");
+        }
         self.objects.unpin(self.node);
     }
 }
@@ -63,46 +177,117 @@ impl VolumeFile for OpenFile {
     }
     #[inline]
     fn content(&self) -> &Arc<File> {
-        &self.content.file
+        self.content.file()
     }
     fn group(&self) -> &Arc<Group> {
         &self.group
     }
     fn is_writable(&self) -> bool {
-        false
+        self.flags.intersects(OFlags::WRONLY | OFlags::RDWR)
     }
     #[inline]
     fn try_read(&self, offset: u64, len: usize) -> Option<PinnedPages<'_>> {
-        let pages = self.content.file.try_read(offset, len, &self.readahead)?;
+        let pages = self.content.file().try_read(offset, len, &self.readahead)?;
         count_hits(&self.group, pages.segments().len() as u64);
         Some(pages)
     }
     fn read(&self, group: &Arc<Group>, offset: u64, len: usize) -> Result<PinnedPages<'_>, VfsError> {
-        Ok(self.content.file.read(group, offset, len, &self.readahead)?)
+        Ok(self.content.file().read(group, offset, len, &self.readahead)?)
     }
     fn step_read(&self, group: &Arc<Group>, read: StartedRead) -> Result<ReadStep<'_>, VfsError> {
-        Ok(self.content.file.step_read(group, read, &self.readahead)?)
+        // One that began before there was a draft goes on with the object.
+        Ok(self.content.file_of(&read).step_read(group, read, &self.readahead)?)
     }
-    fn try_write(&self, _: &Arc<Group>, _: u64, _: &[u8], _: bool) -> Option<usize> {
-        None
+
+    fn try_write(&self, group: &Arc<Group>, offset: u64, data: &[u8], _: bool) -> Option<usize> {
+        if !self.is_writable() || self.is_append() || self.is_synchronous() || data.is_empty() {
+            return None;
+        }
+        let draft = self.content.draft()?;
+        if !draft.room.holds(offset.checked_add(data.len() as u64)?) {
+            return None;
+        }
+        let changing = draft.try_begin_change()?.ok()?;
+        let written = draft.file.try_write(group, offset, data)?;
+        changing.touch();
+        Some(written)
     }
-    fn write(&self, _: &Arc<Group>, _: u64, _: &[u8], _: bool) -> Result<usize, VfsError> {
-        Err(Errno::BADF.into())
+
+    fn write(&self, group: &Arc<Group>, offset: u64, data: &[u8], _: bool) -> Result<usize, VfsError> {
+        self.write_to((!self.is_append()).then_some(offset), group, data)
     }
-    fn write_mapped(&self, _: &Arc<Group>, _: u64, _: &[u8]) -> Result<usize, VfsError> {
-        Err(Errno::BADF.into())
+
+    fn write_mapped(&self, group: &Arc<Group>, offset: u64, data: &[u8]) -> Result<usize, VfsError> {
+        let mut done = 0;
+        while done < data.len() {
+            done += self.write_to(Some(offset + done as u64), group, &data[done..])?;
+        }
+        Ok(done)
     }
+
+    /// Stores what was written, at a `close` of a descriptor.
+    ///
+    /// # Errors
+    /// As [`fsync`](Self::fsync).
     fn flush(&self) -> Result<(), VfsError> {
-        Ok(())
+        if self.is_writable() { self.store() } else { Ok(()) }
     }
+    fn flush_may_sleep(&self) -> bool {
+        self.is_writable()
+    }
+
+    /// Stores what was written.
+    ///
+    /// # Errors
+    /// The store's and the staging disk's, each once per open, and `EIO` when the object was
+    /// changed elsewhere.
     fn fsync(&self, _data_only: bool) -> Result<(), VfsError> {
+        self.store()
+    }
+
+    fn fallocate(
+        &self,
+        group: &Arc<Group>,
+        mode: FallocateFlags,
+        offset: u64,
+        len: u64,
+        _: bool,
+    ) -> Result<(), VfsError> {
+        const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
+        if !self.is_writable() {
+            return Err(Errno::BADF.into());
+        }
+        if len == 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let end = offset.checked_add(len).ok_or(Errno::FBIG)?;
+        let (drafts, draft) = self.draft(group, u64::MAX)?;
+        let changing = drafts.begin_change(&self.content, draft)?;
+        // An upload reads all of it.
+        let _turn = drafts.turns.take(self.node);
+        let on_disk = || Ok(draft.allocate(mode, offset, len)?);
+        let grows = !mode.contains(FallocateFlags::KEEP_SIZE);
+        let kind = mode.difference(FallocateFlags::KEEP_SIZE);
+        if grows {
+            draft.room.grow(end)?;
+        }
+        if kind.is_empty() {
+            draft.file.allocate(grows.then_some(end), on_disk)?;
+        } else if mode == PUNCH || kind == FallocateFlags::ZERO_RANGE {
+            draft.file.zero_range(offset, len, on_disk)?;
+            if grows {
+                // The host's file has grown already.
+                draft.file.allocate(Some(end), || Ok(()))?;
+            }
+        } else {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        changing.touch();
         Ok(())
     }
-    fn fallocate(&self, _: &Arc<Group>, _: FallocateFlags, _: u64, _: u64, _: bool) -> Result<(), VfsError> {
-        Err(Errno::BADF.into())
-    }
+
     fn lseek(&self, whence: Whence, offset: u64) -> Result<u64, VfsError> {
-        let len = self.content.file.len();
+        let len = self.content.file().len();
         match whence {
             _ if offset >= len => Err(Errno::NXIO.into()),
             // An object has no holes.
@@ -111,14 +296,38 @@ impl VolumeFile for OpenFile {
         }
     }
     fn getattr(&self) -> Result<Attr, VfsError> {
-        Ok(self.objects.attr_of(self.ino, &self.content.info))
+        Ok(self.objects.attr_of(self.ino, &self.content.shown()))
     }
-    fn setattr(&self, _caller: &Caller, _change: &SetAttr) -> Result<Attr, VfsError> {
-        Err(Errno::ROFS.into())
+
+    /// Changes the length and the time of the last change; all else has one value for all files.
+    ///
+    /// # Errors
+    /// `EPERM` for another mode or owner; as [`write`](Self::write).
+    fn setattr(&self, caller: &Caller, change: &SetAttr) -> Result<Attr, VfsError> {
+        self.drafts()?;
+        check_change(change, &self.getattr()?)?;
+        if let Some(len) = change.size {
+            self.truncate(&caller.group, len)?;
+        }
+        if let Some(mtime) = change.mtime {
+            self.set_mtime(mtime)?;
+        }
+        self.getattr()
     }
 }
 
 /// Returns whether an open wants to change something.
 pub(super) fn wants_to_write(flags: OFlags) -> bool {
     flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC)
+}
+
+/// Refuses a change of what has one value for all files.
+///
+/// # Errors
+/// `EPERM`.
+pub(super) fn check_change(change: &SetAttr, attr: &Attr) -> Result<(), Errno> {
+    let is_as_before = change.mode.is_none_or(|mode| mode & 0o7777 == attr.mode & 0o7777)
+        && change.uid.is_none_or(|uid| uid == attr.uid)
+        && change.gid.is_none_or(|gid| gid == attr.gid);
+    if is_as_before { Ok(()) } else { Err(Errno::PERM) }
 }

@@ -5,81 +5,17 @@
 //! it held, and what an operation removes is handed out and dropped outside.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use rustix::io::Errno;
 use umemcg::OwnerId;
 
-use super::bucket::ObjectInfo;
 use super::content::Content;
+use super::node::{Facts, Node, NodeCharge, Told, ino_of};
 use crate::attr::{FileKind, NodeId};
-use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
-use crate::name_lists::{Asking, ListEntry, Listed, NameLists};
-
-/// The cost of a name with its inode, its place in a list and the longest name and ETag, in bytes.
-pub(super) const NODE_BYTES: u64 = 768;
-/// The charge for one name.
-pub(super) type NodeCharge = MetadataCharge<NODE_BYTES>;
-/// Longest key of a store, in bytes.
-pub(super) const KEY_BYTES_MAX: usize = 1024;
-
-/// What a name stands for.
-#[derive(Debug, Clone)]
-pub(super) enum Facts {
-    Directory,
-    Object(ObjectInfo),
-}
-
-impl Facts {
-    /// Returns whether both are a directory, or the same version of an object.
-    pub(super) fn is_same(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Directory, Self::Directory) => true,
-            (Self::Object(ours), Self::Object(theirs)) => ours.is_same(theirs),
-            _ => false,
-        }
-    }
-
-    pub(super) fn kind(&self) -> FileKind {
-        match self {
-            Self::Directory => FileKind::Directory,
-            Self::Object(_) => FileKind::Regular,
-        }
-    }
-}
-
-/// When the store told what is known of a name.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Told {
-    pub(super) at: Instant,
-    /// The thread whose lookup of this very name asked; 0 for none.
-    pub(super) thread: u32,
-}
-
-/// A name that is known.
-#[derive(Debug)]
-pub(super) struct Node {
-    name: Arc<str>,
-    parent: NodeId,
-    pub(super) ino: u64,
-    nlookup: u64,
-    /// Names in it that are known, and open files and directories.
-    pins: u32,
-    /// The kernel has forgotten it, but it has cached pages.
-    is_kept: bool,
-    /// The name stands for something else now, or for nothing.
-    is_gone: bool,
-    pub(super) facts: Facts,
-    pub(super) told: Told,
-    pub(super) content: Option<Arc<Content>>,
-    /// Only the root has none.
-    charge: Option<NodeCharge>,
-    place: ListEntry,
-    children: HashMap<Arc<str>, NodeId>,
-}
+use crate::metadata_charge::CONTENT_BYTES;
+use crate::name_lists::{Asking, NameLists};
 
 /// The remains of names without references; dropped without the lock.
 #[derive(Debug)]
@@ -108,55 +44,6 @@ pub(super) enum Leaving {
 #[derive(Debug)]
 pub(super) struct Tree {
     nodes: HashMap<NodeId, Box<Node>>,
-}
-
-/// Returns the inode number of a name in a directory: the same whenever it is asked for.
-fn ino_of(parent: u64, name: &str) -> u64 {
-    BuildHasherDefault::<DefaultHasher>::default().hash_one((parent, name)).max(2)
-}
-
-impl Node {
-    fn new(name: Arc<str>, parent: (NodeId, u64), (facts, told): (Facts, Told)) -> Self {
-        let ino = ino_of(parent.1, &name);
-        Self {
-            name,
-            parent: parent.0,
-            ino,
-            nlookup: 0,
-            pins: 0,
-            is_kept: false,
-            is_gone: false,
-            facts,
-            told,
-            content: None,
-            charge: None,
-            place: ListEntry::default(),
-            children: HashMap::new(),
-        }
-    }
-
-    /// Returns whether a read has found the store to have another version.
-    pub(super) fn is_outdated(&self) -> bool {
-        self.content.as_ref().is_some_and(|content| content.is_outdated.load(Ordering::Relaxed))
-    }
-
-    fn is_referenced(&self) -> bool {
-        self.nlookup > 0 || self.pins > 0 || self.is_kept
-    }
-
-    fn bytes(&self) -> u64 {
-        let Some(owner) = self.charge.as_ref().map(NodeCharge::owner) else { return 0 };
-        let is_payers = self.content.as_ref().is_some_and(|content| content.owner() == owner);
-        NODE_BYTES + if is_payers { CONTENT_BYTES } else { 0 }
-    }
-
-    /// Puts it on the list where it belongs.
-    fn list(&mut self, lists: &NameLists, node: NodeId) {
-        if let Some(charge) = &self.charge {
-            let on = if self.nlookup > 0 { Listed::Names } else { Listed::Inodes };
-            self.place.update(lists, node, charge.list_owner(), on);
-        }
-    }
 }
 
 impl Tree {
@@ -228,9 +115,12 @@ impl Tree {
         Some((found.parent, Arc::clone(&found.name)))
     }
 
-    /// Returns the inode number that a name of a directory has, known or not.
+    /// Returns the inode number of a name of a directory, known or not.
     pub(super) fn ino_below(&self, parent: NodeId, name: &str) -> u64 {
-        self.nodes.get(&parent).map_or(0, |directory| ino_of(directory.ino, name))
+        match self.child(parent, name) {
+            Some((_, known)) => known.ino,
+            None => self.nodes.get(&parent).map_or(0, |directory| ino_of(directory.ino, name)),
+        }
     }
 
     /// Returns the node of a name that is known.
@@ -251,7 +141,7 @@ impl Tree {
     ) -> Option<NodeId> {
         let node = *self.nodes.get(&parent)?.children.get(name)?;
         let found = self.nodes.get_mut(&node)?;
-        if told.at >= found.told.at {
+        if told.at >= found.told.at && found.nr_staged == 0 {
             if !found.facts.is_same(facts) {
                 return None;
             }
@@ -288,7 +178,8 @@ impl Tree {
     /// Enters a name as a new node and counts a lookup. What was known by the name is gone then.
     ///
     /// # Errors
-    /// `ESTALE` when the directory is gone; the charge comes back.
+    /// `ESTALE` when the directory is gone, `EAGAIN` when a name was removed from it since the
+    /// store told this; the charge comes back.
     pub(super) fn enter(
         &mut self,
         lists: &NameLists,
@@ -297,8 +188,12 @@ impl Tree {
         (facts, told): (Facts, Told),
         charge: NodeCharge,
     ) -> Result<Vec<Removed>, (Errno, NodeCharge)> {
-        if self.get(parent).is_err() {
-            return Err((Errno::STALE, charge));
+        match self.get(parent) {
+            Err(errno) => return Err((errno, charge)),
+            Ok(found) if found.emptied.is_some_and(|emptied| emptied >= told.at) => {
+                return Err((Errno::AGAIN, charge));
+            }
+            Ok(_) => {}
         }
         let replaced = self.unlink(lists, parent, name, told.at);
         let name: Arc<str> = name.into();
@@ -322,15 +217,133 @@ impl Tree {
         name: &str,
         at: Instant,
     ) -> Vec<Removed> {
-        if self.child(parent, name).is_some_and(|(_, found)| found.told.at > at) {
+        if self.child(parent, name).is_some_and(|(_, found)| found.told.at > at || found.nr_staged > 0) {
             return Vec::new();
         }
+        self.take_out(lists, parent, name)
+    }
+
+    /// Removes a name, whatever the store has told of it.
+    pub(super) fn remove(&mut self, lists: &NameLists, parent: NodeId, name: &str) -> Vec<Removed> {
+        let node = self.child(parent, name).map(|(node, _)| node);
+        if let Some(found) = node.and_then(|node| self.nodes.get_mut(&node)) {
+            found.was_removed = true;
+        }
+        self.take_out(lists, parent, name)
+    }
+
+    /// Returns whether the name of a node was removed here, or given to another file.
+    pub(super) fn was_removed(&self, node: NodeId) -> bool {
+        self.nodes.get(&node).is_some_and(|found| found.was_removed)
+    }
+
+    fn take_out(&mut self, lists: &NameLists, parent: NodeId, name: &str) -> Vec<Removed> {
         let Some(directory) = self.nodes.get_mut(&parent) else { return Vec::new() };
         let Some(node) = directory.children.remove(name) else { return Vec::new() };
         if let Some(found) = self.nodes.get_mut(&node) {
             (found.is_gone, found.is_kept) = (true, false);
         }
         self.remove_unreferenced(lists, node)
+    }
+
+    /// Notes that a file is not in the store as it is here, and keeps it.
+    ///
+    /// # Errors
+    /// `ESTALE`.
+    pub(super) fn stage(&mut self, node: NodeId) -> Result<(), Errno> {
+        self.pin(node)?;
+        self.count_staged(node, 1);
+        Ok(())
+    }
+
+    /// Ends [`stage`](Self::stage).
+    pub(super) fn unstage(&mut self, lists: Option<&NameLists>, node: NodeId) -> Vec<Removed> {
+        self.count_staged(node, -1);
+        self.unpin(lists, node, false)
+    }
+
+    fn count_staged(&mut self, node: NodeId, change: i32) {
+        let mut at = node;
+        while let Some(found) = self.nodes.get_mut(&at) {
+            found.nr_staged = found.nr_staged.saturating_add_signed(change);
+            if at == NodeId::ROOT {
+                break;
+            }
+            at = found.parent;
+        }
+    }
+
+    /// Returns the names in a directory that no object has yet, with what they are; in order.
+    pub(super) fn new_names(&self, directory: NodeId) -> Vec<(Arc<str>, Facts)> {
+        let Some(found) = self.nodes.get(&directory).filter(|found| found.is_staged()) else {
+            return Vec::new();
+        };
+        let children = found.children.iter().filter_map(|(name, node)| Some((name, self.nodes.get(node)?)));
+        let staged = children.filter(|(_, child)| child.is_staged());
+        let mut names: Vec<_> = staged.map(|(name, child)| (Arc::clone(name), child.shown())).collect();
+        names.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        names
+    }
+
+    /// Notes that a name was removed from a directory here.
+    pub(super) fn note_emptied(&mut self, directory: NodeId) {
+        if let Ok(found) = self.get_mut(directory) {
+            found.emptied = Some(Instant::now());
+            found.changed = found.emptied;
+        }
+    }
+
+    /// Notes that a name was made in a directory here.
+    pub(super) fn note_changed(&mut self, directory: NodeId) {
+        if let Ok(found) = self.get_mut(directory) {
+            found.changed = Some(Instant::now());
+        }
+    }
+
+    /// Returns whether a name was made in a directory or removed from it here since a time.
+    pub(super) fn has_changed(&self, directory: NodeId, since: Instant) -> bool {
+        let changed = self.get(directory).ok().and_then(|found| found.changed);
+        changed.is_some_and(|changed| changed >= since)
+    }
+
+    /// Gives a node another name. What had that name is gone then.
+    pub(super) fn rename(
+        &mut self,
+        lists: &NameLists,
+        (parent, name): (NodeId, &str),
+        (new_parent, new_name): (NodeId, &str),
+    ) -> Vec<Removed> {
+        let mut removed = self.remove(lists, new_parent, new_name);
+        let Some((node, found)) = self.child(parent, name) else { return removed };
+        let nr_staged = found.nr_staged as i32;
+        let new_name: Arc<str> = new_name.into();
+        let Some(directory) = self.nodes.get_mut(&new_parent) else { return removed };
+        directory.children.insert(Arc::clone(&new_name), node);
+        directory.pins += 1;
+        self.count_staged(parent, -nr_staged);
+        self.count_staged(new_parent, nr_staged);
+        if let Some(found) = self.nodes.get_mut(&node) {
+            (found.parent, found.name) = (new_parent, new_name);
+            found.told = Told { at: Instant::now(), thread: 0 };
+        }
+        if let Some(directory) = self.nodes.get_mut(&parent) {
+            directory.children.remove(name);
+            directory.pins = directory.pins.saturating_sub(1);
+        }
+        removed.extend(self.remove_unreferenced(lists, parent));
+        removed
+    }
+
+    /// Returns the nodes below a directory that are known.
+    pub(super) fn below(&self, directory: NodeId) -> Vec<NodeId> {
+        let (mut below, mut at) = (Vec::new(), 0);
+        let mut directory = Some(directory);
+        while let Some(found) = directory.and_then(|directory| self.nodes.get(&directory)) {
+            below.extend(found.children.values());
+            directory = below.get(at).copied();
+            at += 1;
+        }
+        below
     }
 
     /// Keeps a node.
@@ -342,13 +355,21 @@ impl Tree {
         Ok(())
     }
 
-    /// Ends [`pin`](Self::pin). The node is kept if it `has_pages`.
+    /// Ends [`pin`](Self::pin). The node is kept if it `has_pages`. A draft that is in the store
+    /// goes with the last pin: the store has its bytes.
     pub(super) fn unpin(&mut self, lists: Option<&NameLists>, node: NodeId, has_pages: bool) -> Vec<Removed> {
+        let mut removed = Vec::new();
         if let Some(found) = self.nodes.get_mut(&node) {
             found.pins = found.pins.saturating_sub(1);
+            let has_draft = found.content.as_ref().is_some_and(|content| content.draft().is_some());
+            if has_draft && found.pins == 0 {
+                removed.push(Removed { asked: None, _content: found.content.take(), _charge: None });
+            }
+            let has_pages = has_pages && !has_draft;
             found.is_kept |= has_pages && found.nlookup == 0 && !found.is_gone;
         }
-        lists.map_or_else(Vec::new, |lists| self.remove_unreferenced(lists, node))
+        removed.extend(lists.into_iter().flat_map(|lists| self.remove_unreferenced(lists, node)));
+        removed
     }
 
     /// Releases lookups of the kernel; an excess is ignored. The node is kept if it `has_pages`.

@@ -1,20 +1,36 @@
 //! A bucket in memory that counts, can be changed, and fails when it is told to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use umemcg_vfs::Timestamp;
 use umemcg_vfs::object::{
-    Bucket, BucketError, BucketFigures, ListedName, ListedPart, ObjectBody, ObjectInfo,
+    Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, ObjectBody, ObjectInfo,
+    ObjectSource,
 };
 
 #[derive(Clone)]
 struct Object {
     bytes: Vec<u8>,
     version: u64,
+    metadata: Metadata,
 }
+
+/// What becomes of a change.
+#[derive(Debug, Clone)]
+pub enum ChangeFault {
+    /// The store does not take it.
+    Refused(BucketError),
+    /// It takes effect, but the answer is lost.
+    AnswerLost,
+    /// The daemon is killed before the end of an upload in parts, so to speak: the upload stays.
+    Crash,
+}
+
+/// Longest object that is stored at once, and length of a part.
+pub const PART_BYTES: u64 = 8 << 20;
 
 #[derive(Default)]
 pub struct MemoryBucket {
@@ -23,6 +39,14 @@ pub struct MemoryBucket {
     pub gets: AtomicU64,
     pub heads: AtomicU64,
     pub lists: AtomicU64,
+    pub puts: AtomicU64,
+    pub copies: AtomicU64,
+    pub deletes: AtomicU64,
+    written_bytes: AtomicU64,
+    /// Uploads in parts that are under way, with their keys.
+    uploads: Mutex<BTreeMap<String, String>>,
+    /// Of the next changes, one after another.
+    change_faults: Mutex<VecDeque<ChangeFault>>,
     /// Every request fails with this.
     pub failure: Mutex<Option<BucketError>>,
 }
@@ -35,8 +59,74 @@ impl std::fmt::Debug for MemoryBucket {
 
 impl MemoryBucket {
     pub fn put(&self, key: &str, bytes: impl Into<Vec<u8>>) {
+        self.put_with(key, bytes, Metadata::new());
+    }
+
+    pub fn put_with(&self, key: &str, bytes: impl Into<Vec<u8>>, metadata: Metadata) {
         let version = self.next_version.fetch_add(1, Ordering::Relaxed);
-        self.objects.lock().unwrap().insert(key.into(), Object { bytes: bytes.into(), version });
+        self.objects.lock().unwrap().insert(key.into(), Object { bytes: bytes.into(), version, metadata });
+    }
+
+    /// Returns the bytes and the metadata of an object.
+    pub fn object(&self, key: &str) -> Option<(Vec<u8>, Metadata)> {
+        let object = self.objects.lock().unwrap().get(key).cloned()?;
+        Some((object.bytes, object.metadata))
+    }
+
+    pub fn keys(&self) -> Vec<String> {
+        self.objects.lock().unwrap().keys().cloned().collect()
+    }
+
+    /// Returns the uploads in parts that are not over, with their keys.
+    pub fn uploads(&self) -> Vec<(String, String)> {
+        let uploads = self.uploads.lock().unwrap();
+        uploads.iter().map(|(upload, key)| (upload.clone(), key.clone())).collect()
+    }
+
+    /// Has the next changes (uploads, copies, deletions) fail, one after another.
+    pub fn fail_changes(&self, faults: impl IntoIterator<Item = ChangeFault>) {
+        self.change_faults.lock().unwrap().extend(faults);
+    }
+
+    /// Ends what [`fail_changes`](Self::fail_changes) began.
+    pub fn fail_no_changes(&self) {
+        self.change_faults.lock().unwrap().clear();
+    }
+
+    /// Makes a change under its condition, and with the fault that is due.
+    fn change(
+        &self,
+        key: &str,
+        expected: &Expected,
+        fault: Option<&ChangeFault>,
+        make: impl FnOnce(&mut BTreeMap<String, Object>) -> Result<Option<ObjectInfo>, BucketError>,
+    ) -> Result<Option<ObjectInfo>, BucketError> {
+        if let Some(ChangeFault::Refused(error)) = fault {
+            return Err(error.clone());
+        }
+        let mut objects = self.objects.lock().unwrap();
+        let there = objects.get(key).map(info_of);
+        let holds = match expected {
+            Expected::Absent => there.is_none(),
+            Expected::Same(info) => there.is_some_and(|there| there.is_same(info)),
+            Expected::Anything => true,
+        };
+        if !holds {
+            return Err(BucketError::Changed(key.into()));
+        }
+        let made = make(&mut objects)?;
+        match fault {
+            Some(ChangeFault::AnswerLost) => Err(BucketError::Unavailable(format!("{key}: no answer"))),
+            _ => Ok(made),
+        }
+    }
+
+    fn next_fault(&self) -> Option<ChangeFault> {
+        self.change_faults.lock().unwrap().pop_front()
+    }
+
+    fn new_object(&self, bytes: Vec<u8>, metadata: Metadata) -> Object {
+        Object { bytes, version: self.next_version.fetch_add(1, Ordering::Relaxed), metadata }
     }
 
     pub fn delete(&self, key: &str) {
@@ -64,7 +154,13 @@ fn info_of(object: &Object) -> ObjectInfo {
         size: object.bytes.len() as u64,
         modified: Timestamp { seconds: 1_000_000 + object.version as i64, nanoseconds: 0 },
         etag: Some(format!("\"{}\"", object.version).into()),
+        metadata: Some(Arc::new(object.metadata.clone())),
     }
+}
+
+/// A listing does not tell metadata.
+fn listed_info_of(object: &Object) -> ObjectInfo {
+    ObjectInfo { metadata: None, ..info_of(object) }
 }
 
 impl Bucket for MemoryBucket {
@@ -92,7 +188,7 @@ impl Bucket for MemoryBucket {
             let below = &key[prefix.len()..];
             let (shown, info) = match below.find('/') {
                 Some(at) => (&key[..=prefix.len() + at], None),
-                None => (key.as_str(), Some(info_of(object))),
+                None => (key.as_str(), Some(listed_info_of(object))),
             };
             if from.is_some_and(|from| shown <= from) || shown == last && !part.names.is_empty() {
                 continue;
@@ -134,9 +230,109 @@ impl Bucket for MemoryBucket {
         body.end(result);
     }
 
+    fn upload_bytes(&self, size: u64) -> u64 {
+        size.min(2 * PART_BYTES)
+    }
+
+    fn upload(
+        &self,
+        key: &str,
+        source: &dyn ObjectSource,
+        metadata: &Metadata,
+        expected: &Expected,
+    ) -> Result<ObjectInfo, BucketError> {
+        self.count(&self.puts)?;
+        let fault = self.next_fault();
+        let failed = |error: std::io::Error| BucketError::Source(format!("{key}: {error}"));
+        let upload = (source.size() > PART_BYTES).then(|| {
+            let upload = format!("upload-{}", self.next_version.fetch_add(1, Ordering::Relaxed));
+            self.uploads.lock().unwrap().insert(upload.clone(), key.to_owned());
+            upload
+        });
+        let stored = (|| {
+            upload.as_deref().map_or(Ok(()), |upload| source.note_upload(Some(upload))).map_err(failed)?;
+            let mut bytes = vec![0; source.size() as usize];
+            for (nr, part) in bytes.chunks_mut(PART_BYTES as usize).enumerate() {
+                source.read_at(nr as u64 * PART_BYTES, part).map_err(failed)?;
+                if upload.is_some() {
+                    self.count(&self.puts)?;
+                }
+            }
+            if matches!(fault, Some(ChangeFault::Crash)) {
+                return Err(BucketError::Unavailable(format!("{key}: killed")));
+            }
+            if upload.is_some() {
+                self.count(&self.puts)?;
+            }
+            let len = bytes.len() as u64;
+            let stored = self.change(key, expected, fault.as_ref(), |objects| {
+                let object = self.new_object(bytes, metadata.clone());
+                let info = info_of(&object);
+                objects.insert(key.into(), object);
+                Ok(Some(info))
+            })?;
+            self.written_bytes.fetch_add(len, Ordering::Relaxed);
+            Ok(stored.unwrap())
+        })();
+        if let Some(upload) = &upload
+            && !matches!(fault, Some(ChangeFault::Crash))
+        {
+            self.uploads.lock().unwrap().remove(upload);
+            source.note_upload(None).map_err(failed)?;
+        }
+        stored
+    }
+
+    fn abort_upload(&self, key: &str, upload: &str) -> Result<(), BucketError> {
+        self.count(&self.deletes)?;
+        let of = self.uploads.lock().unwrap().remove(upload);
+        assert!(of.is_none_or(|of| of == key), "the upload of another key");
+        Ok(())
+    }
+
+    fn delete(&self, key: &str) -> Result<(), BucketError> {
+        self.count(&self.deletes)?;
+        let removed = self.change(key, &Expected::Anything, self.next_fault().as_ref(), |objects| {
+            objects.remove(key);
+            Ok(None)
+        });
+        removed.map(|_| ())
+    }
+
+    fn copy(
+        &self,
+        from: &str,
+        info: &ObjectInfo,
+        to: &str,
+        expected: &Expected,
+    ) -> Result<ObjectInfo, BucketError> {
+        self.count(&self.copies)?;
+        let made = self.change(to, expected, self.next_fault().as_ref(), |objects| {
+            let object = objects.get(from).cloned().ok_or_else(|| BucketError::NotFound(from.into()))?;
+            if !info_of(&object).is_same(info) {
+                return Err(BucketError::Changed(from.into()));
+            }
+            let copy = self.new_object(object.bytes, object.metadata);
+            let info = info_of(&copy);
+            objects.insert(to.into(), copy);
+            Ok(Some(info))
+        });
+        made.map(Option::unwrap)
+    }
+
     fn figures(&self) -> BucketFigures {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let (gets, heads, lists) = self.asked();
-        BucketFigures { gets, heads, lists, ..BucketFigures::default() }
+        BucketFigures {
+            gets,
+            heads,
+            lists,
+            puts: load(&self.puts),
+            copies: load(&self.copies),
+            deletes: load(&self.deletes),
+            written_bytes: load(&self.written_bytes),
+            ..BucketFigures::default()
+        }
     }
 
     fn trouble(&self) -> Option<String> {

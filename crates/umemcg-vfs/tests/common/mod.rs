@@ -3,6 +3,7 @@
 
 pub mod fake_kernel;
 pub mod memory_bucket;
+pub mod object_world;
 pub mod page_kernel;
 pub mod rerun;
 

@@ -1,0 +1,163 @@
+//! What the library cannot say in a request is put into it on its way to the network, and the
+//! request is signed again: conditions of a copy and of the end of an upload in parts, keys that
+//! end with a slash, as those of directories do, and lists of uploads.
+
+use std::sync::{Arc, OnceLock};
+
+use http::header::{AUTHORIZATION, HeaderName, HeaderValue};
+use http::uri::PathAndQuery;
+use object_store::aws::{AwsAuthorizer, AwsCredentialProvider};
+use object_store::client::{HttpError, HttpErrorKind, HttpRequest};
+
+tokio::task_local! {
+    /// For the requests that this task makes.
+    pub(crate) static AMENDMENT: Amendment;
+}
+
+/// What is put into a request.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Amendment {
+    /// Follows the key.
+    pub(crate) after_key: &'static str,
+    /// A listing is one of uploads in parts, not of objects.
+    pub(crate) lists_uploads: bool,
+    /// Further headers.
+    pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+/// The keys with which requests to S3 are signed; none of another store.
+pub(crate) type Signer = Arc<OnceLock<AwsCredentialProvider>>;
+
+const CONTENT_HASH: &str = "x-amz-content-sha256";
+const SIGNATURE: &str = "AWS4-HMAC-SHA256 Credential=";
+
+/// Changes a request as its task has asked for.
+pub(crate) async fn amend(mut request: HttpRequest, signer: &Signer) -> Result<HttpRequest, HttpError> {
+    let Ok(amendment) = AMENDMENT.try_with(Clone::clone) else { return Ok(request) };
+    let Amendment { after_key, lists_uploads, headers } = amendment;
+    if after_key.is_empty() && !lists_uploads && headers.is_empty() {
+        return Ok(request);
+    }
+    // A task may ask for credentials, too, without a signature.
+    let authorization = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let authorization = authorization.map(str::to_owned);
+    if authorization.is_none() && signer.get().is_some() {
+        return Ok(request);
+    }
+    if !after_key.is_empty() || lists_uploads {
+        let path = format!("{}{after_key}", request.uri().path());
+        let query = request.uri().query().map(|query| match lists_uploads {
+            true => query.replace("list-type=2", "uploads="),
+            false => query.to_owned(),
+        });
+        let whole = query.map_or(path.clone(), |query| format!("{path}?{query}"));
+        let mut parts = request.uri().clone().into_parts();
+        parts.path_and_query = Some(whole.parse::<PathAndQuery>().map_err(unsigned)?);
+        *request.uri_mut() = http::Uri::from_parts(parts).map_err(unsigned)?;
+    }
+    request.headers_mut().extend(headers);
+    if let (Some(credentials), Some(authorization)) = (signer.get(), authorization) {
+        sign(&mut request, credentials, &authorization).await?;
+    }
+    Ok(request)
+}
+
+/// Signs a request again, for the region and over the hash of the body of its old signature.
+async fn sign(
+    request: &mut HttpRequest,
+    credentials: &AwsCredentialProvider,
+    old: &str,
+) -> Result<(), HttpError> {
+    let Some(region) = region_of(old) else { return Ok(()) };
+    let credential = credentials.get_credential().await.map_err(unsigned)?;
+    let hash = request.headers().get(CONTENT_HASH).and_then(|value| value.to_str().ok());
+    let digest = hash.and_then(bytes_of_hex);
+    let authorizer = AwsAuthorizer::new(&credential, "s3", region).with_sign_payload(digest.is_some());
+    authorizer.try_authorize(request, digest.as_deref()).map_err(unsigned)
+}
+
+/// Returns the region of a signature: `…Credential=KEY/DATE/REGION/s3/aws4_request, …`.
+fn region_of(authorization: &str) -> Option<&str> {
+    let (scope, _) = authorization.strip_prefix(SIGNATURE)?.split_once(',')?;
+    scope.rsplit('/').nth(2)
+}
+
+fn bytes_of_hex(text: &str) -> Option<Vec<u8>> {
+    if text.len() != 64 || !text.is_ascii() {
+        return None;
+    }
+    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok()).collect()
+}
+
+fn unsigned(error: impl std::error::Error + Send + Sync + 'static) -> HttpError {
+    // Of a kind that is not sent again.
+    HttpError::new(HttpErrorKind::Unknown, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::StaticCredentialProvider;
+    use object_store::aws::AwsCredential;
+    use object_store::client::HttpRequestBody;
+
+    use super::*;
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+    }
+
+    fn signer() -> Signer {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let credential =
+            AwsCredential { key_id: "id".into(), secret_key: "secret".into(), token: Some("session".into()) };
+        let signer = Signer::default();
+        assert!(signer.set(Arc::new(StaticCredentialProvider::new(credential))).is_ok());
+        signer
+    }
+
+    fn request(authorization: Option<&str>) -> HttpRequest {
+        let mut request = http::Request::put("http://host/bucket/d?x=1");
+        if let Some(authorization) = authorization {
+            request = request.header(AUTHORIZATION, authorization).header(CONTENT_HASH, "0".repeat(64));
+        }
+        request.body(HttpRequestBody::empty()).unwrap()
+    }
+
+    fn amended(request: HttpRequest, signer: &Signer) -> HttpRequest {
+        let headers = vec![(http::header::IF_NONE_MATCH, HeaderValue::from_static("*"))];
+        let amendment = Amendment { after_key: "/", headers, ..Amendment::default() };
+        block_on(AMENDMENT.scope(amendment, amend(request, signer))).unwrap()
+    }
+
+    #[test]
+    fn what_is_amended_is_signed_again() {
+        let old = "AWS4-HMAC-SHA256 Credential=id/20261126/eu-west-3/s3/aws4_request, SignedHeaders=host, Signature=0";
+        let request = amended(request(Some(old)), &signer());
+        assert_eq!(request.uri(), "http://host/bucket/d/?x=1");
+        let new = request.headers()[AUTHORIZATION].to_str().unwrap();
+        assert!(new.contains("/eu-west-3/s3/aws4_request"), "{new}");
+        assert!(new.contains("if-none-match") && new.contains("x-amz-security-token"), "{new}");
+        assert_eq!(request.headers()[CONTENT_HASH], "0".repeat(64), "the hash of the body stays");
+    }
+
+    #[test]
+    fn a_request_for_credentials_is_left_alone() {
+        let request = amended(request(None), &signer());
+        assert_eq!(request.uri(), "http://host/bucket/d?x=1");
+        assert!(request.headers().is_empty());
+    }
+
+    #[test]
+    fn what_is_not_signed_is_only_amended() {
+        let request = amended(request(None), &Signer::default());
+        assert_eq!(request.uri(), "http://host/bucket/d/?x=1");
+        assert!(!request.headers().contains_key(AUTHORIZATION));
+    }
+
+    #[test]
+    fn without_a_wish_nothing_changes() {
+        let request = block_on(amend(request(Some("Bearer x")), &signer())).unwrap();
+        assert_eq!(request.uri(), "http://host/bucket/d?x=1");
+        assert_eq!(region_of("Bearer x"), None);
+    }
+}

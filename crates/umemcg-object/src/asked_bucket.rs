@@ -1,0 +1,314 @@
+//! What all requests to a bucket share: the store, the prefix of its keys, counts, and how a
+//! failure of the library becomes one of ours.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use object_store::list::PaginatedListOptions;
+use object_store::path::Path;
+use object_store::{Attributes, Error, GetOptions, GetRange, ListResult, ObjectMeta};
+use tokio::runtime::Handle;
+use umemcg_vfs::Timestamp;
+use umemcg_vfs::object::{BucketError, Expected, ObjectInfo};
+
+use crate::amendment::{AMENDMENT, Amendment};
+use crate::http_layer::{RequestCounts, chain};
+use crate::metadata::{mark_of, metadata_of};
+use crate::store::Store;
+use crate::upload_list::UPLOADS;
+
+/// Longest ETag, in bytes; what names are charged for has room for it.
+const ETAG_BYTES_MAX: usize = 128;
+/// Longest text of a failure, in bytes.
+const TEXT_BYTES_MAX: usize = 1024;
+/// How long a request for the facts about an object, or for a part of a listing, may take in all.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// See the module text.
+pub(crate) struct AskedBucket {
+    pub(crate) store: Store,
+    /// Empty, or with a slash at its end.
+    pub(crate) prefix: String,
+    pub(crate) url: String,
+    pub(crate) endpoint: Option<String>,
+    pub(crate) counts: Arc<RequestCounts>,
+    pub(crate) runtime: Handle,
+    /// Length of the parts of an upload, if these are not too many.
+    pub(crate) part_bytes: u64,
+}
+
+/// A key, as the library has it.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    /// Without the slash at its end.
+    pub(crate) path: Path,
+    /// What stands for that slash in a request.
+    pub(crate) last_slash: &'static str,
+}
+
+impl Place {
+    pub(crate) fn amendment(&self) -> Amendment {
+        Amendment { after_key: self.last_slash, ..Amendment::default() }
+    }
+}
+
+/// An object that is there.
+#[derive(Debug, Clone)]
+pub(crate) struct Found {
+    pub(crate) info: ObjectInfo,
+    /// The store's generation of it.
+    pub(crate) version: Option<String>,
+}
+
+impl AskedBucket {
+    /// Returns a key with the prefix, without a slash at its end.
+    pub(crate) fn path(&self, key: &str) -> Result<Path, BucketError> {
+        let not_found = |error| BucketError::NotFound(format!("{}: {key:?}: {error}", self.url));
+        Path::parse(format!("{}{key}", self.prefix)).map_err(not_found)
+    }
+
+    pub(crate) fn place(&self, key: &str) -> Result<Place, BucketError> {
+        let path = self.path(key)?;
+        let last_slash = match (key.ends_with('/'), self.store.last_slash) {
+            (false, _) => "",
+            (true, Some(slash)) => slash,
+            (true, None) => {
+                let text = format!("{}: {key:?}: this store has no keys that end with a slash", self.url);
+                return Err(BucketError::Denied(text));
+            }
+        };
+        Ok(Place { path, last_slash })
+    }
+
+    /// Waits for an answer, but not for one that never ends.
+    pub(crate) fn in_time<T>(
+        &self,
+        what: &str,
+        key: &str,
+        answer: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, BucketError> {
+        let timed = async { tokio::time::timeout(ANSWER_TIMEOUT, answer).await };
+        match self.runtime.block_on(timed) {
+            Ok(answer) => answer.map_err(|error| self.failed(what, key, &error)),
+            Err(_) => {
+                self.counts.failures.fetch_add(1, Ordering::Relaxed);
+                let seconds = ANSWER_TIMEOUT.as_secs();
+                let url = &self.url;
+                Err(BucketError::Unavailable(format!("{what} of {key:?} in {url}: no answer in {seconds} s")))
+            }
+        }
+    }
+
+    /// Returns an object that is there; [`BucketError::NotFound`] if none is.
+    pub(crate) fn find(&self, key: &str, place: &Place) -> Result<Found, BucketError> {
+        let options = GetOptions { head: true, ..GetOptions::default() };
+        let answer = self.store.objects.get_opts(&place.path, options);
+        let answer = self.in_time("HEAD", key, AMENDMENT.scope(place.amendment(), answer))?;
+        Ok(found_of(&answer.meta, &answer.attributes))
+    }
+
+    /// As [`find`](Self::find); `None` if none is there.
+    pub(crate) fn find_any(&self, key: &str, place: &Place) -> Result<Option<Found>, BucketError> {
+        match self.find(key, place) {
+            Ok(found) => Ok(Some(found)),
+            Err(BucketError::NotFound(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns a part of a listing, and where the next one begins.
+    pub(crate) async fn part(
+        &self,
+        prefix: &str,
+        from: Option<&str>,
+        max: usize,
+    ) -> Result<(ListResult, Option<String>), Error> {
+        match &self.store.lists {
+            Some(store) => {
+                let options = PaginatedListOptions {
+                    delimiter: Some("/".into()),
+                    max_keys: Some(max),
+                    page_token: from.map(str::to_owned),
+                    ..PaginatedListOptions::default()
+                };
+                let listed = store.list_paginated(Some(prefix).filter(|p| !p.is_empty()), options).await?;
+                Ok((listed.result, listed.page_token))
+            }
+            None => {
+                let directory = prefix.rsplit_once('/').map_or("", |(directory, _)| directory);
+                let directory = Path::parse(directory)?;
+                let mut listed = self.store.objects.list_with_delimiter(Some(&directory)).await?;
+                listed.objects.retain(|object| object.location.as_ref().starts_with(prefix));
+                listed.common_prefixes.retain(|below| below.as_ref().starts_with(prefix));
+                Ok((listed, None))
+            }
+        }
+    }
+
+    /// Returns the uploads in parts of a key that are not over, of a store that tells.
+    pub(crate) fn uploads(&self, key: &str, place: &Place) -> Result<Vec<String>, BucketError> {
+        let Some(store) = self.store.lists.as_ref().filter(|_| self.store.takes_conditions) else {
+            return Ok(Vec::new());
+        };
+        let amendment = Amendment { lists_uploads: true, ..Amendment::default() };
+        let whole = place.path.as_ref();
+        let listed = async {
+            store.list_paginated(Some(whole), PaginatedListOptions::default()).await?;
+            Ok(UPLOADS.with(RefCell::take))
+        };
+        let listed = AMENDMENT.scope(amendment, UPLOADS.scope(RefCell::default(), listed));
+        let mut listed = self.in_time("LIST", key, listed)?;
+        listed.retain(|upload| upload.key == whole);
+        Ok(listed.into_iter().map(|upload| upload.id).collect())
+    }
+
+    /// Reads a range of an object into `take`.
+    pub(crate) async fn read(
+        &self,
+        key: &str,
+        info: &ObjectInfo,
+        range: Range<u64>,
+        take: &mut (dyn FnMut(&[u8]) + Send),
+    ) -> Result<(), BucketError> {
+        let path = self.place(key)?.path;
+        let wanted = range.end - range.start;
+        let read = self.read_range(&path, info, range, take).await;
+        match read.map_err(|error| self.failed("GET", key, &error))? {
+            Ok(len) if len == wanted => {
+                self.counts.read_bytes.fetch_add(len, Ordering::Relaxed);
+                Ok(())
+            }
+            Ok(len) => {
+                self.counts.failures.fetch_add(1, Ordering::Relaxed);
+                let url = &self.url;
+                Err(BucketError::Corrupt(format!("GET of {key:?} in {url}: {len} bytes came of {wanted}")))
+            }
+            Err(what) => Err(BucketError::Changed(format!("GET of {key:?} in {}: {what}", self.url))),
+        }
+    }
+
+    /// As [`read`](Self::read); returns how many bytes came, or how the store sent something else.
+    async fn read_range(
+        &self,
+        path: &Path,
+        info: &ObjectInfo,
+        range: Range<u64>,
+        take: &mut (dyn FnMut(&[u8]) + Send),
+    ) -> Result<Result<u64, String>, Error> {
+        // What came is compared below, too.
+        let if_match = strong_etag(info).map(str::to_owned);
+        let wanted = range.end - range.start;
+        let options = GetOptions { if_match, range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
+        let answer = self.store.objects.get_opts(path, options).await?;
+        let found = info_of(&answer.meta);
+        if !found.is_same(info) {
+            return Ok(Err(format!("the store sent {:?} in place of {:?}", found.etag, info.etag)));
+        }
+        let (mut body, mut len) = (answer.into_stream(), 0);
+        // One that sends more than was asked for may never end.
+        while len <= wanted
+            && let Some(bytes) = body.next().await
+        {
+            let bytes = bytes?;
+            len += bytes.len() as u64;
+            take(&bytes);
+        }
+        Ok(Ok(len))
+    }
+
+    pub(crate) fn failed(&self, what: &str, key: &str, error: &Error) -> BucketError {
+        let cause = chain(error);
+        // Of a listing the library tells no more than the status in the text.
+        let says = |status: &str| what == "LIST" && cause.contains(status);
+        let mut text = format!("{} of {:?} in {}: {}", what, key, self.url, cause);
+        text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
+        let error = match error {
+            Error::NotFound { .. } => return BucketError::NotFound(text),
+            Error::Precondition { .. } | Error::NotModified { .. } | Error::AlreadyExists { .. } => {
+                return BucketError::Changed(text);
+            }
+            Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => BucketError::Denied(text),
+            _ if says("404 Not Found") => return BucketError::NotFound(text),
+            _ if says("403 Forbidden") || says("401 Unauthorized") => BucketError::Denied(text),
+            _ => BucketError::Unavailable(text),
+        };
+        self.counts.failures.fetch_add(1, Ordering::Relaxed);
+        error
+    }
+
+    /// Returns that an object is not what a change expected.
+    pub(crate) fn changed(&self, what: &str, key: &str, found: Option<&Found>) -> BucketError {
+        let is = match found.map(|found| &found.info) {
+            None => "it is not there any more".to_owned(),
+            Some(ObjectInfo { etag: Some(etag), .. }) => format!("the store has {etag}"),
+            Some(ObjectInfo { size, .. }) => format!("the store has another one, of {size} bytes"),
+        };
+        BucketError::Changed(format!("{what} of {key:?} in {}: {is}", self.url))
+    }
+}
+
+impl Found {
+    /// Returns the mark of the upload that stored it, if it was one of umemcg's.
+    pub(crate) fn mark(&self) -> Option<&str> {
+        self.info.metadata.as_deref().and_then(mark_of)
+    }
+}
+
+/// Returns whether a change's condition holds of what is there.
+pub(crate) fn holds(expected: &Expected, found: Option<&Found>) -> bool {
+    match expected {
+        Expected::Absent => found.is_none(),
+        Expected::Same(info) => found.is_some_and(|found| found.info.is_same(info)),
+        Expected::Anything => true,
+    }
+}
+
+/// Returns an ETag that a condition can be made of: a weak one never matches (RFC 9110, 13.1.1).
+pub(crate) fn strong_etag(info: &ObjectInfo) -> Option<&str> {
+    info.etag.as_deref().filter(|etag| !etag.starts_with("W/"))
+}
+
+/// Returns an ETag as headers have it: Azure lists it without quotes. One that is longer than any
+/// has reason to be, or that no header can have, is none.
+pub(crate) fn etag_of(text: &str) -> Option<Arc<str>> {
+    if text.len() > ETAG_BYTES_MAX || !text.bytes().all(|byte| (0x20..0x7f).contains(&byte)) {
+        return None;
+    }
+    let is_quoted = text.starts_with('"') || text.starts_with("W/");
+    Some(if is_quoted { text.into() } else { format!("\"{text}\"").into() })
+}
+
+/// Returns the facts that a listing tells, too.
+pub(crate) fn info_of(meta: &ObjectMeta) -> ObjectInfo {
+    ObjectInfo {
+        size: meta.size,
+        // Listings tell fractions of a second that headers do not.
+        modified: Timestamp { seconds: meta.last_modified.timestamp(), nanoseconds: 0 },
+        etag: meta.e_tag.as_deref().and_then(etag_of),
+        metadata: None,
+    }
+}
+
+fn found_of(meta: &ObjectMeta, attributes: &Attributes) -> Found {
+    let info = ObjectInfo { metadata: metadata_of(attributes), ..info_of(meta) };
+    Found { info, version: meta.version.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn etags_are_as_headers_have_them() {
+        let etag = |text: &str| etag_of(text).map(|etag| etag.to_string());
+        assert_eq!(etag("\"a\"").as_deref(), Some("\"a\""));
+        assert_eq!(etag("0x8D").as_deref(), Some("\"0x8D\""), "as Azure lists them");
+        assert_eq!(etag("W/\"a\"").as_deref(), Some("W/\"a\""));
+        assert_eq!(etag("a\nb"), None);
+        assert_eq!(etag(&"x".repeat(ETAG_BYTES_MAX + 1)), None);
+    }
+}

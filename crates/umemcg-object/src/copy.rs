@@ -1,0 +1,133 @@
+//! An object that is copied within its bucket.
+//!
+//! S3 is told of which version, and what may be in the way. Others are asked before and after. A
+//! copy has its source's metadata, the mark of the upload among them (`metadata`), by which it is
+//! known again when the answer was lost. An object of a directory has only metadata, and is stored
+//! anew: SeaweedFS does not copy those.
+
+use std::io;
+use std::sync::Arc;
+
+use http::header::{HeaderName, HeaderValue};
+use object_store::{CopyMode, CopyOptions, Error};
+use umemcg_vfs::object::{BucketError, Expected, ObjectInfo, ObjectSource};
+
+use crate::amendment::{AMENDMENT, Amendment};
+use crate::asked_bucket::{AskedBucket, Place, holds, strong_etag};
+use crate::upload::{Upload, headers_of};
+
+const SOURCE_IF_MATCH: HeaderName = HeaderName::from_static("x-amz-copy-source-if-match");
+
+/// See the module text.
+pub(crate) struct Copy<'a> {
+    pub(crate) asked: &'a Arc<AskedBucket>,
+    pub(crate) from: (&'a str, Place),
+    /// The version that is copied.
+    pub(crate) info: &'a ObjectInfo,
+    pub(crate) to: (&'a str, Place),
+    pub(crate) expected: &'a Expected,
+}
+
+impl Copy<'_> {
+    pub(crate) fn run(&self) -> Result<ObjectInfo, BucketError> {
+        let (asked, (to, to_place)) = (self.asked, (self.to.0, &self.to.1));
+        if !self.from.1.last_slash.is_empty() {
+            return self.store_anew();
+        }
+        if !asked.store.takes_conditions {
+            let _ = self.check_source()?;
+        }
+        if *self.expected != Expected::Anything {
+            let there = asked.find_any(to, to_place)?;
+            if !holds(self.expected, there.as_ref()) {
+                return Err(asked.changed("COPY", to, there.as_ref()));
+            }
+        }
+        // S3 would have the library copy in parts; its condition goes with the amendment.
+        let mode = match self.expected {
+            Expected::Absent if !asked.store.takes_conditions => CopyMode::Create,
+            _ => CopyMode::Overwrite,
+        };
+        let options = CopyOptions { mode, ..CopyOptions::default() };
+        let copied = asked.store.objects.copy_opts(&self.from.1.path, &to_place.path, options);
+        if let Err(error) = asked.runtime.block_on(AMENDMENT.scope(self.amendment(), copied)) {
+            self.judge(&error)?;
+        }
+        let found = asked.find(to, to_place)?;
+        // Some stores take no notice of the condition on the source.
+        if found.info.etag != self.info.etag || found.info.size != self.info.size {
+            let _ = self.check_source()?;
+        }
+        Ok(found.info)
+    }
+
+    fn store_anew(&self) -> Result<ObjectInfo, BucketError> {
+        let metadata = self.check_source()?.metadata.unwrap_or_default();
+        if self.info.size > 0 {
+            let text = format!("COPY of {:?} in {}: a directory with content", self.from.0, self.asked.url);
+            return Err(BucketError::Denied(text));
+        }
+        Upload::new(self.asked, self.to.0, &Nothing, &metadata, self.expected)?.run()
+    }
+
+    fn amendment(&self) -> Amendment {
+        let mut headers = Vec::new();
+        if self.asked.store.takes_conditions {
+            headers = headers_of(self.expected);
+            let etag = strong_etag(self.info).and_then(|etag| HeaderValue::from_str(etag).ok());
+            headers.extend(etag.map(|etag| (SOURCE_IF_MATCH, etag)));
+        }
+        Amendment { after_key: self.to.1.last_slash, headers, ..Amendment::default() }
+    }
+
+    fn check_source(&self) -> Result<ObjectInfo, BucketError> {
+        let (from, place) = (self.from.0, &self.from.1);
+        let found = self.asked.find(from, place)?;
+        if found.info.is_same(self.info) {
+            Ok(found.info)
+        } else {
+            Err(self.asked.changed("COPY", from, Some(&found)))
+        }
+    }
+
+    /// Judges a failure: the copy may be there all the same.
+    fn judge(&self, error: &Error) -> Result<(), BucketError> {
+        let failed = || self.asked.failed("COPY", self.from.0, error);
+        if matches!(
+            error,
+            Error::NotFound { .. } | Error::PermissionDenied { .. } | Error::Unauthenticated { .. }
+        ) {
+            return Err(failed());
+        }
+        let from = self.asked.find_any(self.from.0, &self.from.1).ok().flatten();
+        let to = self.asked.find_any(self.to.0, &self.to.1).ok().flatten();
+        let (Some(from), Some(to)) = (from, to) else { return Err(failed()) };
+        let is_copy = match (from.mark(), to.mark()) {
+            (Some(from), Some(to)) => from == to,
+            _ => from.info.etag.is_some() && from.info.etag == to.info.etag,
+        };
+        if is_copy && from.info.is_same(self.info) && from.info.size == to.info.size {
+            Ok(())
+        } else {
+            Err(failed())
+        }
+    }
+}
+
+/// An object without content.
+#[derive(Debug)]
+struct Nothing;
+
+impl ObjectSource for Nothing {
+    fn size(&self) -> u64 {
+        0
+    }
+
+    fn read_at(&self, _: u64, into: &mut [u8]) -> io::Result<()> {
+        if into.is_empty() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+
+    fn note_upload(&self, _: Option<&str>) -> io::Result<()> {
+        Ok(())
+    }
+}

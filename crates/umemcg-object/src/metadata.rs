@@ -1,0 +1,109 @@
+//! The user metadata of an object, as the library has them, and the mark among them by which an
+//! upload knows its own object again.
+//!
+//! A PUT whose answer is lost is sent again, and its condition then fails on the object that the
+//! first one stored. An ETag does not tell whose object that is: two writers may store the same
+//! bytes, and with encryption it is no function of the bytes at all. So every upload has a mark of
+//! its own, which the store keeps with the object.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use object_store::{Attribute, Attributes};
+use umemcg_vfs::object::{Metadata, UPLOAD_MARK};
+
+/// What is kept of an object's metadata, in bytes: S3 allows 2 KiB.
+const METADATA_BYTES_MAX: usize = 8 << 10;
+
+/// Returns metadata with a mark; one that no other upload has, of this process or of another, if
+/// they have none.
+pub(crate) fn marked(metadata: &Metadata) -> Metadata {
+    let mut marked = metadata.clone();
+    if mark_of(metadata).is_none() {
+        marked.push((UPLOAD_MARK.to_owned(), new_mark()));
+    }
+    marked.sort();
+    marked
+}
+
+/// Returns the mark of the upload that stored an object.
+pub(crate) fn mark_of(metadata: &Metadata) -> Option<&str> {
+    metadata.iter().find(|(name, _)| name == UPLOAD_MARK).map(|(_, mark)| mark.as_str())
+}
+
+fn new_mark() -> String {
+    static PROCESS: OnceLock<u64> = OnceLock::new();
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    // The standard library's hashers begin with random numbers of the system.
+    let process = PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id()));
+    let nr = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("{process:016x}{nr:08x}")
+}
+
+/// Returns metadata as the library sends them; `None` if no header can have them.
+pub(crate) fn attributes_of(metadata: &Metadata) -> Option<Attributes> {
+    let is_in_name = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_".contains(&byte);
+    let is_name = |name: &str| !name.is_empty() && name.bytes().all(is_in_name);
+    let is_value = |value: &str| value.bytes().all(|byte| (0x20..0x7f).contains(&byte));
+    let pairs = metadata.iter().cloned();
+    metadata
+        .iter()
+        .all(|(name, value)| is_name(name) && is_value(value))
+        .then(|| pairs.map(|(name, value)| (Attribute::Metadata(name.into()), value)).collect())
+}
+
+/// Returns the metadata of an object that was asked for; `None` if they take more memory than any
+/// have reason to.
+pub(crate) fn metadata_of(attributes: &Attributes) -> Option<Arc<Metadata>> {
+    let mut metadata = Metadata::new();
+    for (attribute, value) in attributes {
+        if let Attribute::Metadata(name) = attribute {
+            metadata.push((name.to_string(), value.to_string()));
+        }
+    }
+    metadata.sort();
+    let len: usize = metadata.iter().map(|(name, value)| name.len() + value.len()).sum();
+    (len <= METADATA_BYTES_MAX).then(|| Arc::new(metadata))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pairs(pairs: &[(&str, &str)]) -> Metadata {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn what_is_sent_comes_back_with_a_mark() {
+        let metadata = pairs(&[("xattr", "{\"user.a\":\"YQ==\"}"), ("mode", "33188")]);
+        let sent = marked(&metadata);
+        let found = metadata_of(&attributes_of(&sent).unwrap()).unwrap();
+        assert_eq!(*found, sent);
+        assert!(metadata.iter().all(|pair| found.contains(pair)) && found.len() == 3);
+        assert_ne!(mark_of(&found), mark_of(&marked(&metadata)), "of another upload");
+        assert_eq!(mark_of(&marked(&sent)), mark_of(&sent), "one that is given stays");
+    }
+
+    #[test]
+    fn what_no_header_can_have_is_refused() {
+        for (name, value) in
+            [("", "x"), ("Mode", "x"), ("a b", "x"), ("a:", "x"), ("a", "ü"), ("a", "x\r\nb: c")]
+        {
+            assert!(attributes_of(&pairs(&[(name, value)])).is_none(), "{name:?} {value:?}");
+        }
+    }
+
+    #[test]
+    fn metadata_without_end_are_not_kept() {
+        let long = "x".repeat(METADATA_BYTES_MAX);
+        assert_eq!(metadata_of(&attributes_of(&pairs(&[("a", &long)])).unwrap()), None);
+    }
+
+    #[test]
+    fn no_two_marks_are_the_same() {
+        let marks: std::collections::HashSet<_> = (0..1000).map(|_| new_mark()).collect();
+        assert_eq!(marks.len(), 1000);
+    }
+}

@@ -1,0 +1,432 @@
+//! An object on its way into the store.
+//!
+//! 1. A small one goes in one PUT. A larger one goes in parts: the upload is noted and begun, its
+//!    id is noted, a few parts at a time are read and sent, and the upload is ended, which makes
+//!    the object appear.
+//! 2. The condition goes with the PUT, or with the end of an upload. There it is checked with a
+//!    HEAD before, too: some stores end an upload without a look at it.
+//! 3. A request whose answer is lost is sent again, by the library. What has failed in the end may
+//!    have taken effect. So a failure is judged by a HEAD: an object with this upload's mark is
+//!    ours, and all is well; another one than was expected is a lost race; and where the condition
+//!    still holds, a refusal is no reason not to ask again.
+//! 4. An upload in parts is given up before that HEAD, so that nothing of it can take effect after.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use http::header::{HeaderName, HeaderValue, IF_MATCH, IF_NONE_MATCH};
+use object_store::multipart::{MultipartStore, PartId};
+use object_store::{
+    Attributes, Error, MultipartId, PutMode, PutMultipartOptions, PutOptions, PutPayload, UpdateVersion,
+};
+use tokio::task::JoinHandle;
+use umemcg_vfs::Timestamp;
+use umemcg_vfs::object::{BucketError, Expected, Metadata, ObjectInfo, ObjectSource, UNKNOWN_UPLOAD};
+
+use crate::amendment::{AMENDMENT, Amendment};
+use crate::asked_bucket::{AskedBucket, Found, Place, etag_of, holds, strong_etag};
+use crate::metadata::{attributes_of, mark_of, marked};
+use crate::store::PutCondition;
+
+/// Usual length of a part, and longest object that goes at once.
+pub(crate) const PART_BYTES: u64 = 8 << 20;
+/// Most parts of an upload: S3's limit.
+const NR_PARTS_MAX: u64 = 10_000;
+/// Most parts in memory at once.
+const NR_PARTS_UNDER_WAY: usize = 2;
+/// How often an object is sent when the store refuses it although the condition holds.
+const NR_ROUNDS: usize = 3;
+
+/// Returns the length of the parts of an upload.
+fn part_len(size: u64, usual: u64) -> u64 {
+    const MIB: u64 = 1 << 20;
+    let least = size.div_ceil(NR_PARTS_MAX);
+    if least <= usual { usual } else { least.next_multiple_of(MIB) }
+}
+
+/// Returns how many bytes of memory an upload holds at once.
+pub(crate) fn upload_bytes(size: u64, usual: u64) -> u64 {
+    if size <= usual { size } else { size.min(NR_PARTS_UNDER_WAY as u64 * part_len(size, usual)) }
+}
+
+/// See the module text.
+pub(crate) struct Upload<'a> {
+    asked: &'a Arc<AskedBucket>,
+    key: &'a str,
+    place: Place,
+    source: &'a dyn ObjectSource,
+    expected: &'a Expected,
+    attributes: Attributes,
+    /// With a mark.
+    metadata: Metadata,
+}
+
+impl<'a> Upload<'a> {
+    pub(crate) fn new(
+        asked: &'a Arc<AskedBucket>,
+        key: &'a str,
+        source: &'a dyn ObjectSource,
+        metadata: &'a Metadata,
+        expected: &'a Expected,
+    ) -> Result<Self, BucketError> {
+        let place = asked.place(key)?;
+        let metadata = if asked.store.keeps_metadata { marked(metadata) } else { Metadata::new() };
+        let attributes = attributes_of(&metadata).ok_or_else(|| {
+            let url = &asked.url;
+            BucketError::Source(format!("PUT of {key:?} in {url}: no store takes the metadata {metadata:?}"))
+        })?;
+        Ok(Self { asked, key, place, source, expected, attributes, metadata })
+    }
+
+    pub(crate) fn run(&self) -> Result<ObjectInfo, BucketError> {
+        let size = self.source.size();
+        let stored = match &self.asked.store.parts {
+            _ if size <= self.asked.part_bytes => self.at_once(),
+            Some(store) => self.in_parts(store),
+            None => self.as_stream(),
+        }?;
+        self.asked.counts.written_bytes.fetch_add(size, Ordering::Relaxed);
+        Ok(stored)
+    }
+
+    fn at_once(&self) -> Result<ObjectInfo, BucketError> {
+        let payload = self.read(0, self.source.size())?;
+        let mut round = 1;
+        loop {
+            let options = PutOptions {
+                mode: self.mode()?,
+                attributes: self.attributes.clone(),
+                ..PutOptions::default()
+            };
+            let sent = self.asked.store.objects.put_opts(&self.place.path, payload.clone(), options);
+            let error = match self.wait(AMENDMENT.scope(self.place.amendment(), sent)) {
+                Ok(result) => return self.stored(result.e_tag),
+                Err(error) => error,
+            };
+            match self.judge("PUT", &error)? {
+                Some(info) => return Ok(info),
+                None if round < NR_ROUNDS => round += 1,
+                None => return Err(self.refused("PUT", &error)),
+            }
+        }
+    }
+
+    /// Returns how the library is told the condition.
+    fn mode(&self) -> Result<PutMode, BucketError> {
+        let info = match self.expected {
+            Expected::Absent => return Ok(PutMode::Create),
+            Expected::Anything => return Ok(PutMode::Overwrite),
+            Expected::Same(info) => info,
+        };
+        let condition = self.asked.store.condition;
+        if condition == PutCondition::Etag
+            && let Some(etag) = strong_etag(info)
+        {
+            return Ok(PutMode::Update(UpdateVersion { e_tag: Some(etag.into()), version: None }));
+        }
+        let found = self.check("PUT")?;
+        let version = found.filter(|_| condition == PutCondition::Generation).and_then(|found| found.version);
+        Ok(version.map_or(PutMode::Overwrite, |version| {
+            PutMode::Update(UpdateVersion { e_tag: None, version: Some(version) })
+        }))
+    }
+
+    /// Checks the condition with a HEAD.
+    fn check(&self, what: &str) -> Result<Option<Found>, BucketError> {
+        if *self.expected == Expected::Anything {
+            return Ok(None);
+        }
+        let found = self.asked.find_any(self.key, &self.place)?;
+        if holds(self.expected, found.as_ref()) {
+            Ok(found)
+        } else {
+            Err(self.asked.changed(what, self.key, found.as_ref()))
+        }
+    }
+
+    /// Judges a failure: the object's facts if it is stored all the same, `None` if it can be sent
+    /// again, else why it is not stored.
+    fn judge(&self, what: &str, error: &Error) -> Result<Option<ObjectInfo>, BucketError> {
+        let is_refused = matches!(
+            error,
+            Error::Precondition { .. } | Error::AlreadyExists { .. } | Error::NotModified { .. }
+        );
+        let is_denied = matches!(error, Error::PermissionDenied { .. } | Error::Unauthenticated { .. });
+        let Ok(found) = self.asked.find_any(self.key, &self.place) else {
+            // A refusal is perhaps by our own object, of which the answer was lost.
+            return Err(self.refused(what, error));
+        };
+        match found {
+            Some(found) if found.mark().is_some() && found.mark() == mark_of(&self.metadata) => {
+                Ok(Some(found.info))
+            }
+            _ if is_denied => Err(self.failed(what, error)),
+            found if !holds(self.expected, found.as_ref()) => {
+                Err(self.asked.changed(what, self.key, found.as_ref()))
+            }
+            _ if is_refused => Ok(None),
+            _ => Err(self.failed(what, error)),
+        }
+    }
+
+    fn in_parts(&self, store: &Arc<dyn MultipartStore>) -> Result<ObjectInfo, BucketError> {
+        let upload = self.begin(store)?;
+        let parts = self.note(Some(&upload)).and_then(|()| self.send_parts(store, &upload));
+        let checked = parts.and_then(|parts| self.check("POST").map(|_| parts));
+        let error = match checked {
+            Ok(parts) => {
+                let ended = store.complete_multipart(&self.place.path, &upload, parts);
+                match self.wait(AMENDMENT.scope(self.condition(), ended)) {
+                    Ok(result) => {
+                        // A note that stays is of an upload that is over, which is no error.
+                        let _ = self.note(None);
+                        return self.stored(result.e_tag);
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+            Err(error) => Ok(error),
+        };
+        if self.give_up(store, &upload) {
+            let _ = self.note(None);
+        }
+        match error {
+            Ok(before) => Err(before),
+            Err(at_end) => match self.judge("POST", &at_end) {
+                Ok(Some(info)) => Ok(info),
+                // Of the upload, not of the object.
+                Ok(None) | Err(BucketError::NotFound(_)) => Err(self.refused("POST", &at_end)),
+                Err(error) => Err(error),
+            },
+        }
+    }
+
+    /// Begins an upload in parts. It is noted before, since its id comes when there is one.
+    fn begin(&self, store: &Arc<dyn MultipartStore>) -> Result<MultipartId, BucketError> {
+        if self.asked.store.takes_conditions {
+            self.note(Some(UNKNOWN_UPLOAD))?;
+        }
+        let refusals = || self.asked.counts.figures().refusals;
+        let before = refusals();
+        let begun = self.wait(store.create_multipart_opts(&self.place.path, self.options()));
+        if refusals() != before
+            && let Ok(upload) = &begun
+        {
+            self.end_others(store, upload);
+        }
+        begun.map_err(|error| {
+            // Where it is not known whether there is one, the note stays.
+            if matches!(error, Error::NotFound { .. } | Error::PermissionDenied { .. }) {
+                let _ = self.note(None);
+            }
+            self.failed("POST", &error)
+        })
+    }
+
+    /// Ends uploads of this key but one: the library may have begun another, whose answer was lost.
+    fn end_others(&self, store: &Arc<dyn MultipartStore>, upload: &MultipartId) {
+        let uploads = self.asked.uploads(self.key, &self.place).unwrap_or_default();
+        for other in uploads.iter().filter(|other| *other != upload) {
+            self.give_up(store, other);
+        }
+    }
+
+    fn options(&self) -> PutMultipartOptions {
+        PutMultipartOptions { attributes: self.attributes.clone(), ..PutMultipartOptions::default() }
+    }
+
+    /// Returns the condition under which an upload in parts ends, for a store that knows it.
+    fn condition(&self) -> Amendment {
+        let headers = if self.asked.store.takes_conditions { headers_of(self.expected) } else { Vec::new() };
+        Amendment { headers, ..Amendment::default() }
+    }
+
+    fn send_parts(
+        &self,
+        store: &Arc<dyn MultipartStore>,
+        upload: &MultipartId,
+    ) -> Result<Vec<PartId>, BucketError> {
+        let mut under_way = VecDeque::new();
+        let mut sent = Vec::new();
+        let result = self.send_each(store, upload, &mut under_way, &mut sent);
+        // None may arrive after the upload was given up.
+        for part in under_way {
+            part.abort();
+            let _ = self.asked.runtime.block_on(part);
+        }
+        result.map(|()| sent)
+    }
+
+    fn send_each(
+        &self,
+        store: &Arc<dyn MultipartStore>,
+        upload: &MultipartId,
+        under_way: &mut VecDeque<JoinHandle<Result<PartId, Error>>>,
+        sent: &mut Vec<PartId>,
+    ) -> Result<(), BucketError> {
+        let size = self.source.size();
+        let len = part_len(size, self.asked.part_bytes);
+        for nr in 0..size.div_ceil(len) {
+            if under_way.len() == NR_PARTS_UNDER_WAY {
+                sent.extend(self.first_of(under_way)?);
+            }
+            let payload = self.read(nr * len, len.min(size - nr * len))?;
+            let (store, path, upload) = (Arc::clone(store), self.place.path.clone(), upload.clone());
+            under_way.push_back(
+                self.asked
+                    .runtime
+                    .spawn(async move { store.put_part(&path, &upload, nr as usize, payload).await }),
+            );
+        }
+        while !under_way.is_empty() {
+            sent.extend(self.first_of(under_way)?);
+        }
+        Ok(())
+    }
+
+    fn first_of(
+        &self,
+        under_way: &mut VecDeque<JoinHandle<Result<PartId, Error>>>,
+    ) -> Result<Option<PartId>, BucketError> {
+        let Some(part) = under_way.pop_front() else { return Ok(None) };
+        match self.asked.runtime.block_on(part) {
+            Ok(part) => part.map(Some).map_err(|error| self.refused("PUT of a part", &error)),
+            Err(error) => {
+                let text = format!("PUT of a part of {:?} in {}: {error}", self.key, self.asked.url);
+                Err(BucketError::Unavailable(text))
+            }
+        }
+    }
+
+    /// Ends an upload in parts without an object; returns whether it is over.
+    fn give_up(&self, store: &Arc<dyn MultipartStore>, upload: &MultipartId) -> bool {
+        match self.wait(store.abort_multipart(&self.place.path, upload)) {
+            Ok(()) | Err(Error::NotFound { .. }) => true,
+            Err(error) => {
+                let _ = self.failed("DELETE of an upload", &error);
+                false
+            }
+        }
+    }
+
+    /// Stores a larger object where the library does not tell the upload's id.
+    fn as_stream(&self) -> Result<ObjectInfo, BucketError> {
+        let begun = self.asked.store.objects.put_multipart_opts(&self.place.path, self.options());
+        let mut upload = self.wait(begun).map_err(|error| self.failed("POST", &error))?;
+        let size = self.source.size();
+        let len = part_len(size, self.asked.part_bytes);
+        let sent = (0..size.div_ceil(len)).try_for_each(|nr| {
+            let payload = self.read(nr * len, len.min(size - nr * len))?;
+            self.wait(upload.put_part(payload)).map_err(|error| self.refused("PUT of a part", &error))
+        });
+        let ended = sent
+            .and_then(|()| self.check("POST"))
+            .and_then(|_| self.wait(upload.complete()).map_err(|error| self.failed("POST", &error)));
+        if ended.is_err() {
+            let _ = self.wait(upload.abort());
+        }
+        self.stored(ended?.e_tag)
+    }
+
+    fn read(&self, offset: u64, len: u64) -> Result<PutPayload, BucketError> {
+        let no_memory = || std::io::Error::from(std::io::ErrorKind::OutOfMemory);
+        let bytes = usize::try_from(len).map_err(|_| no_memory()).and_then(|len| {
+            let mut bytes = vec![0; len];
+            self.source.read_at(offset, &mut bytes).map(|()| bytes)
+        });
+        bytes.map(PutPayload::from).map_err(|error| self.source_failed(&error))
+    }
+
+    fn note(&self, upload: Option<&str>) -> Result<(), BucketError> {
+        // Azure's parts go by themselves.
+        if upload.is_some_and(str::is_empty) {
+            return Ok(());
+        }
+        self.source.note_upload(upload).map_err(|error| self.source_failed(&error))
+    }
+
+    fn source_failed(&self, error: &std::io::Error) -> BucketError {
+        BucketError::Source(format!("PUT of {:?} in {}: {error}", self.key, self.asked.url))
+    }
+
+    fn stored(&self, e_tag: Option<String>) -> Result<ObjectInfo, BucketError> {
+        let Some(etag) = e_tag.as_deref().and_then(etag_of) else {
+            return self.asked.find(self.key, &self.place).map(|found| found.info);
+        };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let mut metadata =
+            if self.asked.store.keeps_metadata { self.metadata.clone() } else { Metadata::new() };
+        metadata.sort();
+        Ok(ObjectInfo {
+            size: self.source.size(),
+            // No store tells it here. Its clock may be another.
+            modified: Timestamp { seconds: i64::try_from(now).unwrap_or(i64::MAX), nanoseconds: 0 },
+            etag: Some(etag),
+            metadata: Some(Arc::new(self.metadata.clone())),
+        })
+    }
+
+    fn failed(&self, what: &str, error: &Error) -> BucketError {
+        self.asked.failed(what, self.key, error)
+    }
+
+    /// A refusal for a reason that is none, or that cannot be known.
+    fn refused(&self, what: &str, error: &Error) -> BucketError {
+        match self.failed(what, error) {
+            BucketError::Changed(text) | BucketError::NotFound(text) => {
+                self.asked.counts.failures.fetch_add(1, Ordering::Relaxed);
+                BucketError::Unavailable(text)
+            }
+            failed => failed,
+        }
+    }
+
+    /// Waits for a request. The layer below bounds the time that each attempt takes.
+    fn wait<T>(&self, request: impl Future<Output = T>) -> T {
+        self.asked.runtime.block_on(request)
+    }
+}
+
+/// Returns the headers of a condition, if it can be one.
+pub(crate) fn headers_of(expected: &Expected) -> Vec<(HeaderName, HeaderValue)> {
+    match expected {
+        Expected::Absent => vec![(IF_NONE_MATCH, HeaderValue::from_static("*"))],
+        Expected::Same(info) => {
+            let etag = strong_etag(info).and_then(|etag| HeaderValue::from_str(etag).ok());
+            etag.map(|etag| (IF_MATCH, etag)).into_iter().collect()
+        }
+        Expected::Anything => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_as_long_as_their_number_needs() {
+        const MIB: u64 = 1 << 20;
+        for (size, len) in [
+            (9 * MIB, 8 * MIB),
+            (256 * MIB, 8 * MIB),
+            (80_000 * MIB, 8 * MIB),
+            (80_000 * MIB + 1, 9 * MIB),
+            (5 << 40, 525 * MIB),
+        ] {
+            assert_eq!(part_len(size, PART_BYTES), len, "{size}");
+            assert!(size.div_ceil(len) <= NR_PARTS_MAX);
+        }
+        assert_eq!((256 * MIB).div_ceil(part_len(256 * MIB, PART_BYTES)), 32);
+    }
+
+    #[test]
+    fn an_upload_holds_two_parts_at_most() {
+        assert_eq!(upload_bytes(0, PART_BYTES), 0);
+        assert_eq!(upload_bytes(PART_BYTES, PART_BYTES), PART_BYTES);
+        assert_eq!(upload_bytes(PART_BYTES + 1, PART_BYTES), PART_BYTES + 1);
+        assert_eq!(upload_bytes(1 << 30, PART_BYTES), 2 * PART_BYTES);
+        assert_eq!(upload_bytes(5 << 40, PART_BYTES), (2 * 525) << 20);
+    }
+}

@@ -1,0 +1,389 @@
+//! The drafts of a volume: how one is made, how it is stored, and which are not in the store.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::io::Errno;
+use umemcg::Group;
+use umemcg_base::{LeafMutex, assert_no_locks_held};
+
+use super::bucket::{BucketError, Expected, Metadata, ObjectInfo, UPLOAD_MARK};
+use super::content::{Content, Place};
+use super::draft::{Changing, Draft, DraftMaker, Upload};
+use super::node::{Facts, Told};
+use super::objects::Objects;
+use super::staged_file::StagedFile;
+use super::staging::Staging;
+use super::turns::Turns;
+use super::upload_room::UploadRoom;
+use crate::attr::{NodeId, Timestamp};
+use crate::error::VfsError;
+use crate::handle_charge::HandleCharge;
+use crate::host::store::StoreFds;
+
+/// The part of an object that is copied to the staging disk with one request.
+const COPY_BYTES: u64 = 8 << 20;
+/// The memory that a copy holds at once.
+const COPY_HELD_BYTES: u64 = 1 << 20;
+
+/// The drafts of a volume.
+#[derive(Debug)]
+pub(super) struct Drafts {
+    objects: Arc<Objects>,
+    pub(super) staging: Arc<Staging>,
+    /// (C) No object bigger than this is copied.
+    max_bytes: u64,
+    /// Those that are not in the store, by number.
+    unsaved: LeafMutex<BTreeMap<u64, Arc<Content>>>,
+    uploads: UploadRoom,
+    pub(super) turns: Turns,
+    /// (C) What the marks of this volume's uploads begin with.
+    mark: String,
+}
+
+impl Drafts {
+    pub(super) fn new(objects: &Arc<Objects>, staging: Arc<Staging>, max_bytes: u64) -> Self {
+        let mark = format!("{:x}-{:x}", Timestamp::now().as_nanoseconds(), std::process::id());
+        Self {
+            objects: Arc::clone(objects),
+            staging,
+            max_bytes,
+            unsaved: LeafMutex::default(),
+            uploads: UploadRoom::default(),
+            turns: Turns::default(),
+            mark,
+        }
+    }
+
+    fn maker<'a>(&'a self, group: &'a Arc<Group>) -> DraftMaker<'a> {
+        let effort = self.objects.reclaim_effort();
+        DraftMaker { engine: &self.objects.engine, effort, staging: &self.staging, group }
+    }
+
+    /// Makes the draft of a new object.
+    pub(super) fn new_draft(&self, node: NodeId, group: &Arc<Group>) -> Result<Arc<Draft>, VfsError> {
+        self.maker(group).make(node, None, 0, |_| Ok(()))
+    }
+
+    /// Returns the draft of an object; makes one with the first `keep` bytes of the object if there
+    /// is none. May sleep for memory, the disk and the store.
+    pub(super) fn draft_of<'c>(
+        &self,
+        (node, content): (NodeId, &'c Arc<Content>),
+        group: &Arc<Group>,
+        keep: u64,
+    ) -> Result<&'c Arc<Draft>, VfsError> {
+        if let Some(draft) = content.draft() {
+            return Ok(draft);
+        }
+        let turn = self.turns.take(node);
+        if content.draft().is_none() {
+            let place = content.place();
+            let len = place.info.size.min(keep);
+            if len > self.max_bytes {
+                return Err(Errno::FBIG.into());
+            }
+            let copy = |fds: &StoreFds| copy_to(&self.objects, group, &place, len, fds);
+            let draft = self.maker(group).make(node, Some(place.info.clone()), len, copy)?;
+            content.set_draft(draft);
+        }
+        drop(turn);
+        Ok(content.draft().ok_or(Errno::IO)?)
+    }
+
+    /// Begins a change of a draft. May wait for an upload.
+    ///
+    /// # Errors
+    /// `EIO` when it will not be stored any more; `ESTALE` when the object was replaced meanwhile;
+    /// the staging disk's.
+    pub(super) fn begin_change<'c>(
+        &self,
+        content: &'c Arc<Content>,
+        draft: &'c Draft,
+    ) -> Result<Changing<'c>, Errno> {
+        // Once it is noted it stays so until an upload has ended after that, which is rare.
+        loop {
+            if let Some(changing) = draft.try_begin_change() {
+                return changing;
+            }
+            let turn = self.turns.take(draft.node);
+            if let Some(changing) = draft.try_begin_change() {
+                return changing;
+            }
+            let key = {
+                let tree = self.objects.tree.lock();
+                if tree.was_removed(draft.node) {
+                    draft.lose_name();
+                    continue;
+                }
+                tree.path(draft.node)?
+            };
+            draft.note(&key)?;
+            if let Err(errno) = self.objects.tree.lock().stage(draft.node) {
+                draft.lose_name();
+                return Err(errno);
+            }
+            self.unsaved.lock().insert(draft.serial(), Arc::clone(content));
+            drop(turn);
+        }
+    }
+
+    /// Stores what the store has not. May sleep for memory, the disk and the store.
+    ///
+    /// # Errors
+    /// As told to the open files, too ([`Content::errors`]).
+    pub(super) fn store(&self, content: &Arc<Content>, group: &Arc<Group>) -> Result<(), Errno> {
+        let Some(draft) = content.draft().filter(|draft| draft.is_unsaved()) else { return Ok(()) };
+        let _turn = self.turns.take(draft.node);
+        let key = self.objects.tree.lock().path(draft.node);
+        let Ok(key) = key else {
+            // The name was removed here, or the volume.
+            self.lose_name(draft);
+            return Ok(());
+        };
+        self.store_in_turn(content, draft, group, (&key, None))
+    }
+
+    /// Stores a draft as `key`, by the thread that has its turn; in the place of the version that
+    /// it stands on, or of what is `expected` there: then a draft that cannot be stored so is no
+    /// loss.
+    pub(super) fn store_in_turn(
+        &self,
+        content: &Arc<Content>,
+        draft: &Draft,
+        group: &Arc<Group>,
+        (key, expected): (&str, Option<Expected>),
+    ) -> Result<(), Errno> {
+        let Some(upload) = draft.begin_upload() else { return Ok(()) };
+        let is_elsewhere = expected.is_some();
+        match self.upload(draft, group, &upload, (key, expected)) {
+            Err(UploadError::Changed(_)) if is_elsewhere => Err(Errno::EXIST),
+            Ok(info) => {
+                self.stored(draft, upload.nr_changes, (key, &info));
+                Ok(())
+            }
+            Err(UploadError::Changed(error)) => {
+                content.errors.record(Errno::IO.raw_os_error());
+                self.lose(draft, key, &error);
+                Err(Errno::IO)
+            }
+            Err(UploadError::Failed(errno)) => {
+                content.errors.record(errno.raw_os_error());
+                tracing::debug!(key, %errno, "a staged file is not in the store yet");
+                Err(errno)
+            }
+        }
+    }
+
+    fn upload(
+        &self,
+        draft: &Draft,
+        group: &Arc<Group>,
+        upload: &Upload,
+        (key, expected): (&str, Option<Expected>),
+    ) -> Result<ObjectInfo, UploadError> {
+        assert_no_locks_held("an upload");
+        let len = draft.sync(key).map_err(UploadError::Failed)?;
+        let (bucket, source) = (&self.objects.bucket, draft.source(key, len));
+        let bytes = bucket.upload_bytes(len);
+        let charged = self.uploads.take(self.objects.reclaim_effort(), &self.objects.engine, group, bytes);
+        let _charge = charged.map_err(UploadError::Failed)?;
+        let of_draft = format!("{}-{}-", self.mark, draft.serial());
+        let mark = format!("{of_draft}{}", upload.nr_changes);
+        let metadata = metadata_of(&self.objects, upload.mtime, &mark);
+        let of_base = || upload.base.clone().map_or(Expected::Absent, Expected::Same);
+        let expected = expected.unwrap_or_else(of_base);
+        let changed = match bucket.upload(key, &source, &metadata, &expected) {
+            Err(error @ BucketError::Changed(_)) => error,
+            result => {
+                return result.map_err(|error| UploadError::Failed(self.objects.failures.report(&error)));
+            }
+        };
+        // It may have been changed by an upload of this draft whose answer was lost.
+        let there = match bucket.head(key) {
+            Ok(there) => there,
+            Err(BucketError::NotFound(_)) => return Err(UploadError::Changed(changed)),
+            // What is there is not known.
+            Err(error) => return Err(UploadError::Failed(self.objects.failures.report(&error))),
+        };
+        match mark_of(&there) {
+            Some(found) if found == mark => Ok(there),
+            Some(found) if found.starts_with(&of_draft) => {
+                draft.rebase(there.clone());
+                let again = bucket.upload(key, &source, &metadata, &Expected::Same(there));
+                again.map_err(|error| match error {
+                    BucketError::Changed(_) => UploadError::Changed(error),
+                    _ => UploadError::Failed(self.objects.failures.report(&error)),
+                })
+            }
+            _ => Err(UploadError::Changed(changed)),
+        }
+    }
+
+    /// Notes that the store has a draft with so many changes.
+    fn stored(&self, draft: &Draft, nr_changes: u64, (key, info): (&str, &ObjectInfo)) {
+        let is_saved = draft.end_upload(nr_changes, info, key);
+        {
+            let mut tree = self.objects.tree.lock();
+            if let Ok(node) = tree.get_mut(draft.node) {
+                // Without an ETag versions are told apart by their time.
+                let modified = info.etag.as_ref().map_or(info.modified, |_| draft.shown().modified);
+                node.facts = Facts::Object(ObjectInfo { modified, ..info.clone() });
+                node.told = Told { at: Instant::now(), thread: 0 };
+            }
+        }
+        if is_saved {
+            self.release(draft);
+        }
+    }
+
+    /// Takes a draft from the list of those that are not in the store.
+    fn release(&self, draft: &Draft) {
+        let content = self.unsaved.lock().remove(&draft.serial());
+        if content.is_some() {
+            let removed = self.objects.tree.lock().unstage(self.objects.lists(), draft.node);
+            self.objects.dispose(removed);
+        }
+    }
+
+    /// Keeps a draft whose object was changed elsewhere, and forgets its node: the name stands for
+    /// the other change.
+    fn lose(&self, draft: &Draft, key: &str, error: &BucketError) {
+        let path = draft.lose(key);
+        tracing::error!(
+            key, %error, path = %path.display(),
+            "an object was changed elsewhere; what was written here is kept, and not stored"
+        );
+        self.release(draft);
+        self.objects.unlink_node(draft.node, Instant::now());
+    }
+
+    /// Notes that the name of a draft is gone, by the thread that has its turn.
+    pub(super) fn lose_name(&self, draft: &Draft) {
+        draft.lose_name();
+        self.release(draft);
+    }
+
+    /// Stores all that the store has not. Returns the first error.
+    pub(super) fn store_all(&self) -> Result<(), Errno> {
+        let unsaved: Vec<_> = self.unsaved.lock().values().cloned().collect();
+        let mut result = Ok(());
+        for content in unsaved {
+            let Some(draft) = content.draft() else { continue };
+            let group = draft.group().unwrap_or_else(|| self.objects.engine.root());
+            let stored = self.store(&content, group);
+            if let Err(errno) = stored {
+                let key = self.objects.tree.lock().path(draft.node).unwrap_or_default();
+                tracing::warn!(key, %errno, path = %draft.path().display(), "not in the store; kept");
+            }
+            result = result.and(stored);
+        }
+        result
+    }
+
+    /// Keeps all that the store has not in `lost/`: the volume is gone.
+    pub(super) fn lose_all(&self) {
+        let unsaved: Vec<_> = self.unsaved.lock().values().cloned().collect();
+        for content in unsaved {
+            let Some(draft) = content.draft() else { continue };
+            let _turn = self.turns.take(draft.node);
+            let key = self.objects.tree.lock().path(draft.node).unwrap_or_default();
+            if draft.is_unsaved() {
+                let _ = draft.sync(&key);
+                let gone = BucketError::Unavailable(format!("{key}: the volume was removed"));
+                self.lose(draft, &key, &gone);
+            }
+        }
+    }
+
+    /// Returns what is not in the store, at most `nr_max`, lost drafts first.
+    pub(super) fn staged(&self, nr_max: usize) -> Vec<StagedFile> {
+        let mut staged = self.staging.lost();
+        let unsaved: Vec<_> = self.unsaved.lock().values().take(nr_max).cloned().collect();
+        for content in unsaved {
+            if let Some(draft) = content.draft().filter(|draft| draft.is_unsaved()) {
+                let key = self.objects.tree.lock().path(draft.node).unwrap_or_default();
+                let bytes = draft.file.len();
+                staged.push(StagedFile { key, path: draft.path(), bytes, is_lost: false });
+            }
+        }
+        staged.truncate(nr_max);
+        staged
+    }
+
+    /// Returns the drafts that are not in the store.
+    pub(super) fn unsaved(&self) -> Vec<Arc<Content>> {
+        self.unsaved.lock().values().cloned().collect()
+    }
+}
+
+/// Why an upload failed.
+enum UploadError {
+    /// There is another version in the store.
+    Changed(BucketError),
+    /// It may succeed the next time.
+    Failed(Errno),
+}
+
+/// Copies the first `len` bytes of an object to the staging disk.
+fn copy_to(
+    objects: &Objects,
+    group: &Arc<Group>,
+    place: &Place,
+    len: u64,
+    fds: &StoreFds,
+) -> Result<(), VfsError> {
+    assert_no_locks_held("a copy of an object");
+    if len == 0 {
+        return Ok(());
+    }
+    let effort = objects.reclaim_effort();
+    let _charge = HandleCharge::take(effort, &objects.engine, group, COPY_HELD_BYTES.min(len))?;
+    for from in (0..len).step_by(COPY_BYTES as usize) {
+        let to = len.min(from + COPY_BYTES);
+        let (mut at, mut written) = (from, Ok(()));
+        let mut take = |mut bytes: &[u8]| {
+            while written.is_ok() && !bytes.is_empty() {
+                match rustix::io::pwrite(&fds.buffered, bytes, at) {
+                    Ok(nr) => (at, bytes) = (at + nr as u64, &bytes[nr..]),
+                    Err(Errno::INTR) => {}
+                    Err(errno) => written = Err(errno),
+                }
+            }
+        };
+        objects.bucket.read(&place.key, &place.info, from..to, &mut take).map_err(|error| {
+            match objects.failures.report(&error) {
+                // It was removed.
+                Errno::NOENT => Errno::STALE,
+                errno => errno,
+            }
+        })?;
+        written?;
+        if at != to {
+            return Err(Errno::IO.into());
+        }
+    }
+    Ok(())
+}
+
+/// Returns the metadata of an object: s3fs's, and which upload made it.
+fn metadata_of(objects: &Objects, mtime: Timestamp, mark: &str) -> Metadata {
+    let (uid, gid) = objects.owner();
+    let time = format!("{}.{:09}", mtime.seconds, mtime.nanoseconds);
+    let of = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    vec![
+        of("mode", "33188"),
+        of("uid", &uid.to_string()),
+        of("gid", &gid.to_string()),
+        of("mtime", &time),
+        of("ctime", &time),
+        of("atime", &time),
+        of(UPLOAD_MARK, mark),
+    ]
+}
+
+fn mark_of(info: &ObjectInfo) -> Option<&str> {
+    let metadata = info.metadata.as_ref()?;
+    metadata.iter().find(|(name, _)| name == UPLOAD_MARK).map(|(_, value)| value.as_str())
+}

@@ -1,0 +1,155 @@
+//! Removing and renaming files and directories.
+//!
+//! An object cannot be renamed: it is copied, and then removed. A file that is not in the store yet
+//! is stored under its new name. A directory is renamed key by key, if there are not too many.
+
+use std::ffi::OsStr;
+
+use rustix::fs::RenameFlags;
+use rustix::io::Errno;
+
+use super::ObjectVolume;
+use super::bucket::BucketError;
+use super::create::new_key_part;
+use super::objects::key_part;
+use super::rename::Renaming;
+use crate::attr::{Entry, FileKind, NodeId};
+use crate::caller::Caller;
+use crate::error::VfsError;
+use crate::volume::{Lookup, Names};
+
+/// How often a renaming is tried while others take the new name.
+const NR_ATTEMPTS_MAX: usize = 8;
+
+impl ObjectVolume {
+    fn remove_file(&self, node: NodeId, (parent, name): (NodeId, &str)) -> Result<(), VfsError> {
+        let drafts = self.drafts()?;
+        // No upload makes the object anew afterwards.
+        let turn = drafts.turns.take(node);
+        let content = self.objects.tree.lock().get(node)?.content.clone();
+        let draft = content.as_ref().and_then(|content| content.draft());
+        let key = self.objects.tree.lock().path(node)?;
+        if draft.is_none_or(|draft| draft.may_have_object()) {
+            self.objects.bucket.delete(&key).map_err(|error| self.objects.failures.report(&error))?;
+        }
+        self.remove_name(parent, name);
+        if let Some(draft) = draft {
+            drafts.lose_name(draft);
+        }
+        drop(turn);
+        Ok(())
+    }
+
+    fn remove_directory(&self, node: NodeId, (parent, name): (NodeId, &str)) -> Result<(), VfsError> {
+        let prefix = self.objects.tree.lock().prefix(node)?;
+        if !self.is_empty(node, &prefix)? {
+            return Err(Errno::NOTEMPTY.into());
+        }
+        match self.objects.bucket.delete(&prefix) {
+            // A store of directories has no object that stands for one.
+            Ok(()) | Err(BucketError::NotFound(_)) => {}
+            Err(error) => return Err(self.objects.failures.report(&error).into()),
+        }
+        self.remove_name(parent, name);
+        Ok(())
+    }
+
+    /// Returns whether nothing is in a directory.
+    pub(super) fn is_empty(&self, node: NodeId, prefix: &str) -> Result<bool, Errno> {
+        if self.objects.tree.lock().get(node)?.is_staged() {
+            return Ok(false);
+        }
+        let part = self.objects.list(prefix, None, 2)?;
+        // The object that stands for the directory itself has no name.
+        let is_empty = part.names.iter().all(|listed| listed.name.is_empty());
+        Ok(is_empty && part.hidden.is_empty() && part.next.is_none())
+    }
+
+    fn remove_name(&self, parent: NodeId, name: &str) {
+        let Some(lists) = self.objects.lists() else { return };
+        let removed = {
+            let mut tree = self.objects.tree.lock();
+            tree.note_emptied(parent);
+            tree.remove(lists, parent, name)
+        };
+        self.objects.dispose(removed);
+    }
+}
+
+impl Names for ObjectVolume {
+    fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
+        let objects = &self.objects;
+        self.drafts()?;
+        let entry = self.lookup(caller, parent, name)?;
+        let removed = match entry.is_directory() {
+            true => Err(Errno::ISDIR.into()),
+            false => self.remove_file(entry.node, (parent, key_part(name)?)),
+        };
+        objects.forget(entry.node, 1);
+        removed
+    }
+
+    fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
+        let objects = &self.objects;
+        self.drafts()?;
+        let name = key_part(name)?;
+        // The kernel has looked it up.
+        let node = {
+            let tree = objects.tree.lock();
+            let (node, found) = tree.child(parent, name).ok_or(Errno::STALE)?;
+            if found.facts.kind() != FileKind::Directory {
+                return Err(Errno::NOTDIR.into());
+            }
+            node
+        };
+        self.remove_directory(node, (parent, name))
+    }
+
+    /// Renames a file, or a directory with few keys below it.
+    ///
+    /// # Errors
+    /// `EXDEV` for a directory with too many keys, or with keys that cannot be shown; `EINVAL` for
+    /// an exchange; the store's. After one of these an object may be there under both names.
+    fn rename(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        new_parent: NodeId,
+        new_name: &OsStr,
+        flags: RenameFlags,
+    ) -> Result<(), VfsError> {
+        let objects = &self.objects;
+        self.drafts()?;
+        if !flags.difference(RenameFlags::NOREPLACE).is_empty() {
+            return Err(Errno::INVAL.into());
+        }
+        let (from, to) = ((parent, key_part(name)?), (new_parent, new_key_part(new_name)?));
+        let source = self.lookup(caller, parent, name)?;
+        let must_be_new = flags.contains(RenameFlags::NOREPLACE);
+        let renaming = Renaming { volume: self, group: &caller.group, from, to, must_be_new };
+        let mut renamed = Err(Errno::BUSY.into());
+        for _ in 0..NR_ATTEMPTS_MAX {
+            renamed = match self.lookup(caller, new_parent, new_name) {
+                Err(error) if error.errno() != Errno::NOENT => Err(error),
+                target => {
+                    let target = target.ok();
+                    let renamed = renaming.run(&source, target.as_ref());
+                    target.inspect(|target| objects.forget(target.node, 1));
+                    renamed
+                }
+            };
+            // Another file has taken the new name meanwhile.
+            if !matches!(renamed, Err(VfsError::Host(Errno::AGAIN))) {
+                break;
+            }
+        }
+        objects.forget(source.node, 1);
+        renamed
+    }
+
+    fn link(&self, _: &Caller, _: NodeId, _: NodeId, _: &OsStr) -> Result<Entry, VfsError> {
+        // Read-only or not: an object has one key.
+        Err(Errno::PERM.into())
+    }
+}

@@ -1,0 +1,156 @@
+//! A name that is known, which is an inode: an object has no other.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use super::bucket::ObjectInfo;
+use super::content::Content;
+use crate::attr::{FileKind, NodeId};
+use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
+use crate::name_lists::{ListEntry, Listed, NameLists};
+
+/// The cost of a name with its inode, its place in a list and the longest name and ETag, in bytes.
+pub(super) const NODE_BYTES: u64 = 768;
+/// The charge for one name.
+pub(super) type NodeCharge = MetadataCharge<NODE_BYTES>;
+/// Longest key of a store, in bytes.
+pub(super) const KEY_BYTES_MAX: usize = 1024;
+
+/// What a name stands for.
+#[derive(Debug, Clone)]
+pub(super) enum Facts {
+    Directory,
+    Object(ObjectInfo),
+}
+
+impl Facts {
+    /// Returns whether both are a directory, or the same version of an object.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Directory, Self::Directory) => true,
+            (Self::Object(ours), Self::Object(theirs)) => ours.is_same(theirs),
+            _ => false,
+        }
+    }
+
+    pub(super) fn kind(&self) -> FileKind {
+        match self {
+            Self::Directory => FileKind::Directory,
+            Self::Object(_) => FileKind::Regular,
+        }
+    }
+}
+
+/// When the store told what is known of a name.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Told {
+    pub(super) at: Instant,
+    /// The thread whose lookup of this very name asked; 0 for none.
+    pub(super) thread: u32,
+}
+
+/// A name that is known.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) name: Arc<str>,
+    pub(super) parent: NodeId,
+    pub(super) ino: u64,
+    pub(super) nlookup: u64,
+    /// Names in it that are known, and open files and directories.
+    pub(super) pins: u32,
+    /// The kernel has forgotten it, but it has cached pages.
+    pub(super) is_kept: bool,
+    /// The name stands for something else now, or for nothing.
+    pub(super) is_gone: bool,
+    /// It is so because of what was done here.
+    pub(super) was_removed: bool,
+    /// Files at or below it that are not in the store as they are here. What the store tells of the
+    /// name is not believed meanwhile.
+    pub(super) nr_staged: u32,
+    /// Of a directory: when a name was last removed from it here. It may be in no key any more, and
+    /// is shown all the same; what the store told before of names in it is not believed.
+    pub(super) emptied: Option<Instant>,
+    /// Of a directory: when a name in it was last made or removed here.
+    pub(super) changed: Option<Instant>,
+    pub(super) facts: Facts,
+    pub(super) told: Told,
+    pub(super) content: Option<Arc<Content>>,
+    /// Only the root has none.
+    pub(super) charge: Option<NodeCharge>,
+    pub(super) place: ListEntry,
+    pub(super) children: HashMap<Arc<str>, NodeId>,
+}
+
+/// Returns the inode number of a name in a directory: the same whenever it is asked for.
+pub(super) fn ino_of(parent: u64, name: &str) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one((parent, name)).max(2)
+}
+
+impl Node {
+    pub(super) fn new(name: Arc<str>, parent: (NodeId, u64), (facts, told): (Facts, Told)) -> Self {
+        let ino = ino_of(parent.1, &name);
+        Self {
+            name,
+            parent: parent.0,
+            ino,
+            nlookup: 0,
+            pins: 0,
+            is_kept: false,
+            is_gone: false,
+            was_removed: false,
+            nr_staged: 0,
+            emptied: None,
+            changed: None,
+            facts,
+            told,
+            content: None,
+            charge: None,
+            place: ListEntry::default(),
+            children: HashMap::new(),
+        }
+    }
+
+    /// Returns whether a read has found the store to have another version.
+    pub(super) fn is_outdated(&self) -> bool {
+        self.content.as_ref().is_some_and(|content| content.is_outdated.load(Ordering::Relaxed))
+    }
+
+    /// Returns whether it, or something below it, is not in the store as it is here.
+    pub(super) fn is_staged(&self) -> bool {
+        self.nr_staged > 0
+    }
+
+    /// Returns whether it is there even if the store has nothing of it.
+    pub(super) fn is_shown_empty(&self) -> bool {
+        self.emptied.is_some()
+    }
+
+    /// Returns what to show: what is being written, if something is.
+    pub(super) fn shown(&self) -> Facts {
+        match self.content.as_ref().filter(|content| content.draft().is_some()) {
+            Some(content) => Facts::Object(content.shown()),
+            None => self.facts.clone(),
+        }
+    }
+
+    pub(super) fn is_referenced(&self) -> bool {
+        self.nlookup > 0 || self.pins > 0 || self.is_kept
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        let Some(owner) = self.charge.as_ref().map(NodeCharge::owner) else { return 0 };
+        let is_payers = self.content.as_ref().is_some_and(|content| content.owner() == owner);
+        NODE_BYTES + if is_payers { CONTENT_BYTES } else { 0 }
+    }
+
+    /// Puts it on the list where it belongs.
+    pub(super) fn list(&mut self, lists: &NameLists, node: NodeId) {
+        if let Some(charge) = &self.charge {
+            let on = if self.nlookup > 0 { Listed::Names } else { Listed::Inodes };
+            self.place.update(lists, node, charge.list_owner(), on);
+        }
+    }
+}

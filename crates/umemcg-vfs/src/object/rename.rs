@@ -1,0 +1,242 @@
+//! One renaming of a file or a directory.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::io::Errno;
+use umemcg::Group;
+
+use super::ObjectVolume;
+use super::bucket::{BucketError, Expected, ObjectInfo};
+use super::node::Facts;
+use crate::attr::{Entry, NodeId};
+use crate::error::VfsError;
+use crate::handle_charge::HandleCharge;
+
+/// Most keys of a directory that is renamed.
+const NR_KEYS_MAX: usize = 1000;
+
+/// See the module text.
+pub(super) struct Renaming<'a> {
+    pub(super) volume: &'a ObjectVolume,
+    pub(super) group: &'a Arc<Group>,
+    pub(super) from: (NodeId, &'a str),
+    pub(super) to: (NodeId, &'a str),
+    /// Nothing is replaced.
+    pub(super) must_be_new: bool,
+}
+
+impl Renaming<'_> {
+    pub(super) fn run(&self, source: &Entry, target: Option<&Entry>) -> Result<(), VfsError> {
+        if target.is_some() && self.must_be_new {
+            return Err(Errno::EXIST.into());
+        }
+        if self.from == self.to || target.is_some_and(|target| target.node == source.node) {
+            return Ok(());
+        }
+        let new_key = self.volume.new_key(self.to.0, self.to.1)?;
+        match (source.is_directory(), target.map(Entry::is_directory)) {
+            (false, Some(true)) => Err(Errno::ISDIR.into()),
+            (true, Some(false)) => Err(Errno::NOTDIR.into()),
+            (false, _) => self.rename_file(source.node, target, &new_key),
+            (true, _) => self.rename_directory(source.node, target, &new_key),
+        }
+    }
+
+    fn rename_file(&self, node: NodeId, target: Option<&Entry>, new_key: &str) -> Result<(), VfsError> {
+        let objects = &self.volume.objects;
+        let drafts = self.volume.drafts()?;
+        let target = target.map(|target| target.node);
+        let _turns = drafts.turns.take_two(node, target);
+        let content_of = |node| {
+            let tree = objects.tree.lock();
+            tree.get(node).ok().and_then(|found| found.content.clone())
+        };
+        if objects.tree.lock().child(self.to.0, self.to.1).map(|(node, _)| node) != target {
+            return Err(Errno::AGAIN.into());
+        }
+        let (content, replaced) = (content_of(node), target.and_then(content_of));
+        let draft = content.as_ref().and_then(|content| content.draft());
+        let replaced = replaced.as_ref().and_then(|content| content.draft());
+        let (key, facts) = {
+            let tree = objects.tree.lock();
+            (tree.path(node)?, tree.get(node)?.facts.clone())
+        };
+        let expected = if self.must_be_new { Expected::Absent } else { Expected::Anything };
+        let mut has_old = true;
+        match (content.as_ref(), draft.filter(|draft| draft.is_unsaved())) {
+            (Some(content), Some(draft)) => {
+                has_old = draft.may_have_object();
+                let (group, to) = (self.group, (new_key, Some(expected)));
+                drafts.store_in_turn(content, draft, group, to)?;
+            }
+            _ => {
+                let Facts::Object(info) = &facts else { return Err(Errno::STALE.into()) };
+                let copied = self.copy(&key, info, new_key, &expected).inspect_err(|errno| {
+                    // The kernel looks the name up again, and finds what is there now.
+                    if matches!(*errno, Errno::STALE | Errno::NOENT) {
+                        objects.unlink_node(node, Instant::now());
+                    }
+                })?;
+                self.move_object(node, (new_key, &copied));
+            }
+        }
+        self.rename_in_tree();
+        if let Some(replaced) = replaced {
+            drafts.lose_name(replaced);
+        }
+        if has_old {
+            objects.bucket.delete(&key).map_err(|error| objects.failures.report(&error))?;
+        }
+        Ok(())
+    }
+
+    fn copy(
+        &self,
+        key: &str,
+        info: &ObjectInfo,
+        new_key: &str,
+        expected: &Expected,
+    ) -> Result<ObjectInfo, Errno> {
+        let copied = self.volume.objects.bucket.copy(key, info, new_key, expected);
+        copied.map_err(|error| match (&error, expected) {
+            (BucketError::Changed(_), Expected::Absent) => Errno::EXIST,
+            _ => self.volume.objects.failures.report(&error),
+        })
+    }
+
+    /// Notes that the bytes of a node are in another object.
+    fn move_object(&self, node: NodeId, (key, info): (&str, &ObjectInfo)) {
+        let content = {
+            let mut tree = self.volume.objects.tree.lock();
+            let Ok(found) = tree.get_mut(node) else { return };
+            if let Facts::Object(known) = &mut found.facts {
+                // The time is the file's; without an ETag it tells versions apart.
+                let modified = info.etag.as_ref().map_or(info.modified, |_| known.modified);
+                *known = ObjectInfo { modified, ..info.clone() };
+            }
+            found.content.clone()
+        };
+        if let Some(content) = content {
+            content.move_to(key, info);
+            if let Some(draft) = content.draft() {
+                draft.rebase(info.clone());
+            }
+        }
+    }
+
+    fn rename_in_tree(&self) {
+        let Some(lists) = self.volume.objects.lists() else { return };
+        let removed = {
+            let mut tree = self.volume.objects.tree.lock();
+            tree.note_emptied(self.from.0);
+            tree.note_changed(self.to.0);
+            tree.rename(lists, self.from, self.to)
+        };
+        self.volume.objects.dispose(removed);
+    }
+
+    fn rename_directory(&self, node: NodeId, target: Option<&Entry>, new_key: &str) -> Result<(), VfsError> {
+        let objects = &self.volume.objects;
+        let prefix = objects.tree.lock().prefix(node)?;
+        let new_prefix = format!("{new_key}/");
+        if new_prefix.starts_with(&prefix) {
+            return Err(Errno::INVAL.into());
+        }
+        if let Some(target) = target
+            && !self.volume.is_empty(target.node, &new_prefix)?
+        {
+            return Err(Errno::NOTEMPTY.into());
+        }
+        let _turns = self.volume.drafts()?.turns.take_all();
+        self.store_below(&prefix)?;
+        let keys = self.keys_below(&prefix)?;
+        let bytes = keys.iter().map(|(key, _)| (2 * key.len() + 2 * size_of::<ObjectInfo>()) as u64).sum();
+        let _charge = HandleCharge::take(objects.reclaim_effort(), &objects.engine, self.group, bytes)?;
+        if keys.is_empty() {
+            self.volume.make_directory(new_key)?;
+        }
+        let mut moved = BTreeMap::new();
+        for (key, info) in &keys {
+            let to = format!("{new_prefix}{}", &key[prefix.len()..]);
+            match self.copy(key, info, &to, &Expected::Anything) {
+                Ok(copied) => drop(moved.insert(to, copied)),
+                Err(errno) => {
+                    self.delete_all(moved.keys().map(String::as_str));
+                    return Err(errno.into());
+                }
+            }
+        }
+        self.rename_in_tree();
+        self.move_known(node, &moved);
+        self.delete_all(keys.iter().map(|(key, _)| key.as_str())).map_or(Ok(()), |errno| Err(errno.into()))
+    }
+
+    /// Stores what is being written below a prefix.
+    fn store_below(&self, prefix: &str) -> Result<(), Errno> {
+        let drafts = self.volume.drafts()?;
+        for content in drafts.unsaved() {
+            let Some(draft) = content.draft() else { continue };
+            let key = self.volume.objects.tree.lock().path(draft.node);
+            if let Some(key) = key.ok().filter(|key| key.starts_with(prefix)) {
+                drafts.store_in_turn(&content, draft, self.group, (&key, None))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns all keys below a prefix.
+    fn keys_below(&self, prefix: &str) -> Result<Vec<(String, ObjectInfo)>, Errno> {
+        let (mut keys, mut prefixes) = (Vec::new(), vec![prefix.to_owned()]);
+        while let Some(prefix) = prefixes.pop() {
+            let mut from = None;
+            loop {
+                let part = self.volume.objects.list(&prefix, from.as_deref(), NR_KEYS_MAX)?;
+                for listed in part.names {
+                    match listed.object {
+                        Some(info) => keys.push((format!("{prefix}{}", listed.name), info)),
+                        None => prefixes.push(format!("{prefix}{}/", listed.name)),
+                    }
+                }
+                if !part.hidden.is_empty() || keys.len() + prefixes.len() > NR_KEYS_MAX {
+                    return Err(Errno::XDEV);
+                }
+                from = part.next;
+                if from.is_none() {
+                    break;
+                }
+            }
+        }
+        Ok(keys)
+    }
+
+    /// Deletes objects. Returns the first error.
+    fn delete_all<'k>(&self, keys: impl Iterator<Item = &'k str>) -> Option<Errno> {
+        let mut first = None;
+        for key in keys {
+            if let Err(error) = self.volume.objects.bucket.delete(key) {
+                first = first.or(Some(self.volume.objects.failures.report(&error)));
+            }
+        }
+        first
+    }
+
+    /// Has what is known below a renamed directory stand for the copies.
+    fn move_known(&self, node: NodeId, moved: &BTreeMap<String, ObjectInfo>) {
+        let below = self.volume.objects.tree.lock().below(node);
+        for node in below {
+            let known = {
+                let tree = self.volume.objects.tree.lock();
+                let is_file = tree.get(node).is_ok_and(|found| matches!(found.facts, Facts::Object(_)));
+                tree.path(node).ok().filter(|_| is_file)
+            };
+            let Some(key) = known else { continue };
+            match moved.get(&key) {
+                Some(info) => self.move_object(node, (&key, info)),
+                // It came or was removed meanwhile.
+                None => self.volume.objects.unlink_node(node, Instant::now()),
+            }
+        }
+    }
+}

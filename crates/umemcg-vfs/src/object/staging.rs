@@ -1,0 +1,286 @@
+//! The staging directory of a volume: host files with drafts and records, under numbers.
+//!
+//! ```text
+//! DIR/s3-bucket-prefix-0123456789abcdef/      the volume's, locked while it is open
+//!     17            the bytes of a draft
+//!     17.record     what it is; see `draft_record`
+//!     lost/         drafts that did not reach the store, with their records
+//! ```
+//!
+//! Nothing is deleted here that is not in the store, unless its name was removed. What a daemon
+//! finds of one that ended early is moved to `lost/`, and is listed with the volume.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use umemcg::files::StoreId;
+use umemcg_base::LeafMutex;
+
+use super::bucket::Bucket;
+use super::draft_record::DraftRecord;
+use super::staged_file::StagedFile;
+use super::staging_room::StagingRoom;
+use crate::error::VolumeError;
+use crate::host::directory::HostDirectory;
+use crate::volume_config::{Resolve, VolumeConfig};
+
+/// Drafts in `lost/` that are listed, at most.
+const NR_LISTED_MAX: usize = 1000;
+/// The subdirectory of what did not reach the store.
+const LOST: &str = "lost";
+/// What a record's name ends with.
+const RECORD: &str = "record";
+/// Longest readable part of the subdirectory's name.
+const NAME_BYTES: usize = 64;
+
+/// See the module text.
+#[derive(Debug)]
+pub(super) struct Staging {
+    pub(super) host_dir: Arc<HostDirectory>,
+    pub(super) room: Arc<StagingRoom>,
+    dir: PathBuf,
+    /// (A) The next number. Relaxed: only uniqueness matters.
+    next: AtomicU64,
+    lost: LeafMutex<Vec<StagedFile>>,
+}
+
+impl Staging {
+    /// Opens the subdirectory of a volume, and sets aside what an earlier daemon left there. Ends
+    /// uploads that it had begun.
+    ///
+    /// # Errors
+    /// [`VolumeError::Staging`], and [`VolumeError::InUse`] if another daemon has it.
+    pub(super) fn open(
+        below: &Path,
+        max_bytes: u64,
+        store_id: StoreId,
+        bucket: &Arc<dyn Bucket>,
+    ) -> Result<Arc<Self>, VolumeError> {
+        let dir = below.join(subdirectory_of(bucket.url(), bucket.endpoint()));
+        let failed = |error: io::Error| VolumeError::Staging {
+            url: bucket.url().to_owned(),
+            dir: dir.clone(),
+            errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
+        };
+        for made in [&dir, &dir.join(LOST)] {
+            match DirBuilder::new().mode(0o700).create(made) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
+                _ => {}
+            }
+        }
+        let config = VolumeConfig { resolve: Resolve::Names, ..VolumeConfig::new(&dir) };
+        let host_dir = HostDirectory::open_as(store_id, &config)?;
+        try_to_write(&dir).map_err(failed)?;
+        let found = Found::look(&dir).map_err(failed)?;
+        for &serial in &found.serials {
+            set_aside(&dir, serial, bucket).map_err(failed)?;
+        }
+        let lost = list_lost(&dir).map_err(failed)?;
+        if !lost.is_empty() {
+            tracing::warn!(
+                nr = lost.len(), dir = %dir.join(LOST).display(), url = bucket.url(),
+                "files from before did not reach the store"
+            );
+        }
+        let lost_bytes = lost.iter().map(|file| file.bytes).sum();
+        Ok(Arc::new(Self {
+            host_dir,
+            room: StagingRoom::new(max_bytes, lost_bytes),
+            next: AtomicU64::new(found.last + 1),
+            lost: LeafMutex::new(lost),
+            dir,
+        }))
+    }
+
+    /// Creates the file of a draft.
+    pub(super) fn create(&self) -> io::Result<(u64, OwnedFd)> {
+        let serial = self.next.fetch_add(1, Ordering::Relaxed);
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        Ok((serial, rustix::fs::openat(&*self.host_dir.root, serial.to_string(), flags, mode)?))
+    }
+
+    /// Replaces the record of a draft, `durably` if it has to be there after a power cut.
+    pub(super) fn write_record(&self, serial: u64, record: &DraftRecord, durably: bool) -> io::Result<()> {
+        let (fresh, path) = (self.dir.join(format!("{serial}.new")), record_path(&self.dir, serial));
+        let mut file = File::create(&fresh)?;
+        file.write_all(record.to_text().as_bytes())?;
+        if durably {
+            file.sync_all()?;
+        }
+        fs::rename(&fresh, &path)?;
+        if durably { File::open(&self.dir)?.sync_all() } else { Ok(()) }
+    }
+
+    /// Deletes a draft.
+    pub(super) fn remove(&self, serial: u64) {
+        // The record last: bytes without one would be kept at the next start.
+        for path in [self.path_of(serial), record_path(&self.dir, serial)] {
+            if let Err(error) = fs::remove_file(&path)
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                tracing::warn!(path = %path.display(), %error, "cannot remove a staged file");
+            }
+        }
+    }
+
+    /// Keeps a draft that will not be stored. Returns where its bytes are.
+    pub(super) fn lose(&self, serial: u64, key: &str) -> PathBuf {
+        let path = match move_to_lost(&self.dir, serial) {
+            Ok(path) => path,
+            Err(error) => {
+                let path = self.path_of(serial);
+                tracing::error!(path = %path.display(), %error, "cannot move a staged file");
+                path
+            }
+        };
+        let bytes = fs::metadata(&path).map_or(0, |found| found.len());
+        let mut lost = self.lost.lock();
+        if lost.len() < NR_LISTED_MAX {
+            lost.push(StagedFile { key: key.to_owned(), path: path.clone(), bytes, is_lost: true });
+        }
+        path
+    }
+
+    /// Returns the path of a draft.
+    pub(super) fn path_of(&self, serial: u64) -> PathBuf {
+        self.dir.join(serial.to_string())
+    }
+
+    /// Returns what will not be stored any more.
+    pub(super) fn lost(&self) -> Vec<StagedFile> {
+        self.lost.lock().clone()
+    }
+}
+
+/// The numbers of the drafts in a directory.
+struct Found {
+    serials: Vec<u64>,
+    /// The highest, also of what is lost.
+    last: u64,
+}
+
+impl Found {
+    fn look(dir: &Path) -> io::Result<Self> {
+        let mut serials = serials_in(dir)?;
+        serials.sort_unstable();
+        serials.dedup();
+        let last = serials.iter().copied().chain(serials_in(&dir.join(LOST))?).max().unwrap_or(0);
+        Ok(Self { serials, last })
+    }
+}
+
+/// Returns the numbers of drafts and records.
+fn serials_in(dir: &Path) -> io::Result<Vec<u64>> {
+    let mut serials = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let name = entry?.file_name();
+        let stem = Path::new(&name).file_stem().and_then(|stem| stem.to_str());
+        serials.extend(stem.and_then(|stem| stem.parse::<u64>().ok()));
+    }
+    Ok(serials)
+}
+
+/// Deletes a draft that is in the store, and moves any other to `lost/`.
+fn set_aside(dir: &Path, serial: u64, bucket: &Arc<dyn Bucket>) -> io::Result<()> {
+    let _ = fs::remove_file(dir.join(format!("{serial}.new")));
+    let record = read_record(&record_path(dir, serial));
+    let bytes = dir.join(serial.to_string());
+    if record.as_ref().is_some_and(|record| record.is_stored) || !bytes.exists() {
+        for path in [bytes, record_path(dir, serial)] {
+            let _ = fs::remove_file(path);
+        }
+        return Ok(());
+    }
+    if let Some(DraftRecord { key, upload: Some(upload), .. }) = &record
+        && let Err(error) = bucket.abort_upload(key, upload)
+    {
+        tracing::warn!(%error, key, upload, "cannot end an upload that was begun before");
+    }
+    move_to_lost(dir, serial).map(drop)
+}
+
+fn move_to_lost(dir: &Path, serial: u64) -> io::Result<PathBuf> {
+    let lost = dir.join(LOST);
+    let path = lost.join(serial.to_string());
+    // The record first: it is found by what is left behind.
+    match fs::rename(record_path(dir, serial), record_path(&lost, serial)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => fs::rename(dir.join(serial.to_string()), &path)?,
+    }
+    for changed in [&*lost, dir] {
+        File::open(changed)?.sync_all()?;
+    }
+    Ok(path)
+}
+
+fn list_lost(dir: &Path) -> io::Result<Vec<StagedFile>> {
+    let mut listed = Vec::new();
+    for entry in fs::read_dir(dir.join(LOST))?.take(4 * NR_LISTED_MAX) {
+        let path = entry?.path();
+        if path.extension().is_some_and(|end| end == RECORD) || listed.len() == NR_LISTED_MAX {
+            continue;
+        }
+        let record = read_record(&path.with_extension(RECORD));
+        let bytes = fs::metadata(&path).map_or(0, |found| found.len());
+        let key = record.map_or_else(String::new, |record| record.key);
+        listed.push(StagedFile { key, path, bytes, is_lost: true });
+    }
+    listed.sort_unstable_by(|one, other| one.path.cmp(&other.path));
+    Ok(listed)
+}
+
+fn read_record(path: &Path) -> Option<DraftRecord> {
+    DraftRecord::parse(&fs::read_to_string(path).ok()?)
+}
+
+fn record_path(dir: &Path, serial: u64) -> PathBuf {
+    dir.join(format!("{serial}.{RECORD}"))
+}
+
+/// Writes a block, so that a directory that is full or read-only is told at the mount.
+fn try_to_write(dir: &Path) -> io::Result<()> {
+    let path = dir.join("try");
+    let written = File::create(&path).and_then(|mut file| {
+        file.write_all(&[0; 4096])?;
+        file.sync_all()
+    });
+    let _ = fs::remove_file(&path);
+    written
+}
+
+/// Returns the name of a volume's subdirectory: what can be read of the URL, and a hash of URL and
+/// server, which stays the same from release to release.
+fn subdirectory_of(url: &str, endpoint: Option<&str>) -> String {
+    let kept = |c: char| if c.is_ascii_alphanumeric() || c == '.' || c == '_' { c } else { '-' };
+    let mut readable: String = url.replace("://", "-").chars().map(kept).collect();
+    readable.truncate(NAME_BYTES);
+    let text = [url.as_bytes(), endpoint.unwrap_or("").as_bytes()].join(&0);
+    // FNV-1a.
+    let hash = text.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("{}-{hash:016x}", readable.trim_matches('-'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_place_has_a_directory_of_its_own() {
+        let name = subdirectory_of("s3://bucket/a/b c", None);
+        assert!(name.starts_with("s3-bucket-a-b-c-"), "{name}");
+        assert_ne!(name, subdirectory_of("s3://bucket/a/b-c", None));
+        assert_ne!(name, subdirectory_of("s3://bucket/a/b c", Some("http://localhost:1")));
+        assert_eq!(name, subdirectory_of("s3://bucket/a/b c", None));
+        assert!(subdirectory_of(&"x".repeat(1000), None).len() < 100);
+    }
+}

@@ -1,0 +1,307 @@
+//! A volume of objects that can be written to, above a bucket in memory.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use umemcg::{Engine, EngineConfig, Group};
+use umemcg_vfs::object::{Freshness, ObjectConfig, StagedFile, StagingConfig};
+use umemcg_vfs::{
+    Attr, Attributes, Caller, Create, Entry, Lookup, Names, NodeId, OFlags, ObjectVolume, Open, RenameFlags,
+    SetAttr, VfsError, Volume, VolumeError, VolumeFile, VolumeKind,
+};
+
+use super::memory_bucket::MemoryBucket;
+
+const ROOT: NodeId = NodeId::ROOT;
+
+/// A volume with its staging directory, and a caller.
+pub struct World {
+    pub volume: Arc<ObjectVolume>,
+    pub bucket: Arc<MemoryBucket>,
+    pub engine: Arc<Engine>,
+    pub me: Caller,
+    pub staging: Arc<tempfile::TempDir>,
+    pub max_bytes: u64,
+}
+
+pub fn errno<T>(result: Result<T, VfsError>) -> Option<Errno> {
+    result.err().map(|error| error.errno())
+}
+
+impl World {
+    pub fn new() -> Self {
+        Self::with(64 << 20, 64 << 20)
+    }
+
+    /// Creates one with a pool and a staging directory of these sizes.
+    pub fn with(pool_bytes: u64, max_bytes: u64) -> Self {
+        let staging = Arc::new(tempfile::tempdir().unwrap());
+        Self::on(Arc::default(), staging, pool_bytes, max_bytes)
+    }
+
+    pub fn on(
+        bucket: Arc<MemoryBucket>,
+        staging: Arc<tempfile::TempDir>,
+        pool_bytes: u64,
+        max_bytes: u64,
+    ) -> Self {
+        let engine = Engine::new(EngineConfig::new(pool_bytes)).unwrap();
+        let group = engine.create_group(engine.root(), OsStr::new("g")).unwrap();
+        Self::of((engine, group), bucket, staging, max_bytes)
+    }
+
+    fn of(
+        (engine, group): (Arc<Engine>, Arc<Group>),
+        bucket: Arc<MemoryBucket>,
+        staging: Arc<tempfile::TempDir>,
+        max_bytes: u64,
+    ) -> Self {
+        let volume = open(&engine, &config(&bucket, staging.path(), max_bytes));
+        let me = Caller { uid: 0, gid: 0, supplementary_gid: None, group, umask: 0, thread: 1 };
+        Self { volume, bucket, engine, me, staging, max_bytes }
+    }
+
+    /// Ends the volume without a word, and opens it again.
+    pub fn restart(self) -> Self {
+        let Self { volume, bucket, engine, me, staging, max_bytes } = self;
+        drop(volume);
+        // The directory is locked until the flusher has written the last byte to it.
+        engine.sync_all(Duration::from_secs(60));
+        Self::of((engine, me.group), bucket, staging, max_bytes)
+    }
+
+    /// Leaves the volume as a killed daemon would, and opens one on a copy of the staging
+    /// directory: the lock goes with a process only.
+    pub fn restart_elsewhere(self) -> Self {
+        let Self { volume, bucket, engine, me, staging, max_bytes } = self;
+        let below = std::fs::read_dir(staging.path()).unwrap().next().unwrap().unwrap().path();
+        let copy = tempfile::tempdir().unwrap();
+        let to = copy.path().join(below.file_name().unwrap());
+        std::fs::create_dir_all(to.join("lost")).unwrap();
+        for entry in std::fs::read_dir(&below).unwrap().map(Result::unwrap).filter(|e| e.path().is_file()) {
+            std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+        }
+        let pool_bytes = engine.arena().nr_frames() as u64 * 4096;
+        std::mem::forget((volume, me));
+        Self::on(bucket, Arc::new(copy), pool_bytes, max_bytes)
+    }
+
+    pub fn group(&self) -> &Arc<Group> {
+        &self.me.group
+    }
+
+    /// Looks a path up; what it leads through is forgotten.
+    pub fn find(&self, path: &str) -> Result<Entry, VfsError> {
+        let (mut node, mut found) = (ROOT, None);
+        for name in path.split('/').filter(|name| !name.is_empty()) {
+            let entry = self.volume.lookup(&self.me, node, OsStr::new(name));
+            if node != ROOT {
+                self.volume.forget(node, 1);
+            }
+            let entry = entry?;
+            (node, found) = (entry.node, Some(entry));
+        }
+        Ok(found.unwrap())
+    }
+
+    /// Calls `act` with the directory and the name of a path.
+    pub fn at<R>(&self, path: &str, act: impl FnOnce(NodeId, &OsStr) -> R) -> Result<R, VfsError> {
+        match path.rsplit_once('/') {
+            None => Ok(act(ROOT, OsStr::new(path))),
+            Some((directory, name)) => {
+                let entry = self.find(directory)?;
+                let result = act(entry.node, OsStr::new(name));
+                self.volume.forget(entry.node, 1);
+                Ok(result)
+            }
+        }
+    }
+
+    pub fn attr(&self, path: &str) -> Result<Attr, VfsError> {
+        let entry = self.find(path)?;
+        self.volume.forget(entry.node, 1);
+        Ok(entry.attr)
+    }
+
+    pub fn create(&self, path: &str) -> Result<Arc<dyn VolumeFile>, VfsError> {
+        self.create_with(path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)
+    }
+
+    pub fn create_with(&self, path: &str, flags: OFlags) -> Result<Arc<dyn VolumeFile>, VfsError> {
+        let created =
+            self.at(path, |parent, name| self.volume.create(&self.me, parent, name, 0o644, flags))?;
+        let (entry, file) = created?;
+        self.volume.forget(entry.node, 1);
+        Ok(file)
+    }
+
+    /// Opens a file as the kernel does: once more from its name if it has become another.
+    pub fn open(&self, path: &str, flags: OFlags) -> Result<Arc<dyn VolumeFile>, VfsError> {
+        let open = || {
+            let node = self.find(path)?.node;
+            let opened = self.volume.open(&self.me, node, flags);
+            self.volume.forget(node, 1);
+            opened
+        };
+        match open() {
+            Err(error) if error.errno() == Errno::STALE => open(),
+            opened => opened,
+        }
+    }
+
+    /// Closes a file as a program does.
+    pub fn close(&self, file: Arc<dyn VolumeFile>) -> Result<(), VfsError> {
+        file.flush()
+    }
+
+    /// Writes a whole file, as `cp` does.
+    pub fn put(&self, path: &str, bytes: &[u8]) -> Result<(), VfsError> {
+        let file = self.create_with(path, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
+        self.write(&file, 0, bytes)?;
+        self.close(file)
+    }
+
+    pub fn write(&self, file: &Arc<dyn VolumeFile>, offset: u64, bytes: &[u8]) -> Result<(), VfsError> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let (at, part) = (offset + done as u64, &bytes[done..bytes.len().min(done + (128 << 10))]);
+            done += match file.try_write(self.group(), at, part, false) {
+                Some(written) => written,
+                None => file.write(self.group(), at, part, false)?,
+            };
+        }
+        Ok(())
+    }
+
+    pub fn read(&self, file: &Arc<dyn VolumeFile>) -> Result<Vec<u8>, VfsError> {
+        let (mut bytes, len) = (Vec::new(), file.content().len());
+        while (bytes.len() as u64) < len {
+            let pages = file.read(self.group(), bytes.len() as u64, 128 << 10)?;
+            for segment in pages.segments() {
+                let mut part = vec![0; usize::from(segment.len)];
+                self.engine.arena().copy_out(segment.frame, usize::from(segment.offset), &mut part);
+                bytes.extend_from_slice(&part);
+            }
+        }
+        Ok(bytes)
+    }
+
+    pub fn get(&self, path: &str) -> Result<Vec<u8>, VfsError> {
+        self.read(&self.open(path, OFlags::RDONLY)?)
+    }
+
+    pub fn unlink(&self, path: &str) -> Result<(), VfsError> {
+        self.at(path, |parent, name| self.volume.unlink(&self.me, parent, name))?
+    }
+
+    pub fn mkdir(&self, path: &str) -> Result<(), VfsError> {
+        let made = self.at(path, |parent, name| self.volume.mkdir(&self.me, parent, name, 0o755))??;
+        self.volume.forget(made.node, 1);
+        Ok(())
+    }
+
+    pub fn rmdir(&self, path: &str) -> Result<(), VfsError> {
+        let entry = self.find(path)?;
+        let removed = self.at(path, |parent, name| self.volume.rmdir(parent, name));
+        self.volume.forget(entry.node, 1);
+        removed?
+    }
+
+    pub fn rename(&self, from: &str, to: &str, flags: RenameFlags) -> Result<(), VfsError> {
+        self.at(from, |parent, name| {
+            self.at(to, |new_parent, new_name| {
+                self.volume.rename(&self.me, parent, name, new_parent, new_name, flags)
+            })
+        })??
+    }
+
+    pub fn set(&self, path: &str, change: &SetAttr) -> Result<Attr, VfsError> {
+        let entry = self.find(path)?;
+        let changed = self.volume.setattr(&self.me, entry.node, change);
+        self.volume.forget(entry.node, 1);
+        changed
+    }
+
+    /// Returns the names in a directory, with their lengths.
+    pub fn names(&self, path: &str) -> Vec<(String, u64)> {
+        let entry = (!path.is_empty()).then(|| self.find(path).unwrap());
+        let node = entry.map_or(ROOT, |entry| entry.node);
+        let directory = self.volume.opendir(&self.me, node).unwrap();
+        let (mut names, mut offset) = (Vec::new(), 0);
+        loop {
+            let (before, from) = (offset, offset);
+            let mut sink = |entry: &umemcg_vfs::DirEntry<'_>| {
+                if offset == before + 3 {
+                    return false;
+                }
+                offset = entry.next_offset;
+                let looked_up = entry.entry;
+                if !matches!(entry.name.to_str(), Some("." | "..")) {
+                    let len = looked_up.map_or(u64::MAX, |entry| entry.attr.size);
+                    names.push((entry.name.to_str().unwrap().to_owned(), len));
+                }
+                looked_up.inspect(|entry| self.volume.forget(entry.node, 1));
+                true
+            };
+            directory.readdirplus(&self.me, from, &mut sink).unwrap();
+            if offset == before {
+                break;
+            }
+        }
+        drop(directory);
+        entry.inspect(|entry| self.volume.forget(entry.node, 1));
+        names.sort();
+        names
+    }
+
+    pub fn staged(&self) -> Vec<StagedFile> {
+        match self.volume.kind() {
+            VolumeKind::Objects(state) => state.staged,
+            _ => unreachable!(),
+        }
+    }
+
+    /// Returns the bytes of an object in the bucket.
+    pub fn stored(&self, key: &str) -> Option<Vec<u8>> {
+        self.bucket.object(key).map(|(bytes, _)| bytes)
+    }
+
+    /// Returns how many files the staging directory has, without what is lost.
+    pub fn nr_staging_files(&self) -> usize {
+        let below = std::fs::read_dir(self.staging.path()).unwrap().next().unwrap().unwrap().path();
+        std::fs::read_dir(below)
+            .unwrap()
+            .filter(|entry| entry.as_ref().unwrap().file_name() != "lost")
+            .count()
+    }
+}
+
+/// Opens a volume, when the last bytes of the one before are written.
+fn open(engine: &Arc<Engine>, config: &ObjectConfig) -> Arc<ObjectVolume> {
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        match ObjectVolume::open(engine, config, 0) {
+            Err(VolumeError::InUse { .. }) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            opened => return opened.unwrap(),
+        }
+    }
+}
+
+pub fn config(bucket: &Arc<MemoryBucket>, staging: &Path, max_bytes: u64) -> ObjectConfig {
+    ObjectConfig {
+        bucket: Arc::clone(bucket) as _,
+        freshness: Freshness::CloseToOpen,
+        uid: 7,
+        gid: 8,
+        staging: Some(StagingConfig { dir: staging.to_owned(), max_bytes }),
+    }
+}
+
+pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|at| (at / 5) as u8 ^ seed).collect()
+}
