@@ -86,7 +86,15 @@ impl<'a> Upload<'a> {
             _ if size <= self.asked.part_bytes => self.at_once(),
             Some(store) => self.in_parts(store),
             None => self.as_stream(),
-        }?;
+        };
+        let stored = match stored {
+            // Perhaps by the same upload, by a caller that did not know whether it took effect.
+            Err(BucketError::Changed(text)) => match self.asked.find_any(self.key, &self.place) {
+                Ok(Some(found)) if self.is_ours(&found) => found.info,
+                _ => return Err(BucketError::Changed(text)),
+            },
+            stored => stored?,
+        };
         self.asked.counts.written_bytes.fetch_add(size, Ordering::Relaxed);
         Ok(stored)
     }
@@ -146,6 +154,10 @@ impl<'a> Upload<'a> {
         }
     }
 
+    fn is_ours(&self, found: &Found) -> bool {
+        found.mark().is_some() && found.mark() == mark_of(&self.metadata)
+    }
+
     /// Judges a failure: the object's facts if it is stored all the same, `None` if it can be sent
     /// again, else why it is not stored.
     fn judge(&self, what: &str, error: &Error) -> Result<Option<ObjectInfo>, BucketError> {
@@ -159,9 +171,7 @@ impl<'a> Upload<'a> {
             return Err(self.refused(what, error));
         };
         match found {
-            Some(found) if found.mark().is_some() && found.mark() == mark_of(&self.metadata) => {
-                Ok(Some(found.info))
-            }
+            Some(found) if self.is_ours(&found) => Ok(Some(found.info)),
             _ if is_denied => Err(self.failed(what, error)),
             found if !holds(self.expected, found.as_ref()) => {
                 Err(self.asked.changed(what, self.key, found.as_ref()))

@@ -108,6 +108,13 @@ fn an_upload_is_known_again_by_its_mark() {
     let lost = upload("2");
     assert!(matches!(lost, Err(BucketError::Changed(_))), "{lost:?}");
     assert!(w.other.head("o").unwrap().is_same(&upload("1").unwrap()));
+    let source = Source::pattern(PART + 1, 0);
+    let upload = |mark| w.bucket.upload("large", &source, &marked(mark), &Expected::Absent);
+    let large = upload("3").unwrap();
+    assert!(upload("3").unwrap().is_same(&large));
+    let lost = upload("4");
+    assert!(matches!(lost, Err(BucketError::Changed(_))), "{lost:?}");
+    assert_eq!((w.moto.nr_uploads("faults"), source.open_upload()), (0, None));
 }
 
 #[test]
