@@ -9,7 +9,6 @@
 
 use std::sync::Arc;
 
-use rustix::process::{Resource, getrlimit};
 use umemcg_group::Group;
 
 use crate::shared_room::{Claim, Claimant, SharedRoom, TakeClaim};
@@ -29,8 +28,7 @@ pub(crate) struct BegunReads(Arc<SharedRoom>);
 impl BegunReads {
     /// The limit of descriptors that the process has now counts from now on.
     pub(crate) fn new() -> Self {
-        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        Self(SharedRoom::new(nr_reads(descriptors)))
+        Self(SharedRoom::new(nr_reads(nr_descriptors())))
     }
 
     /// Claims one read if it may be begun now.
@@ -43,6 +41,20 @@ impl BegunReads {
     pub(crate) fn when_room(&self, group: &Group, store: StoreId, take: TakeClaim) {
         self.0.when_room(Claimant::on_store(group, store), 1, take);
     }
+}
+
+/// Returns how many descriptors the process may have.
+#[cfg(unix)]
+fn nr_descriptors() -> u64 {
+    use rustix::process::{Resource, getrlimit};
+
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// Elsewhere no such limit is known.
+#[cfg(not(unix))]
+fn nr_descriptors() -> u64 {
+    u64::MAX
 }
 
 fn nr_reads(descriptors: u64) -> u64 {
