@@ -41,7 +41,7 @@ pub(crate) async fn amend(mut request: HttpRequest, signer: &Signer) -> Result<H
     // A task may ask for credentials, too, without a signature.
     let authorization = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     let authorization = authorization.map(str::to_owned);
-    if authorization.is_none() && signer.get().is_some() {
+    if signer.get().is_some() && authorization.as_deref().and_then(region_of).is_none() {
         return Ok(request);
     }
     if !after_key.is_empty() || lists_uploads {

@@ -27,6 +27,9 @@ const ETAG_BYTES_MAX: usize = 128;
 const TEXT_BYTES_MAX: usize = 1024;
 /// How long a request for the facts about an object, or for a part of a listing, may take in all.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
+/// How long a part of an object may take to come, however often it is asked for: a store that sends
+/// a byte now and then is never silent for long.
+const READ_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// See the module text.
 pub(crate) struct AskedBucket {
@@ -176,7 +179,9 @@ impl AskedBucket {
     ) -> Result<(), BucketError> {
         let path = self.place(key)?.path;
         let wanted = range.end - range.start;
-        let read = self.read_range(&path, info, range, take).await;
+        let read = tokio::time::timeout(READ_TIMEOUT, self.read_range(&path, info, range, take)).await;
+        let read =
+            read.unwrap_or_else(|elapsed| Err(Error::Generic { store: "GET", source: Box::new(elapsed) }));
         match read.map_err(|error| self.failed("GET", key, &error))? {
             Ok(len) if len == wanted => {
                 self.counts.read_bytes.fetch_add(len, Ordering::Relaxed);

@@ -18,6 +18,9 @@ use crate::credentials_file::{Profile, ProfileFiles};
 /// Shortest time between two looks at the files.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How long a request waits for a look.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
+
 struct Known {
     credential: Arc<AwsCredential>,
     looked_at: Instant,
@@ -77,8 +80,8 @@ impl CredentialProvider for FileCredentials {
                     known.credential = Arc::new(found);
                 }
             });
-            // What it did not find stays as it was.
-            let _ = look.await;
+            // What it did not find stays as it was, also where the files' system hangs.
+            let _ = tokio::time::timeout(LOOK_TIMEOUT, look).await;
         }
         Ok(Arc::clone(&self.known.lock().credential))
     }

@@ -14,7 +14,7 @@ use http_body_util::{BodyExt, Full};
 use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody,
-    HttpService, ReqwestConnector,
+    HttpService,
 };
 use umemcg_base::LeafMutex;
 use umemcg_vfs::object::BucketFigures;
@@ -158,12 +158,18 @@ const SLOWEST_BYTES_PER_SECOND: u64 = 64 << 10;
 
 /// The silence in which an answer is waited for begins with the request: what has a body needs
 /// another limit, which is `time_max`.
-fn client_options(has_silence_timeout: bool) -> ClientOptions {
-    let options = ClientOptions::new()
-        .with_allow_http(true)
-        .with_connect_timeout(CONNECT_TIMEOUT)
-        .with_timeout_disabled();
-    if has_silence_timeout { options.with_read_timeout(SILENCE_TIMEOUT) } else { options }
+///
+/// Redirections are failures. What stands at another place is not the store: a page there would
+/// answer a PUT with success, and it would be sent the bytes and the session's token.
+fn client(has_silence_timeout: bool) -> object_store::Result<HttpClient> {
+    let builder = reqwest::Client::builder()
+        .user_agent(concat!("umemcg/", env!("CARGO_PKG_VERSION")))
+        .redirect(reqwest::redirect::Policy::none())
+        .http1_only()
+        .connect_timeout(CONNECT_TIMEOUT);
+    let builder = if has_silence_timeout { builder.read_timeout(SILENCE_TIMEOUT) } else { builder };
+    let failed = |error| object_store::Error::Generic { store: "HTTP", source: Box::new(error) };
+    builder.build().map(HttpClient::new).map_err(failed)
 }
 
 /// The connections of the process: for requests whose answers are read as they come, and for
@@ -189,10 +195,7 @@ impl HttpConnector for CountingConnector {
         let clients = match CLIENTS.get() {
             Some(clients) => clients.clone(),
             None => {
-                let made = Clients {
-                    reading: ReqwestConnector::default().connect(&client_options(true))?,
-                    changing: ReqwestConnector::default().connect(&client_options(false))?,
-                };
+                let made = Clients { reading: client(true)?, changing: client(false)? };
                 CLIENTS.get_or_init(|| made).clone()
             }
         };
@@ -261,7 +264,20 @@ impl CountingService {
             // One that is not: the store does not know conditions, and will not learn them.
             parts.status = StatusCode::METHOD_NOT_ALLOWED;
         }
+        let whole = if parts.status.is_success() { whole } else { told(&whole) };
         Ok(with_body(parts, whole))
+    }
+}
+
+/// Returns what a failure's text tells. All of it would get into the log, and a store sends back
+/// what it was sent: S3 the session's token when that has expired.
+fn told(body: &[u8]) -> Bytes {
+    let text = String::from_utf8_lossy(body);
+    let part = |name: &str| Some(text.split_once(&format!("<{name}>"))?.1.split('<').next()?.to_owned());
+    match part("Code") {
+        Some(code) => [code, part("Message").unwrap_or_default()].join(": ").into(),
+        None if text.contains("oken") => Bytes::new(),
+        None => text.into_owned().into(),
     }
 }
 
@@ -323,7 +339,7 @@ fn with_body(parts: http::response::Parts, whole: Bytes) -> HttpResponse {
 
 async fn bounded(response: HttpResponse) -> Result<HttpResponse, HttpError> {
     let (parts, body) = response.into_parts();
-    Ok(with_body(parts, read_bounded(body).await?))
+    Ok(with_body(parts, told(&read_bounded(body).await?)))
 }
 
 /// Takes keys out of a listing that are no paths.
@@ -357,6 +373,16 @@ mod tests {
     use object_store::client::HttpRequestBody;
 
     use super::*;
+
+    #[test]
+    fn a_failure_tells_no_token() {
+        let body =
+            b"<?xml version=\"1.0\"?><Error><Code>ExpiredToken</Code><Message>It has expired</Message>\
+            <Token-0>secret</Token-0></Error>";
+        assert_eq!(told(body), "ExpiredToken: It has expired");
+        assert_eq!(told(b"{\"error\": \"token secret\"}"), "");
+        assert_eq!(told(b"no route to the server"), "no route to the server");
+    }
 
     fn kind(method: Method, uri: &str, header: Option<&str>) -> RequestKind {
         let mut request = http::Request::builder().method(method).uri(uri);

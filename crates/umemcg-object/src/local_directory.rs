@@ -62,9 +62,14 @@ impl<'a> LocalDirectory<'a> {
 
     fn make_durably(&self) -> io::Result<()> {
         let parent = self.path.parent().unwrap_or(Path::new("/"));
+        // Each directory that is made on the way is an entry of the one above it.
+        let missing: Vec<_> = parent.ancestors().take_while(|path| !path.exists()).collect();
         fs::create_dir_all(parent)?;
         fs::create_dir(&self.path)?;
-        File::open(parent)?.sync_all()
+        for changed in missing.iter().filter_map(|path| path.parent()).chain([parent]) {
+            File::open(changed)?.sync_all()?;
+        }
+        Ok(())
     }
 
     pub(crate) fn remove(&self) -> Result<(), BucketError> {

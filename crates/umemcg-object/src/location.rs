@@ -149,7 +149,13 @@ fn checked(text: &str, options: &ObjectOptions) -> Result<(ObjectStoreScheme, Pa
     }
     if let Some(endpoint) = &options.endpoint {
         let parsed = Url::parse(endpoint).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
-        parsed.filter(|url| url.has_host()).ok_or_else(|| LocationError::BadEndpoint(endpoint.clone()))?;
+        let parsed = parsed.filter(|url| url.has_host());
+        let parsed = parsed.ok_or_else(|| LocationError::BadEndpoint(endpoint.clone()))?;
+        if !parsed.username().is_empty() || parsed.password().is_some() {
+            return Err(no_url(
+                "its endpoint has credentials in it, which belong into the environment".into(),
+            ));
+        }
     }
     if url.query().is_some() || url.fragment().is_some() {
         return Err(no_url("`?` and `#` are no part of a prefix here".into()));

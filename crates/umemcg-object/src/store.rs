@@ -65,14 +65,11 @@ impl Store {
         }
     }
 
-    /// Azure's signatures have the key in them, so that it cannot be given a slash.
+    /// Azure's signatures have the key in them, so that it cannot be given a slash. Its uploads in
+    /// parts have no id, and take metadata as streams only.
     pub(crate) fn azure(store: MicrosoftAzure) -> Self {
         let store = Arc::new(store);
-        Self {
-            lists: Some(Arc::clone(&store) as _),
-            parts: Some(Arc::clone(&store) as _),
-            ..Self::plain(store)
-        }
+        Self { lists: Some(Arc::clone(&store) as _), ..Self::plain(store) }
     }
 
     /// What is stored is synced.

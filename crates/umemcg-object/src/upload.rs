@@ -123,9 +123,18 @@ impl<'a> Upload<'a> {
 
     /// Returns how the library is told the condition.
     fn mode(&self) -> Result<PutMode, BucketError> {
+        let found;
         let info = match self.expected {
             Expected::Absent => return Ok(PutMode::Create),
-            Expected::Anything => return Ok(PutMode::Overwrite),
+            // On what is there now: a PUT whose answer was lost may take effect late, and must not
+            // replace what was stored after it.
+            Expected::Anything => match self.asked.find_any(self.key, &self.place)? {
+                None => return Ok(PutMode::Create),
+                Some(there) => {
+                    found = there;
+                    &found.info
+                }
+            },
             Expected::Same(info) => info,
         };
         let condition = self.asked.store.condition;
@@ -199,9 +208,15 @@ impl<'a> Upload<'a> {
             }
             Err(error) => Ok(error),
         };
-        if self.give_up(store, &upload) {
+        // Twice: a part that was on its way may have come in after the first.
+        if self.give_up(store, &upload) && self.give_up(store, &upload) {
             let _ = self.note(None);
         }
+        self.unended(error)
+    }
+
+    /// Says what became of an object whose upload failed before its end, or at it.
+    fn unended(&self, error: Result<BucketError, Error>) -> Result<ObjectInfo, BucketError> {
         match error {
             Ok(before) => Err(before),
             Err(at_end) => match self.judge("POST", &at_end) {
@@ -221,14 +236,23 @@ impl<'a> Upload<'a> {
         let refusals = || self.asked.counts.figures().refusals;
         let before = refusals();
         let begun = self.wait(store.create_multipart_opts(&self.place.path, self.options()));
-        if refusals() != before
+        let nr_refused = refusals() - before;
+        if nr_refused > 0
             && let Ok(upload) = &begun
+            && let Err(error) = self.end_others(store, upload)
         {
-            self.end_others(store, upload);
+            // The note stays as it is, of all of them.
+            self.give_up(store, upload);
+            return Err(error);
         }
         begun.map_err(|error| {
-            // Where it is not known whether there is one, the note stays.
-            if matches!(error, Error::NotFound { .. } | Error::PermissionDenied { .. }) {
+            // Where there may be one, of an answer that was lost, the note stays.
+            let is_none = match error {
+                Error::NotFound { .. } => nr_refused == 0,
+                Error::PermissionDenied { .. } => nr_refused <= 1,
+                _ => false,
+            };
+            if is_none {
                 let _ = self.note(None);
             }
             self.failed("POST", &error)
@@ -236,11 +260,12 @@ impl<'a> Upload<'a> {
     }
 
     /// Ends uploads of this key but one: the library may have begun another, whose answer was lost.
-    fn end_others(&self, store: &Arc<dyn MultipartStore>, upload: &MultipartId) {
-        let uploads = self.asked.uploads(self.key, &self.place).unwrap_or_default();
-        for other in uploads.iter().filter(|other| *other != upload) {
-            self.give_up(store, other);
-        }
+    fn end_others(&self, store: &Arc<dyn MultipartStore>, upload: &MultipartId) -> Result<(), BucketError> {
+        let uploads = self.asked.uploads(self.key, &self.place)?;
+        let are_over =
+            uploads.iter().filter(|other| *other != upload).all(|other| self.give_up(store, other));
+        let text = || format!("POST of {:?} in {}: an earlier upload of it stays", self.key, self.asked.url);
+        if are_over { Ok(()) } else { Err(BucketError::Unavailable(text())) }
     }
 
     fn options(&self) -> PutMultipartOptions {
@@ -331,13 +356,15 @@ impl<'a> Upload<'a> {
             let payload = self.read(nr * len, len.min(size - nr * len))?;
             self.wait(upload.put_part(payload)).map_err(|error| self.refused("PUT of a part", &error))
         });
-        let ended = sent
-            .and_then(|()| self.check("POST"))
-            .and_then(|_| self.wait(upload.complete()).map_err(|error| self.failed("POST", &error)));
-        if ended.is_err() {
-            let _ = self.wait(upload.abort());
-        }
-        self.stored(ended?.e_tag)
+        let error = match sent.and_then(|()| self.check("POST")) {
+            Ok(_) => match self.wait(upload.complete()) {
+                Ok(result) => return self.stored(result.e_tag),
+                Err(error) => Err(error),
+            },
+            Err(error) => Ok(error),
+        };
+        let _ = self.wait(upload.abort());
+        self.unended(error)
     }
 
     fn read(&self, offset: u64, len: u64) -> Result<PutPayload, BucketError> {
@@ -366,9 +393,6 @@ impl<'a> Upload<'a> {
             return self.asked.find(self.key, &self.place).map(|found| found.info);
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let mut metadata =
-            if self.asked.store.keeps_metadata { self.metadata.clone() } else { Metadata::new() };
-        metadata.sort();
         Ok(ObjectInfo {
             size: self.source.size(),
             // No store tells it here. Its clock may be another.

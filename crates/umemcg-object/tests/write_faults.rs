@@ -53,6 +53,21 @@ impl World {
 
 #[test]
 #[ignore = "needs moto (make test-object)"]
+fn a_redirection_is_no_answer() {
+    let w = world();
+    let elsewhere = Proxy::before(&w.moto.endpoint());
+    for status in [301, 302, 303, 307, 308] {
+        let fault = Fault::Redirect(status, format!("{}/faults/o", elsewhere.endpoint()));
+        w.proxy.fail_next(1, "PUT", &fault);
+        let stored = w.put(b"bytes", &Expected::Absent);
+        assert!(matches!(stored, Err(BucketError::Unavailable(_))), "{status}: {stored:?}");
+    }
+    assert_eq!((elsewhere.nr_seen("PUT"), elsewhere.nr_seen("GET")), (0, 0));
+    assert!(w.is_absent());
+}
+
+#[test]
+#[ignore = "needs moto (make test-object)"]
 fn what_a_store_does_not_take_at_first_is_sent_again() {
     let w = world();
     let mut info = w.put(b"0", &Expected::Absent).unwrap();

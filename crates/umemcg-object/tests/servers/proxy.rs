@@ -12,6 +12,8 @@ use std::time::Duration;
 pub enum Fault {
     /// The store does not get it; this is the answer's status.
     Status(u16),
+    /// The store does not get it; the answer is that it is at this address.
+    Redirect(u16, String),
     /// Half of the answer's body comes, then the connection ends.
     CutBody,
     /// The answer has another ETag.
@@ -151,6 +153,10 @@ fn answer(
         let body = if method == "HEAD" { "" } else { text };
         let head = format!("HTTP/1.1 {status} Fault\r\nContent-Length: {}\r\n\r\n", text.len());
         return client.write_all((head + body).as_bytes()).is_ok();
+    }
+    if let Some(Fault::Redirect(status, to)) = fault {
+        let head = format!("HTTP/1.1 {status} Elsewhere\r\nLocation: {to}\r\nContent-Length: 0\r\n\r\n");
+        return client.write_all(head.as_bytes()).is_ok();
     }
     if let Some(Fault::Belated(code)) = fault {
         let text = format!("<Error><Code>{code}</Code></Error>");
