@@ -322,6 +322,10 @@ pub trait VolumeFile: Send + Sync + fmt::Debug {
     fn flush_may_sleep(&self) -> bool {
         false
     }
+    /// Notes that the kernel has closed the file, for content that a flush has not stored. May
+    /// sleep for long, and has no caller to report to; a file that is dropped without it stores
+    /// nothing.
+    fn closed(&self) {}
     /// Makes content durable.
     fn fsync(&self, data_only: bool) -> Result<(), VfsError>;
     /// Reserves, punches or zeroes a range; what that takes is charged to `group`. `kill_set_id` as

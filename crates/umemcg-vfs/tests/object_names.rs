@@ -27,7 +27,7 @@ fn create_opens_what_is_there_unless_it_must_be_new() {
     let file = w.create_with("a", NEW).unwrap();
     assert_eq!(w.read(&file).unwrap(), b"bytes");
     drop(file);
-    drop(w.create("new").unwrap());
+    w.release(w.create("new").unwrap());
     assert_eq!(errno(w.create("new")), Some(Errno::EXIST));
     assert_eq!(w.stored("new").unwrap(), b"", "a release without a close stores it, too");
     w.mkdir("d").unwrap();
@@ -189,7 +189,8 @@ fn a_directory_is_renamed_with_what_is_below() {
     assert_eq!(w.open("moved/e/b", OFlags::RDONLY).unwrap().node(), open.node());
     w.write(&open, 0, b"D").unwrap();
     w.write(&new, 0, b"N").unwrap();
-    drop((open, new));
+    w.release(open);
+    w.release(new);
     assert_eq!(w.stored("moved/e/b").unwrap(), b"D/e/b");
     assert_eq!(w.stored("moved/e/new").unwrap(), b"New");
     assert_eq!(errno(w.rename("moved", "moved/e/x", RenameFlags::empty())), Some(Errno::INVAL));

@@ -123,7 +123,7 @@ fn a_file_grows_at_its_end_and_is_cut() {
 fn a_file_that_is_only_cut_by_its_open_is_stored() {
     let w = World::new();
     w.put("a", b"bytes").unwrap();
-    drop(w.open("a", OFlags::RDONLY | OFlags::TRUNC).unwrap());
+    w.release(w.open("a", OFlags::RDONLY | OFlags::TRUNC).unwrap());
     assert_eq!(w.stored("a").unwrap(), b"");
 }
 

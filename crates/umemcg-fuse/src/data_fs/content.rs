@@ -430,7 +430,9 @@ impl DataFs {
     pub(super) fn release(&self, fh: u64, reply: &mut Reply) {
         // Answered first, because no caller waits for it and closing may take long.
         reply.done().ignore();
-        drop(self.files.close(fh));
+        if let Some(opened) = self.files.close(fh) {
+            opened.file.closed();
+        }
     }
 
     pub(super) fn fsync(&self, request: &Request<'_>, arg: &FsyncIn, reply: &mut Reply) {

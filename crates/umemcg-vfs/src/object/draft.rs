@@ -84,6 +84,8 @@ struct Progress {
     /// The version that it stands on; none while it is not in the store.
     base: Option<ObjectInfo>,
     mtime: Timestamp,
+    /// The key and the id of an upload in parts that was begun, until it is over.
+    noted_upload: Option<(String, String)>,
 }
 
 /// A change that is being made. It counts when this is dropped.
@@ -111,14 +113,14 @@ pub(super) struct DraftMaker<'a> {
 
 impl DraftMaker<'_> {
     /// Makes a draft of `len` bytes, which `fill` writes to the host's file; `base` is the version
-    /// that it stands on. May sleep for memory, for the disk, and as `fill` does.
+    /// that it stands on, of `key`. May sleep for memory, for the disk, and as `fill` does.
     ///
     /// # Errors
     /// `ENOSPC`, `ENOMEM`, `ENFILE`, the host's, those of `fill`.
     pub(super) fn make(
         &self,
         node: NodeId,
-        base: Option<ObjectInfo>,
+        (base, key): (Option<ObjectInfo>, &str),
         len: u64,
         fill: impl FnOnce(&StoreFds) -> Result<(), VfsError>,
     ) -> Result<Arc<Draft>, VfsError> {
@@ -131,6 +133,9 @@ impl DraftMaker<'_> {
         let made = syscalls::stat_fd(&fd).map_err(VfsError::from).and_then(|stat| {
             let store = Arc::new(HostStore::new(Arc::clone(host_dir), Stamp::of(&stat.attr)));
             store.set_fd(fd, true, share);
+            // Nothing is lost with it before its first change.
+            let record = DraftRecord { key: key.to_owned(), is_stored: true, ..DraftRecord::default() };
+            self.staging.write_record(serial, &record, false).map_err(errno_of)?;
             if let Some(fds) = store.fds() {
                 fill(&fds)?;
             }
@@ -147,6 +152,7 @@ impl DraftMaker<'_> {
             fate: Fate::Stored,
             base,
             mtime: Timestamp::now(),
+            noted_upload: None,
         };
         Ok(Arc::new(Draft {
             file,
@@ -192,7 +198,7 @@ impl Draft {
     /// Notes it, by the thread that has the turn. The record need not be durable: no change is,
     /// before the next upload.
     pub(super) fn note(&self, key: &str) -> Result<(), Errno> {
-        self.write_record(key, None, false, false)?;
+        self.write_record(key, false, false)?;
         self.progress.lock().is_noted = true;
         Ok(())
     }
@@ -215,7 +221,28 @@ impl Draft {
         progress.base.is_some() || progress.nr_tried > 0
     }
 
-    fn base(&self) -> Option<ObjectInfo> {
+    /// Returns whether it is noted.
+    pub(super) fn is_noted(&self) -> bool {
+        self.progress.lock().is_noted
+    }
+
+    /// Returns whether another change of the object came first.
+    pub(super) fn is_lost(&self) -> bool {
+        self.progress.lock().fate == Fate::Lost
+    }
+
+    /// Returns the key and the id of an upload in parts that was begun and is not known to be over.
+    pub(super) fn noted_upload(&self) -> Option<(String, String)> {
+        self.progress.lock().noted_upload.clone()
+    }
+
+    /// Notes that it is over.
+    pub(super) fn forget_upload(&self) {
+        self.progress.lock().noted_upload = None;
+    }
+
+    /// Returns the version that it stands on; `None` while it is not in the store.
+    pub(super) fn base(&self) -> Option<ObjectInfo> {
         self.progress.lock().base.clone()
     }
 
@@ -275,7 +302,7 @@ impl Draft {
             is_saved
         };
         // With the turn: the next change is noted after this.
-        if is_saved && let Err(errno) = self.write_record(key, None, true, false) {
+        if is_saved && let Err(errno) = self.write_record(key, true, false) {
             tracing::warn!(%errno, key, "cannot note that a staged file is in the store");
         }
         is_saved
@@ -300,7 +327,7 @@ impl Draft {
         {
             return Err(VfsError::from(error).errno());
         }
-        self.write_record(key, None, false, true)?;
+        self.write_record(key, false, true)?;
         Ok(len)
     }
 
@@ -327,15 +354,10 @@ impl Draft {
         self.staging.path_of(self.serial)
     }
 
-    fn write_record(
-        &self,
-        key: &str,
-        upload: Option<&str>,
-        is_stored: bool,
-        durably: bool,
-    ) -> Result<(), Errno> {
+    fn write_record(&self, key: &str, is_stored: bool, durably: bool) -> Result<(), Errno> {
         let base = self.base().and_then(|base| base.etag.as_deref().map(str::to_owned));
-        let record = DraftRecord { key: key.to_owned(), base, upload: upload.map(str::to_owned), is_stored };
+        let upload = self.noted_upload().map(|(_, upload)| upload);
+        let record = DraftRecord { key: key.to_owned(), base, upload, is_stored };
         self.staging.write_record(self.serial, &record, durably).map_err(errno_of)
     }
 }
@@ -404,7 +426,10 @@ impl ObjectSource for DraftSource<'_> {
     }
 
     fn note_upload(&self, upload: Option<&str>) -> io::Result<()> {
-        Ok(self.draft.write_record(self.key, upload, false, true)?)
+        let noted = upload.map(|upload| (self.key.to_owned(), upload.to_owned()));
+        let old = std::mem::replace(&mut self.draft.progress.lock().noted_upload, noted);
+        drop(old);
+        Ok(self.draft.write_record(self.key, false, true)?)
     }
 }
 

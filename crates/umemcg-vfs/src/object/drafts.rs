@@ -36,7 +36,6 @@ pub(super) struct Drafts {
     max_bytes: u64,
     /// Those that are not in the store, by number.
     unsaved: LeafMutex<BTreeMap<u64, Arc<Content>>>,
-    uploads: UploadRoom,
     pub(super) turns: Turns,
     /// (C) What the marks of this volume's uploads begin with.
     mark: String,
@@ -50,7 +49,6 @@ impl Drafts {
             staging,
             max_bytes,
             unsaved: LeafMutex::default(),
-            uploads: UploadRoom::default(),
             turns: Turns::default(),
             mark,
         }
@@ -63,7 +61,7 @@ impl Drafts {
 
     /// Makes the draft of a new object.
     pub(super) fn new_draft(&self, node: NodeId, group: &Arc<Group>) -> Result<Arc<Draft>, VfsError> {
-        self.maker(group).make(node, None, 0, |_| Ok(()))
+        self.maker(group).make(node, (None, ""), 0, |_| Ok(()))
     }
 
     /// Returns the draft of an object; makes one with the first `keep` bytes of the object if there
@@ -85,7 +83,12 @@ impl Drafts {
                 return Err(Errno::FBIG.into());
             }
             let copy = |fds: &StoreFds| copy_to(&self.objects, group, &place, len, fds);
-            let draft = self.maker(group).make(node, Some(place.info.clone()), len, copy)?;
+            let draft = self.maker(group).make(node, (Some(place.info.clone()), &place.key), len, copy)?;
+            if len < place.info.size {
+                // What is cut off must not be missing before that is noted as a change.
+                self.note(content, &draft)?;
+                drop(draft.try_begin_change());
+            }
             content.set_draft(draft);
         }
         drop(turn);
@@ -111,22 +114,28 @@ impl Drafts {
             if let Some(changing) = draft.try_begin_change() {
                 return changing;
             }
-            let key = {
-                let tree = self.objects.tree.lock();
-                if tree.was_removed(draft.node) {
-                    draft.lose_name();
-                    continue;
-                }
-                tree.path(draft.node)?
-            };
-            draft.note(&key)?;
-            if let Err(errno) = self.objects.tree.lock().stage(draft.node) {
-                draft.lose_name();
-                return Err(errno);
-            }
-            self.unsaved.lock().insert(draft.serial(), Arc::clone(content));
+            self.note(content, draft)?;
             drop(turn);
         }
+    }
+
+    /// Notes a draft that is about to change, by the thread that has its turn.
+    fn note(&self, content: &Arc<Content>, draft: &Draft) -> Result<(), Errno> {
+        let key = {
+            let tree = self.objects.tree.lock();
+            if tree.was_removed(draft.node) {
+                draft.lose_name();
+                return Ok(());
+            }
+            tree.path(draft.node)?
+        };
+        draft.note(&key)?;
+        if let Err(errno) = self.objects.tree.lock().stage(draft.node) {
+            draft.lose_name();
+            return Err(errno);
+        }
+        self.unsaved.lock().insert(draft.serial(), Arc::clone(content));
+        Ok(())
     }
 
     /// Stores what the store has not. May sleep for memory, the disk and the store.
@@ -138,9 +147,15 @@ impl Drafts {
         let _turn = self.turns.take(draft.node);
         let key = self.objects.tree.lock().path(draft.node);
         let Ok(key) = key else {
-            // The name was removed here, or the volume.
-            self.lose_name(draft);
-            return Ok(());
+            if self.objects.tree.lock().was_removed(draft.node) {
+                self.lose_name(draft);
+                return Ok(());
+            }
+            // The volume was removed, or another program has replaced the object.
+            let gone = BucketError::Changed(format!("{}: it has no name any more", content.place().key));
+            content.errors.record(Errno::IO.raw_os_error());
+            self.lose(draft, &content.place().key, &gone);
+            return Err(Errno::IO);
         };
         self.store_in_turn(content, draft, group, (&key, None))
     }
@@ -185,11 +200,19 @@ impl Drafts {
     ) -> Result<ObjectInfo, UploadError> {
         assert_no_locks_held("an upload");
         let len = draft.sync(key).map_err(UploadError::Failed)?;
-        let (bucket, source) = (&self.objects.bucket, draft.source(key, len));
+        let bucket = &self.objects.bucket;
+        if let Some((of, upload)) = draft.noted_upload() {
+            // One that could not be ended when it failed.
+            let ended = bucket.abort_upload(&of, &upload);
+            ended.map_err(|error| UploadError::Failed(self.objects.failures.report(&error)))?;
+            draft.forget_upload();
+        }
+        let source = draft.source(key, len);
         let bytes = bucket.upload_bytes(len);
-        let charged = self.uploads.take(self.objects.reclaim_effort(), &self.objects.engine, group, bytes);
+        let charged =
+            UploadRoom::of_process().take(self.objects.reclaim_effort(), &self.objects.engine, group, bytes);
         let _charge = charged.map_err(UploadError::Failed)?;
-        let of_draft = format!("{}-{}-", self.mark, draft.serial());
+        let of_draft = self.marks_of(draft);
         let mark = format!("{of_draft}{}", upload.nr_changes);
         let metadata = metadata_of(&self.objects, upload.mtime, &mark);
         let of_base = || upload.base.clone().map_or(Expected::Absent, Expected::Same);
@@ -218,6 +241,25 @@ impl Drafts {
                 })
             }
             _ => Err(UploadError::Changed(changed)),
+        }
+    }
+
+    /// Returns what the marks of a draft's uploads begin with.
+    fn marks_of(&self, draft: &Draft) -> String {
+        format!("{}-{}-", self.mark, draft.serial())
+    }
+
+    /// Returns whether the object of a key is the version that a draft stood on, or was stored from
+    /// it. May sleep for the store.
+    pub(super) fn has_own(&self, draft: &Draft, base: Option<&ObjectInfo>, key: &str) -> Result<bool, Errno> {
+        match self.objects.bucket.head(key) {
+            Ok(there) => {
+                let is_from_here =
+                    mark_of(&there).is_some_and(|mark| mark.starts_with(&self.marks_of(draft)));
+                Ok(is_from_here || base.is_some_and(|base| base.is_same(&there)))
+            }
+            Err(BucketError::NotFound(_)) => Ok(false),
+            Err(error) => Err(self.objects.failures.report(&error)),
         }
     }
 
@@ -289,8 +331,10 @@ impl Drafts {
             let Some(draft) = content.draft() else { continue };
             let _turn = self.turns.take(draft.node);
             let key = self.objects.tree.lock().path(draft.node).unwrap_or_default();
-            if draft.is_unsaved() {
-                let _ = draft.sync(&key);
+            if draft.is_unsaved() || draft.is_noted() {
+                if let Err(errno) = draft.sync(&key) {
+                    tracing::error!(key, %errno, "what is kept of a staged file may be incomplete");
+                }
                 let gone = BucketError::Unavailable(format!("{key}: the volume was removed"));
                 self.lose(draft, &key, &gone);
             }

@@ -126,9 +126,11 @@ impl Listing {
         self.first += self.names.len() as u64;
         self.told = Told { at: Instant::now(), thread: 0 };
         let (tree, new_names) = (objects.tree.lock(), std::mem::take(&mut self.new_names));
-        let still_there = new_names.into_iter().filter(|(name, _)| tree.child(node, name).is_some());
+        // As they are now: they may have been stored since this began.
+        let still_there =
+            new_names.into_iter().filter_map(|(name, _)| Some((tree.child(node, &name)?.1.shown(), name)));
         self.names = still_there
-            .map(|(name, facts)| ListedName {
+            .map(|(facts, name)| ListedName {
                 name: (*name).to_owned(),
                 object: match facts {
                     Facts::Object(info) => Some(info),

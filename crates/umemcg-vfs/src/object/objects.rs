@@ -331,6 +331,10 @@ impl Objects {
                         }
                         return Ok((ino, found.shown()));
                     }
+                    if found.told.at > told.at {
+                        // It was stored from here while the store answered.
+                        return Ok((ino, found.shown()));
+                    }
                 }
                 // The kernel looks the name up again, and finds another node.
                 self.unlink_node(node, told.at);

@@ -96,6 +96,10 @@ impl OpenFile {
         let (drafts, draft) = self.draft(group, len)?;
         let changing = drafts.begin_change(&self.content, draft)?;
         let _turn = drafts.turns.take(self.node);
+        if draft.is_lost() {
+            // Its bytes are kept as they are.
+            return Err(Errno::IO.into());
+        }
         draft.set_len(&changing, len)?;
         changing.touch();
         Ok(())
@@ -158,15 +162,9 @@ impl OpenFile {
 }
 
 impl Drop for OpenFile {
+    /// On any thread, also on one that must not wait for a store: what is not stored stays on the
+    /// volume's list.
     fn drop(&mut self) {
-        let has_news = self.content.draft().is_some_and(|draft| draft.has_news());
-        if has_news
-            && wants_to_write(self.flags)
-            && let Some(drafts) = &self.drafts
-            && let Err(errno) = drafts.store(&self.content, &self.group)
-        {
-            tracing::warn!(%errno, node = self.node.0, "a file that was closed is not in the store yet");
-        }
         self.objects.unpin(self.node);
     }
 }
@@ -236,6 +234,17 @@ impl VolumeFile for OpenFile {
         self.is_writable()
     }
 
+    fn closed(&self) {
+        let has_news = self.content.draft().is_some_and(|draft| draft.has_news());
+        if has_news
+            && wants_to_write(self.flags)
+            && let Some(drafts) = &self.drafts
+            && let Err(errno) = drafts.store(&self.content, &self.group)
+        {
+            tracing::warn!(%errno, node = self.node.0, "a file that was closed is not in the store yet");
+        }
+    }
+
     /// Stores what was written.
     ///
     /// # Errors
@@ -261,26 +270,38 @@ impl VolumeFile for OpenFile {
             return Err(Errno::INVAL.into());
         }
         let end = offset.checked_add(len).ok_or(Errno::FBIG)?;
+        let grows = !mode.contains(FallocateFlags::KEEP_SIZE);
+        let kind = mode.difference(FallocateFlags::KEEP_SIZE);
+        if !kind.is_empty() && mode != PUNCH && kind != FallocateFlags::ZERO_RANGE {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        if kind.is_empty() && !grows {
+            // Room beyond the end, which an object cannot have, and which no claim is for.
+            return Ok(());
+        }
         let (drafts, draft) = self.draft(group, u64::MAX)?;
         let changing = drafts.begin_change(&self.content, draft)?;
         // An upload reads all of it.
         let _turn = drafts.turns.take(self.node);
+        if draft.is_lost() {
+            return Err(Errno::IO.into());
+        }
+        let len = if grows { len } else { len.min(draft.file.len().saturating_sub(offset)) };
+        if len == 0 {
+            return Ok(());
+        }
         let on_disk = || Ok(draft.allocate(mode, offset, len)?);
-        let grows = !mode.contains(FallocateFlags::KEEP_SIZE);
-        let kind = mode.difference(FallocateFlags::KEEP_SIZE);
         if grows {
             draft.room.grow(end)?;
         }
         if kind.is_empty() {
-            draft.file.allocate(grows.then_some(end), on_disk)?;
-        } else if mode == PUNCH || kind == FallocateFlags::ZERO_RANGE {
+            draft.file.allocate(Some(end), on_disk)?;
+        } else {
             draft.file.zero_range(offset, len, on_disk)?;
             if grows {
                 // The host's file has grown already.
                 draft.file.allocate(Some(end), || Ok(()))?;
             }
-        } else {
-            return Err(Errno::OPNOTSUPP.into());
         }
         changing.touch();
         Ok(())

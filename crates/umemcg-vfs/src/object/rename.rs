@@ -17,6 +17,9 @@ use crate::handle_charge::HandleCharge;
 /// Most keys of a directory that is renamed.
 const NR_KEYS_MAX: usize = 1000;
 
+/// Longest object that is copied: no longer one can be with one request.
+const COPY_BYTES_MAX: u64 = 5 << 30;
+
 /// See the module text.
 pub(super) struct Renaming<'a> {
     pub(super) volume: &'a ObjectVolume,
@@ -67,9 +70,12 @@ impl Renaming<'_> {
         let mut has_old = true;
         match (content.as_ref(), draft.filter(|draft| draft.is_unsaved())) {
             (Some(content), Some(draft)) => {
-                has_old = draft.may_have_object();
+                let base = draft.base();
+                let may_have_old = draft.may_have_object();
                 let (group, to) = (self.group, (new_key, Some(expected)));
                 drafts.store_in_turn(content, draft, group, to)?;
+                // Not what another program has stored there meanwhile.
+                has_old = may_have_old && drafts.has_own(draft, base.as_ref(), &key)?;
             }
             _ => {
                 let Facts::Object(info) = &facts else { return Err(Errno::STALE.into()) };
@@ -99,6 +105,9 @@ impl Renaming<'_> {
         new_key: &str,
         expected: &Expected,
     ) -> Result<ObjectInfo, Errno> {
+        if info.size > COPY_BYTES_MAX {
+            return Err(Errno::XDEV);
+        }
         let copied = self.volume.objects.bucket.copy(key, info, new_key, expected);
         copied.map_err(|error| match (&error, expected) {
             (BucketError::Changed(_), Expected::Absent) => Errno::EXIST,
@@ -161,7 +170,7 @@ impl Renaming<'_> {
         for (key, info) in &keys {
             let to = format!("{new_prefix}{}", &key[prefix.len()..]);
             match self.copy(key, info, &to, &Expected::Anything) {
-                Ok(copied) => drop(moved.insert(to, copied)),
+                Ok(copied) => drop(moved.insert(to, (info.clone(), copied))),
                 Err(errno) => {
                     self.delete_all(moved.keys().map(String::as_str));
                     return Err(errno.into());
@@ -211,30 +220,33 @@ impl Renaming<'_> {
         Ok(keys)
     }
 
-    /// Deletes objects. Returns the first error.
+    /// Deletes objects, up to the first that the store does not delete. Returns why.
     fn delete_all<'k>(&self, keys: impl Iterator<Item = &'k str>) -> Option<Errno> {
-        let mut first = None;
         for key in keys {
             if let Err(error) = self.volume.objects.bucket.delete(key) {
-                first = first.or(Some(self.volume.objects.failures.report(&error)));
+                // Each further one may take its longest time, and others wait.
+                return Some(self.volume.objects.failures.report(&error));
             }
         }
-        first
+        None
     }
 
-    /// Has what is known below a renamed directory stand for the copies.
-    fn move_known(&self, node: NodeId, moved: &BTreeMap<String, ObjectInfo>) {
+    /// Has what is known below a renamed directory stand for the copies of it: not of another
+    /// version, which another program has stored meanwhile.
+    fn move_known(&self, node: NodeId, moved: &BTreeMap<String, (ObjectInfo, ObjectInfo)>) {
         let below = self.volume.objects.tree.lock().below(node);
         for node in below {
             let known = {
                 let tree = self.volume.objects.tree.lock();
-                let is_file = tree.get(node).is_ok_and(|found| matches!(found.facts, Facts::Object(_)));
-                tree.path(node).ok().filter(|_| is_file)
+                match tree.get(node).map(|found| &found.facts) {
+                    Ok(Facts::Object(info)) => tree.path(node).ok().map(|key| (key, info.clone())),
+                    _ => None,
+                }
             };
-            let Some(key) = known else { continue };
-            match moved.get(&key) {
-                Some(info) => self.move_object(node, (&key, info)),
-                // It came or was removed meanwhile.
+            let Some((key, info)) = known else { continue };
+            match moved.get(&key).filter(|(copied, _)| copied.is_same(&info)) {
+                Some((_, copy)) => self.move_object(node, (&key, copy)),
+                // It came, changed or was removed meanwhile.
                 None => self.volume.objects.unlink_node(node, Instant::now()),
             }
         }

@@ -82,14 +82,13 @@ impl Staging {
         for &serial in &found.serials {
             set_aside(&dir, serial, bucket).map_err(failed)?;
         }
-        let lost = list_lost(&dir).map_err(failed)?;
+        let (lost, lost_bytes) = list_lost(&dir).map_err(failed)?;
         if !lost.is_empty() {
             tracing::warn!(
                 nr = lost.len(), dir = %dir.join(LOST).display(), url = bucket.url(),
                 "files from before did not reach the store"
             );
         }
-        let lost_bytes = lost.iter().map(|file| file.bytes).sum();
         Ok(Arc::new(Self {
             host_dir,
             room: StagingRoom::new(max_bytes, lost_bytes),
@@ -221,20 +220,25 @@ fn move_to_lost(dir: &Path, serial: u64) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-fn list_lost(dir: &Path) -> io::Result<Vec<StagedFile>> {
-    let mut listed = Vec::new();
-    for entry in fs::read_dir(dir.join(LOST))?.take(4 * NR_LISTED_MAX) {
+/// Returns what is in `lost/`, as far as it is listed, and how many bytes all of it has.
+fn list_lost(dir: &Path) -> io::Result<(Vec<StagedFile>, u64)> {
+    let (mut listed, mut all_bytes) = (Vec::new(), 0);
+    for entry in fs::read_dir(dir.join(LOST))? {
         let path = entry?.path();
-        if path.extension().is_some_and(|end| end == RECORD) || listed.len() == NR_LISTED_MAX {
+        if path.extension().is_some_and(|end| end == RECORD) {
+            continue;
+        }
+        let bytes = fs::metadata(&path).map_or(0, |found| found.len());
+        all_bytes += bytes;
+        if listed.len() == NR_LISTED_MAX {
             continue;
         }
         let record = read_record(&path.with_extension(RECORD));
-        let bytes = fs::metadata(&path).map_or(0, |found| found.len());
         let key = record.map_or_else(String::new, |record| record.key);
         listed.push(StagedFile { key, path, bytes, is_lost: true });
     }
     listed.sort_unstable_by(|one, other| one.path.cmp(&other.path));
-    Ok(listed)
+    Ok((listed, all_bytes))
 }
 
 fn read_record(path: &Path) -> Option<DraftRecord> {

@@ -26,8 +26,8 @@ pub(super) struct StagingRoom {
 #[derive(Debug, Default)]
 struct Used {
     bytes: u64,
-    /// By the address of the tenant (the group just below the root), which each claim keeps.
-    by_tenant: HashMap<usize, u64>,
+    /// By the address of the tenant (the group just below the root), which is kept.
+    by_tenant: HashMap<usize, (Arc<Group>, u64)>,
 }
 
 impl StagingRoom {
@@ -43,25 +43,28 @@ impl StagingRoom {
         self.used.lock().bytes
     }
 
-    fn take(&self, tenant: usize, bytes: u64) -> Result<(), Errno> {
+    fn take(&self, tenant: &Arc<Group>, bytes: u64) -> Result<(), Errno> {
+        let address = Arc::as_ptr(tenant).addr();
         let mut used = self.used.lock();
-        let of_tenant = used.by_tenant.get(&tenant).copied().unwrap_or(0).saturating_add(bytes);
+        let of_tenant = used.by_tenant.get(&address).map_or(0, |(_, bytes)| *bytes).saturating_add(bytes);
         let all = used.bytes.saturating_add(bytes);
         if all > self.max_bytes || of_tenant > self.max_bytes / 4 * TENANT_QUARTERS {
             return Err(Errno::NOSPC);
         }
         used.bytes = all;
-        used.by_tenant.insert(tenant, of_tenant);
+        used.by_tenant.entry(address).or_insert_with(|| (Arc::clone(tenant), 0)).1 = of_tenant;
         Ok(())
     }
 
-    fn give(&self, tenant: usize, bytes: u64) {
+    fn give(&self, tenant: &Arc<Group>, bytes: u64) {
+        let address = Arc::as_ptr(tenant).addr();
         let mut used = self.used.lock();
         used.bytes -= bytes;
-        if let Some(of_tenant) = used.by_tenant.get_mut(&tenant) {
+        if let Some((_, of_tenant)) = used.by_tenant.get_mut(&address) {
             *of_tenant -= bytes;
             if *of_tenant == 0 {
-                used.by_tenant.remove(&tenant);
+                // Not the last reference: the claim has one.
+                used.by_tenant.remove(&address);
             }
         }
     }
@@ -83,7 +86,7 @@ impl RoomClaim {
     pub(super) fn take(room: &Arc<StagingRoom>, group: &Arc<Group>, len: u64) -> Result<Self, Errno> {
         let tenant = Arc::clone(tenant(group));
         let bytes = bytes_of(len);
-        room.take(Arc::as_ptr(&tenant).addr(), bytes)?;
+        room.take(&tenant, bytes)?;
         Ok(Self { room: Arc::clone(room), tenant, bytes: LeafMutex::new(bytes) })
     }
 
@@ -105,12 +108,12 @@ impl RoomClaim {
             return Ok(());
         }
         let more = wanted - had;
-        self.room.take(self.address(), more)?;
+        self.room.take(&self.tenant, more)?;
         let mut bytes = self.bytes.lock();
         let excess = (*bytes + more).saturating_sub(wanted.max(*bytes));
         *bytes = *bytes + more - excess;
         drop(bytes);
-        self.room.give(self.address(), excess);
+        self.room.give(&self.tenant, excess);
         Ok(())
     }
 
@@ -123,23 +126,19 @@ impl RoomClaim {
             *bytes -= excess;
             excess
         };
-        self.room.give(self.address(), excess);
+        self.room.give(&self.tenant, excess);
     }
 
     /// Keeps the room for good: what it is for stays on disk.
     pub(super) fn keep(&self) {
         *self.bytes.lock() = 0;
     }
-
-    fn address(&self) -> usize {
-        Arc::as_ptr(&self.tenant).addr()
-    }
 }
 
 impl Drop for RoomClaim {
     fn drop(&mut self) {
         let bytes = *self.bytes.lock();
-        self.room.give(self.address(), bytes);
+        self.room.give(&self.tenant, bytes);
     }
 }
 

@@ -17,8 +17,13 @@ use crate::slab::Slab;
 /// How long an upload waits for room.
 const WAIT: Duration = Duration::from_secs(60);
 
+/// How long it waits at once: room also comes otherwise, of which it is not told.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Of all groups.
 static BEYOND: LazyLock<Allowance> = LazyLock::new(|| Allowance::new(1));
+/// Of all volumes, as the groups are.
+static ROOM: LazyLock<UploadRoom> = LazyLock::new(UploadRoom::default);
 
 /// Where uploads wait for room.
 #[derive(Debug, Default)]
@@ -30,24 +35,28 @@ pub(super) struct UploadRoom {
 
 /// The memory of one upload; given back when dropped, with no lock held.
 #[derive(Debug)]
-pub(super) struct UploadCharge<'r> {
+pub(super) struct UploadCharge {
     held: Option<(Slab, Vec<AllowanceClaim>)>,
-    room: &'r UploadRoom,
+    room: &'static UploadRoom,
 }
 
 impl UploadRoom {
+    pub(super) fn of_process() -> &'static Self {
+        &ROOM
+    }
+
     /// Charges an upload, after others have ended if need be. May sleep for up to a minute beside
     /// reclaim; no lock may be held.
     ///
     /// # Errors
     /// `ENOMEM` when there is no room after that.
     pub(super) fn take(
-        &self,
+        &'static self,
         effort: ReclaimEffort,
         engine: &Engine,
         group: &Arc<Group>,
         bytes: u64,
-    ) -> Result<UploadCharge<'_>, Errno> {
+    ) -> Result<UploadCharge, Errno> {
         let deadline = Instant::now() + WAIT;
         loop {
             let nr_seen = *self.nr_ended.lock();
@@ -57,17 +66,18 @@ impl UploadRoom {
                 }
                 Err(errno) => errno,
             };
-            let mut nr_ended = self.nr_ended.lock();
-            while *nr_ended == nr_seen {
-                if self.ended.wait_until(&mut nr_ended, deadline).timed_out() {
-                    return Err(errno);
-                }
+            let now = Instant::now();
+            if now >= deadline {
+                return Err(errno);
             }
+            let until = deadline.min(now + LOOK_INTERVAL);
+            let mut nr_ended = self.nr_ended.lock();
+            while *nr_ended == nr_seen && !self.ended.wait_until(&mut nr_ended, until).timed_out() {}
         }
     }
 }
 
-impl Drop for UploadCharge<'_> {
+impl Drop for UploadCharge {
     fn drop(&mut self) {
         drop(self.held.take());
         *self.room.nr_ended.lock() += 1;

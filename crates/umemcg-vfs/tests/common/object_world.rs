@@ -158,6 +158,11 @@ impl World {
     }
 
     /// Writes a whole file, as `cp` does.
+    /// Ends a file as the kernel does for one that no process has any more.
+    pub fn release(&self, file: Arc<dyn VolumeFile>) {
+        file.closed();
+    }
+
     pub fn put(&self, path: &str, bytes: &[u8]) -> Result<(), VfsError> {
         let file = self.create_with(path, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
         self.write(&file, 0, bytes)?;
