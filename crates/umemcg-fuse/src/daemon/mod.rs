@@ -239,21 +239,21 @@ impl Daemon {
         let engine = Arc::clone(&self.engine);
         let timeout = deadline.saturating_duration_since(Instant::now());
         let synced = self.in_background("umemcg-sync", deadline, progress, move || engine.sync_all(timeout));
-        let lost = match synced {
+        let mut lost: Vec<Lost> = match synced {
             Ok(lost) => lost.iter().map(|lost| self.name(lost)).collect(),
             Err(error) => vec![self.name_all(&error)],
         };
-        if !lost.is_empty() {
-            return lost;
-        }
-        // Everything but file content: names, attributes, times.
+        // Everything but file content: names, attributes, times, and what is staged. Also where the
+        // store of one volume has failed: the others are not concerned.
         let filesystem = Arc::clone(&self.filesystem);
         let synced = self.in_background("umemcg-sync", deadline, progress, move || filesystem.sync_volumes());
         match synced {
-            Ok(Ok(())) => Vec::new(),
-            Ok(Err(error)) => vec![self.name_all(&error.to_string())],
-            Err(error) => vec![self.name_all(&error)],
+            Ok(Ok(())) => {}
+            Ok(Err(error)) if lost.is_empty() => lost.push(self.name_all(&error.to_string())),
+            Err(error) if lost.is_empty() => lost.push(self.name_all(&error)),
+            _ => {}
         }
+        lost
     }
 
     /// Runs work that may never return. Waits for it until the deadline.
