@@ -8,7 +8,7 @@ use common::object_world::{World, errno};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use umemcg_vfs::object::BucketError;
-use umemcg_vfs::{OFlags, RenameFlags, SetAttr, VolumeFile};
+use umemcg_vfs::{OFlags, RenameFlags, SetAttr};
 
 fn changed() -> ChangeFault {
     ChangeFault::Refused(BucketError::Changed("412".into()))
