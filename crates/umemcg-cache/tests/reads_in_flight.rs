@@ -12,7 +12,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use umemcg_cache::BackingStore;
 
 const NR_FILES: usize = 10;
-/// One tenant, and one store, may have so many of them that others have some.
+/// The reads are of two tenants on two stores, because a group or a store may have half of them.
 const NR_TENANTS: usize = 2;
 const NR_STORES: u64 = 2;
 const NR_READS: usize = 1000;

@@ -30,6 +30,13 @@ pub struct ObjectInfo {
 pub type Metadata = Vec<(String, String)>;
 
 impl ObjectInfo {
+    /// Returns what may be kept with a name: its charge has no room for metadata, of which another
+    /// program may give an object kilobytes.
+    pub(crate) fn without_metadata(&self) -> Self {
+        let etag = self.etag.clone();
+        Self { size: self.size, modified: self.modified, etag, metadata: None }
+    }
+
     /// Returns whether both are of the same bytes: by ETag, or where one is missing by length and
     /// second of modification, which is all that some answers tell.
     pub fn is_same(&self, other: &Self) -> bool {

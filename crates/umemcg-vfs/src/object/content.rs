@@ -145,7 +145,7 @@ impl Content {
 
     /// Reads the same bytes from another object from now on.
     pub(super) fn move_to(&self, key: &str, info: &ObjectInfo) {
-        let moved = Place { key: key.into(), info: info.clone() };
+        let moved = Place { key: key.into(), info: info.without_metadata() };
         let old = std::mem::replace(&mut *self.place.lock(), moved);
         drop(old);
     }

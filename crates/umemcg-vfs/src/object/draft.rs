@@ -296,7 +296,7 @@ impl Draft {
         let is_saved = {
             let mut progress = self.progress.lock();
             progress.nr_stored = nr_changes;
-            progress.base = Some(info.clone());
+            progress.base = Some(info.without_metadata());
             let is_saved = progress.nr_changes == nr_changes && progress.nr_changing == 0;
             progress.is_noted &= !is_saved;
             is_saved
@@ -310,7 +310,7 @@ impl Draft {
 
     /// Stands on another version from now on.
     pub(super) fn rebase(&self, info: ObjectInfo) {
-        self.progress.lock().base = Some(info);
+        self.progress.lock().base = Some(info.without_metadata());
     }
 
     /// Makes its bytes durable on the staging disk. Returns how many they are: what is written

@@ -203,8 +203,13 @@ impl Drafts {
         let bucket = &self.objects.bucket;
         if let Some((of, upload)) = draft.noted_upload() {
             // One that could not be ended when it failed.
-            let ended = bucket.abort_upload(&of, &upload);
-            ended.map_err(|error| UploadError::Failed(self.objects.failures.report(&error)))?;
+            if let Err(error) = bucket.abort_upload(&of, &upload) {
+                let errno = self.objects.failures.report(&error);
+                // A store that does not let it be ended shall take files all the same.
+                if !matches!(error, BucketError::Denied(_)) {
+                    return Err(UploadError::Failed(errno));
+                }
+            }
             draft.forget_upload();
         }
         let source = draft.source(key, len);
@@ -271,7 +276,7 @@ impl Drafts {
             if let Ok(node) = tree.get_mut(draft.node) {
                 // Without an ETag versions are told apart by their time.
                 let modified = info.etag.as_ref().map_or(info.modified, |_| draft.shown().modified);
-                node.facts = Facts::Object(ObjectInfo { modified, ..info.clone() });
+                node.facts = Facts::Object(ObjectInfo { modified, ..info.without_metadata() });
                 node.told = Told { at: Instant::now(), thread: 0 };
             }
         }

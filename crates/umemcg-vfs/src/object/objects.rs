@@ -152,7 +152,7 @@ impl Objects {
     fn find(&self, key: &str) -> Result<Facts, Errno> {
         assert_no_locks_held("a request to a store");
         match self.bucket.head(key) {
-            Ok(info) => return Ok(Facts::Object(info)),
+            Ok(info) => return Ok(Facts::Object(info.without_metadata())),
             Err(BucketError::NotFound(_)) => {}
             Err(error) => return Err(self.failures.report(&error)),
         }
@@ -318,7 +318,7 @@ impl Objects {
         let told = Told { at: Instant::now(), thread: 0 };
         match self.bucket.head(&path) {
             Ok(info) => {
-                let facts = Facts::Object(info);
+                let facts = Facts::Object(info.without_metadata());
                 {
                     let mut tree = self.tree.lock();
                     let found = tree.get_mut(node)?;

@@ -67,15 +67,13 @@ impl Renaming<'_> {
             (tree.path(node)?, tree.get(node)?.facts.clone())
         };
         let expected = if self.must_be_new { Expected::Absent } else { Expected::Anything };
-        let mut has_old = true;
+        let mut stored = None;
         match (content.as_ref(), draft.filter(|draft| draft.is_unsaved())) {
             (Some(content), Some(draft)) => {
-                let base = draft.base();
-                let may_have_old = draft.may_have_object();
+                let (base, may_have_old) = (draft.base(), draft.may_have_object());
                 let (group, to) = (self.group, (new_key, Some(expected)));
                 drafts.store_in_turn(content, draft, group, to)?;
-                // Not what another program has stored there meanwhile.
-                has_old = may_have_old && drafts.has_own(draft, base.as_ref(), &key)?;
+                stored = Some((draft, base, may_have_old));
             }
             _ => {
                 let Facts::Object(info) = &facts else { return Err(Errno::STALE.into()) };
@@ -92,6 +90,13 @@ impl Renaming<'_> {
         if let Some(replaced) = replaced {
             drafts.lose_name(replaced);
         }
+        let has_old = match stored {
+            None => true,
+            // Not what another program has stored there meanwhile.
+            Some((draft, base, may_have_old)) => {
+                may_have_old && drafts.has_own(draft, base.as_ref(), &key)?
+            }
+        };
         if has_old {
             objects.bucket.delete(&key).map_err(|error| objects.failures.report(&error))?;
         }
@@ -123,7 +128,7 @@ impl Renaming<'_> {
             if let Facts::Object(known) = &mut found.facts {
                 // The time is the file's; without an ETag it tells versions apart.
                 let modified = info.etag.as_ref().map_or(info.modified, |_| known.modified);
-                *known = ObjectInfo { modified, ..info.clone() };
+                *known = ObjectInfo { modified, ..info.without_metadata() };
             }
             found.content.clone()
         };

@@ -31,7 +31,7 @@ struct Used {
 }
 
 impl StagingRoom {
-    /// Creates the room of a directory in which so much is taken for good.
+    /// Creates the room of a directory in which lost drafts have `taken_bytes`.
     pub(super) fn new(max_bytes: u64, taken_bytes: u64) -> Arc<Self> {
         let used = Used { bytes: taken_bytes, by_tenant: HashMap::new() };
         Arc::new(Self { max_bytes, used: LeafMutex::new(used) })
