@@ -80,6 +80,8 @@ impl WaitingGrowth {
                 None => Turn::Keeps,
             };
             if turn == Turn::Waits {
+                // What it took while another one of its group took a place before it.
+                self.account.clear();
                 return Poll::Pending;
             }
             let left = self.wanted - self.account.bytes();
@@ -250,5 +252,20 @@ mod tests {
         let ended = growth.end(Err(never));
         assert!(matches!(ended, Poll::Ready(Err(Refusal::Never { .. }))), "{ended:?}");
         drop(held);
+    }
+
+    #[test]
+    fn one_behind_another_of_its_group_keeps_nothing() {
+        let engine = Engine::new(EngineConfig::new(16 << 20)).unwrap();
+        let group = engine.create_group(engine.root(), "g".as_ref()).unwrap();
+        engine.set_max(&group, 4 << 20, &|| false);
+        let [mut first, mut second] =
+            [0; 2].map(|_| WaitingGrowth::new(&engine, &group, 4 << 20, Patience::ForAnything));
+        // Both have taken a step before either was refused.
+        second.account.grow_with(1 << 20, Effort::Takes).unwrap();
+        assert!(first.advance(Waker::noop()).is_pending());
+        assert!(second.advance(Waker::noop()).is_pending());
+        assert_eq!(second.account.bytes(), 0);
+        assert!(first.advance(Waker::noop()).is_ready());
     }
 }
