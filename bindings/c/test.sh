@@ -46,8 +46,9 @@ for source in "$here"/tests/programs/*.c "$here"/examples/*.c "$work/readme.c"; 
     # A forked child leaves what its parent's other threads had: that is no leak of the library.
     leaks=full detect_leaks=1
     [ "$name" != forks ] || leaks=no detect_leaks=0
-    quietly=(valgrind --quiet --error-exitcode=9 --leak-check=$leaks --show-leak-kinds=definite,indirect
-        --errors-for-leak-kinds=definite,indirect)
+    # One thread runs at a time: in turns, or one that never sleeps keeps the others from running.
+    quietly=(valgrind --quiet --fair-sched=yes --error-exitcode=9 --leak-check=$leaks
+        --show-leak-kinds=definite,indirect --errors-for-leak-kinds=definite,indirect)
     check "$name compiles" gcc "${strict[@]}" "$source" "${flags[@]}" -o "$work/$name"
     check "$name" "$work/$name"
     check "$name, linked statically" sh -c 'gcc "$@" && "$0"' "$work/$name-static" "${strict[@]}" "$source" "${static_flags[@]}" -o "$work/$name-static"
