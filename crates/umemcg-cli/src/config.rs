@@ -19,7 +19,7 @@ use crate::args::{ControlStyle, PageCache};
 use crate::endpoint::VolumeSource;
 use crate::exit::Failure;
 use crate::pool::PoolSize;
-use crate::stores::{StoreOptions, StoreSource};
+use crate::stores::{AttributeSource, StoreOptions, StoreSource};
 
 /// Control files that move processes. Not allowed here: a configuration cannot know process ids.
 const OF_PROCESSES: [&str; 2] = ["cgroup.procs", "tasks"];
@@ -70,6 +70,7 @@ struct VolumeContent {
     freshness: Option<String>,
     staging: Option<PathBuf>,
     staging_size: Option<String>,
+    attributes: Option<AttributeSource>,
 }
 
 /// A parsed configuration file. The default is an empty one.
@@ -309,6 +310,7 @@ impl VolumeEntry<'_> {
             freshness: freshness.clone(),
             staging: self.content.staging.as_ref().map(|dir| above.join(dir)),
             staging_size: self.content.staging_size.clone(),
+            attributes: self.content.attributes,
         };
         if let Some(url) = &self.content.store {
             if self.content.dir.is_some() || self.content.tmpfs || size_bytes.is_some() {
@@ -318,9 +320,9 @@ impl VolumeEntry<'_> {
             return Ok(VolumeSource::Store(Box::new(StoreSource { url, options, state: None })));
         }
         if !options.is_empty() {
-            return Err(
-                self.wrong("`endpoint`, `region`, `anonymous`, `freshness` and `staging` go with `store`")
-            );
+            return Err(self.wrong(
+                "`endpoint`, `region`, `anonymous`, `freshness`, `attributes` and `staging` go with `store`",
+            ));
         }
         match (&self.content.dir, self.content.tmpfs) {
             (Some(_), false) if size_bytes.is_some() => Err(self.wrong("`size` is for tmpfs volumes")),

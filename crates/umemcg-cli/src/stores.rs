@@ -30,6 +30,12 @@ pub struct StoreOptions {
     #[arg(long, value_name = "HOW", value_parser = checked_freshness)]
     #[serde(default)]
     pub freshness: Option<String>,
+    /// Whose mode, owner, times, extended attributes and symbolic links are shown: those `stored`
+    /// with each object, as s3fs does, for which each is asked (the default of a volume that can be
+    /// written to), or `uniform`, the same of all files
+    #[arg(long, value_name = "WHICH", value_enum)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attributes: Option<AttributeSource>,
     /// Let files be written: hold them in this directory of a local disk until they are in the
     /// store
     #[arg(long, value_name = "DIR")]
@@ -46,6 +52,16 @@ impl StoreOptions {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
+}
+
+/// Which attributes files are shown with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum AttributeSource {
+    /// Those that are stored with their objects.
+    Stored,
+    /// The same for all.
+    Uniform,
 }
 
 /// A prefix of a bucket as a volume, in requests and replies.
@@ -175,12 +191,13 @@ fn open(
     freshness: Freshness,
     staging: Option<StagingConfig>,
 ) -> Result<VolumeSpec, String> {
-    let StoreOptions { endpoint, region, anonymous, .. } = source.options.clone();
+    let StoreOptions { endpoint, region, anonymous, attributes, .. } = source.options.clone();
     let options = umemcg_object::ObjectOptions { endpoint, region, anonymous };
     let bucket = umemcg_object::open(&source.url, &options).map_err(|error| error.to_string())?;
     Ok(VolumeSpec::Objects(umemcg_vfs::ObjectConfig {
         bucket,
         freshness,
+        stores_attributes: attributes.map_or(staging.is_some(), |which| which == AttributeSource::Stored),
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
         staging,

@@ -295,6 +295,7 @@ pub(crate) fn info_of(meta: &ObjectMeta) -> ObjectInfo {
         modified: Timestamp { seconds: meta.last_modified.timestamp(), nanoseconds: 0 },
         etag: meta.e_tag.as_deref().and_then(etag_of),
         metadata: None,
+        attributes: None,
     }
 }
 

@@ -16,7 +16,7 @@ use crate::amendment::{AMENDMENT, Amendment};
 use crate::asked_bucket::{AskedBucket, Place, holds, strong_etag};
 use crate::upload::{Upload, headers_of};
 
-const SOURCE_IF_MATCH: HeaderName = HeaderName::from_static("x-amz-copy-source-if-match");
+pub(crate) const SOURCE_IF_MATCH: HeaderName = HeaderName::from_static("x-amz-copy-source-if-match");
 
 /// See the module text.
 pub(crate) struct Copy<'a> {

@@ -19,6 +19,7 @@ mod listing_filter;
 mod local_directory;
 mod location;
 mod metadata;
+mod relabeling;
 mod runtime;
 mod store;
 mod store_bucket;

@@ -97,5 +97,6 @@ fn info_of(metadata: &Metadata) -> ObjectInfo {
         modified: Timestamp { seconds: metadata.mtime(), nanoseconds: 0 },
         etag: None,
         metadata: Some(Arc::default()),
+        attributes: None,
     }
 }

@@ -18,6 +18,8 @@ use crate::asked_bucket::{AskedBucket, info_of};
 use crate::copy::Copy;
 use crate::http_layer::{HIDDEN, RequestCounts};
 use crate::local_directory::LocalDirectory;
+use crate::metadata::marked;
+use crate::relabeling::{COPY_BYTES_MAX, Relabeling};
 use crate::store::Store;
 use crate::upload::{PART_BYTES, Upload, upload_bytes};
 
@@ -194,6 +196,24 @@ impl Bucket for StoreBucket {
         }
         let (from, to) = ((from, self.asked.place(from)?), (to, self.asked.place(to)?));
         Copy { asked: &self.asked, from, info, to, expected }.run()
+    }
+
+    fn keeps_metadata(&self) -> bool {
+        self.asked.store.keeps_metadata
+    }
+
+    fn replaces_metadata(&self, size: u64) -> bool {
+        self.asked.store.takes_conditions && size <= COPY_BYTES_MAX
+    }
+
+    fn replace_metadata(
+        &self,
+        key: &str,
+        info: &ObjectInfo,
+        metadata: &Metadata,
+    ) -> Result<ObjectInfo, BucketError> {
+        let place = self.asked.place(key)?;
+        Relabeling { asked: &self.asked, key, place, info, metadata: &marked(metadata) }.run()
     }
 
     fn figures(&self) -> BucketFigures {

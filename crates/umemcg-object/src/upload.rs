@@ -403,6 +403,7 @@ impl<'a> Upload<'a> {
             modified: Timestamp { seconds: i64::try_from(now).unwrap_or(i64::MAX), nanoseconds: 0 },
             etag: Some(etag),
             metadata: Some(Arc::new(self.metadata.clone())),
+            attributes: None,
         })
     }
 

@@ -62,6 +62,7 @@ fn holds(bucket: &dyn Bucket, abilities: Abilities) {
     conditions_hold(bucket);
     metadata_stay(bucket, abilities);
     copies_are_of_one_version(bucket, abilities);
+    metadata_are_replaced(bucket);
     large_objects_go_in_parts(bucket, abilities);
     if abilities.directories {
         directories_have_objects(bucket, abilities);
@@ -127,6 +128,34 @@ fn copies_are_of_one_version(bucket: &dyn Bucket, abilities: Abilities) {
     // Not a name for the same bytes: what is stored later in one does not show in the other.
     store(bucket, "c/from", b"newest", &Expected::Anything).unwrap();
     assert_eq!(bytes_of(bucket, "c/to").unwrap(), b"newer");
+}
+
+/// Only S3 can; others take the object anew.
+fn metadata_are_replaced(bucket: &dyn Bucket) {
+    if !bucket.replaces_metadata(6) {
+        return;
+    }
+    let of = |value: &str| vec![("mode".to_owned(), value.to_owned()), ("other".to_owned(), "x".to_owned())];
+    let info = bucket.upload("r", &Source::of(*b"bytes!"), &of("1"), &Expected::Absent).unwrap();
+    let replaced = bucket.replace_metadata("r", &info, &of("2")).unwrap();
+    let found = bucket.head("r").unwrap();
+    assert!(found.is_same(&replaced) && found.is_same(&info), "{found:?} {replaced:?}");
+    assert_eq!((metadata_of(&found), metadata_of(&replaced)), (of("2"), of("2")));
+    assert_ne!(found.metadata, info.metadata, "another mark");
+    assert_eq!(bytes_of(bucket, "r").unwrap(), b"bytes!");
+    bucket.replace_metadata("r", &replaced, &Metadata::new()).unwrap();
+    assert_eq!(metadata_of(&bucket.head("r").unwrap()), Metadata::new());
+
+    let newer = store(bucket, "r", b"newer", &Expected::Anything).unwrap();
+    is_changed(bucket.replace_metadata("r", &info, &of("3")));
+    let found = bucket.head("r").unwrap();
+    assert_eq!((metadata_of(&found), bytes_of(bucket, "r").unwrap()), (Metadata::new(), b"newer".to_vec()));
+    bucket.delete("r").unwrap();
+    let gone = bucket.replace_metadata("r", &newer, &of("4"));
+    assert!(matches!(gone, Err(BucketError::NotFound(_) | BucketError::Changed(_))), "{gone:?}");
+    let bad = vec![("a b".to_owned(), "x".to_owned())];
+    let refused = bucket.replace_metadata("r", &newer, &bad);
+    assert!(matches!(refused, Err(BucketError::Source(_))), "{refused:?}");
 }
 
 fn large_objects_go_in_parts(bucket: &dyn Bucket, abilities: Abilities) {

@@ -134,6 +134,29 @@ fn an_upload_is_known_again_by_its_mark() {
 
 #[test]
 #[ignore = "needs moto (make test-object)"]
+fn replaced_metadata_are_known_when_the_answer_was_lost() {
+    let w = world();
+    let mut info = w.put(b"bytes", &Expected::Absent).unwrap();
+    let of = |nr: usize| vec![("mode".to_owned(), nr.to_string())];
+    for (nr, (nr_faults, fault)) in
+        [(1, Fault::AnswerLost), (1, Fault::Status(503)), (1, Fault::CutRequest), (2, Fault::AnswerLost)]
+            .into_iter()
+            .enumerate()
+    {
+        w.proxy.fail_next(nr_faults, "PUT", &fault);
+        info = w.bucket.replace_metadata("o", &info, &of(nr)).unwrap();
+        assert!(info.metadata.as_ref().unwrap().contains(&of(nr)[0]), "{fault:?}");
+        assert!(w.is(b"bytes"));
+    }
+    // Another program is there first.
+    let theirs = put(&*w.other, b"theirs", &Expected::Anything).unwrap();
+    let late = w.bucket.replace_metadata("o", &info, &of(9));
+    assert!(matches!(late, Err(BucketError::Changed(_))), "{late:?}");
+    assert_eq!(w.other.head("o").unwrap().metadata, theirs.metadata);
+}
+
+#[test]
+#[ignore = "needs moto (make test-object)"]
 fn a_race_is_lost_even_to_the_same_bytes() {
     let w = world();
     // Which are stored before ours get there.

@@ -277,7 +277,7 @@ pub trait Xattrs {
     /// Returns the names of the extended attributes, each followed by a zero byte.
     fn listxattr(&self, caller: &Caller, node: NodeId) -> Result<Vec<u8>, VfsError>;
     /// Removes an extended attribute.
-    fn removexattr(&self, node: NodeId, name: &OsStr) -> Result<(), VfsError>;
+    fn removexattr(&self, caller: &Caller, node: NodeId, name: &OsStr) -> Result<(), VfsError>;
 }
 
 /// An open regular file of a volume. Dropping the last reference closes it.

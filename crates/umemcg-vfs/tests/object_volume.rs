@@ -33,8 +33,14 @@ impl World {
 
     fn of(bucket: Arc<MemoryBucket>, freshness: Freshness) -> Self {
         let engine = Engine::new(EngineConfig::new(64 << 20)).unwrap();
-        let config =
-            ObjectConfig { bucket: Arc::clone(&bucket) as _, freshness, uid: 7, gid: 8, staging: None };
+        let config = ObjectConfig {
+            bucket: Arc::clone(&bucket) as _,
+            freshness,
+            stores_attributes: false,
+            uid: 7,
+            gid: 8,
+            staging: None,
+        };
         let volume = ObjectVolume::open(&engine, &config, 0).unwrap();
         let group = engine.create_group(engine.root(), OsStr::new("g")).unwrap();
         let me = Caller { uid: 0, gid: 0, supplementary_gid: None, group, umask: 0, thread: 1 };
@@ -415,6 +421,7 @@ fn failing() -> ObjectConfig {
     ObjectConfig {
         bucket: Arc::new(bucket),
         freshness: Freshness::CloseToOpen,
+        stores_attributes: false,
         uid: 0,
         gid: 0,
         staging: None,

@@ -248,8 +248,8 @@ fn a_write_takes_capabilities_and_set_id_bits() {
     m.volume.setxattr(&m.me, entry.node, capability, b"cap", XattrFlags::CREATE, false).unwrap();
     m.volume.getxattr(entry.node, capability).unwrap();
     file.write(m.group(), 0, b"x", true).unwrap();
-    m.volume.removexattr(entry.node, capability).unwrap();
-    assert_eq!(errno(m.volume.removexattr(entry.node, capability)), Errno::NODATA);
+    m.volume.removexattr(&m.me, entry.node, capability).unwrap();
+    assert_eq!(errno(m.volume.removexattr(&m.me, entry.node, capability)), Errno::NODATA);
     assert_eq!(file.getattr().unwrap().mode & 0o7777, 0o755);
     assert_eq!(file.try_write(m.group(), 0, b"quick", false), Some(5), "nothing is left to look for");
     m.volume.setxattr(&m.me, entry.node, name("trusted.t"), b"", XattrFlags::empty(), false).unwrap();

@@ -51,9 +51,9 @@ fn attributes_are_set_read_listed_and_removed() {
         let list = v.vfs.listxattr(&v.root, node).unwrap();
         let names: Vec<_> = list.split(|&b| b == 0).filter(|n| n.starts_with(b"user.")).collect();
         assert_eq!(names, [&b"user.a"[..], b"user.b"]);
-        v.vfs.removexattr(node, name("user.a")).unwrap();
+        v.vfs.removexattr(&v.root, node, name("user.a")).unwrap();
         assert_eq!(errno(v.vfs.getxattr(node, name("user.a"))), Errno::NODATA);
-        assert_eq!(errno(v.vfs.removexattr(node, name("user.a"))), Errno::NODATA);
+        assert_eq!(errno(v.vfs.removexattr(&v.root, node, name("user.a"))), Errno::NODATA);
         let large = vec![7; 2000];
         set("user.large", &large, ANY).unwrap();
         assert_eq!(v.vfs.getxattr(node, name("user.large")).unwrap(), large);
@@ -170,8 +170,8 @@ fn capabilities_that_went_after_a_look_count_as_removed() {
         // As the kernel does before it changes the owner; and another program writes in between.
         v.vfs.getxattr(entry.node, attribute).unwrap();
         std::fs::write(v.host("f"), "outside").unwrap();
-        v.vfs.removexattr(entry.node, attribute).unwrap();
-        assert_eq!(errno(v.vfs.removexattr(entry.node, attribute)), Errno::NODATA);
+        v.vfs.removexattr(&v.root, entry.node, attribute).unwrap();
+        assert_eq!(errno(v.vfs.removexattr(&v.root, entry.node, attribute)), Errno::NODATA);
         assert_eq!(errno(v.vfs.getxattr(entry.node, attribute)), Errno::NODATA);
     });
 }

@@ -155,8 +155,23 @@ fn objects_are_written_by_real_programs_within_limits() {
     mount.sh_in("a", "head -c 16777217 /dev/zero > $MNT/o/big && truncate -s 16777216 $MNT/o/big").good();
     in_store("p/big", "bytes(16 << 20)");
     assert!(mount.number("a", "memory.max_usage_in_bytes") <= 8 << 20);
-    let archive = "cd $(mktemp -d) && echo 1 > x && echo 2 > y && chmod 644 x y && tar cf - x y";
+    let archive = "cd $(mktemp -d) && echo 1 > x && echo 2 > y && chmod 751 y && ln -s x z && \
+                   touch -d @1600000000 x && tar cf - x y z";
     mount.sh_in("a", &format!("mkdir -p $MNT/o/d/e && ({archive}) | tar xf - -C $MNT/o/d/e")).good();
+    let shown = "[ \"$(stat -c %a-%Y $MNT/o/d/e/x)\" = 644-1600000000 ] && \
+                 [ $(stat -c %a $MNT/o/d/e/y) = 751 ] && [ $(readlink $MNT/o/d/e/z) = x ]";
+    mount.sh_in("a", shown).good();
+    let relabelled = "chmod 700 $MNT/o/old && chown 12:34 $MNT/o/old && touch -d @1500000000 $MNT/o/old";
+    let xattr = "os.setxattr(sys.argv[1], 'user.x', b'1')";
+    mount.sh_in("a", &format!("{relabelled} && python3 -c \"import os,sys; {xattr}\" $MNT/o/old")).good();
+    mount.umemcg(&["volume", "remove", "o", "--mount", mnt]).good();
+    mount.umemcg(&add).good();
+    mount.sh_in("a", shown).good();
+    let known = "[ \"$(stat -c %a-%u-%g-%Y $MNT/o/old)\" = 700-12-34-1500000000 ]";
+    mount.sh_in("a", known).good();
+    let xattr = "assert os.getxattr(sys.argv[1], 'user.x') == b'1'";
+    mount.sh_in("a", &format!("python3 -c \"import os,sys; {xattr}\" $MNT/o/old")).good();
+    in_store("p/old", "b'Before'");
     mount.sh_in("a", "mv $MNT/o/d $MNT/o/f && [ $(cat $MNT/o/f/e/y) = 2 ] && rm -r $MNT/o/f").good();
     mount.sh_in("a", "[ \"$(ls $MNT/o | tr '\\n' ' ')\" = 'big new old ' ]").good();
     let sqlite = "import sqlite3,sys; c = sqlite3.connect(sys.argv[1]); c.execute('create table t(a)'); \

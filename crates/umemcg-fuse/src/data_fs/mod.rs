@@ -534,7 +534,8 @@ impl Filesystem for DataFs {
                 self.setxattr(request, name, value, (flags, setxattr_flags), reply);
             }
             Op::Removexattr { name } => {
-                reply_done(reply, self.on(id, |volume, node| volume.removexattr(node, name)));
+                let caller = self.caller(request);
+                reply_done(reply, self.on(id, |volume, node| volume.removexattr(&caller, node, name)));
             }
             _ => reply.error(Errno::NOSYS).ignore(),
         }

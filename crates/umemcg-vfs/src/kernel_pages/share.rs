@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(runs_between(0b1011, 0b0100), [0b0011, 0b1000]);
         assert_eq!(runs_between(0b1010, 0b0001), [0b1010]);
         assert_eq!(runs_between(0b0101 | 1 << 63, 0b1010), [0b0001, 0b0100, 1 << 63]);
-        assert_eq!(runs_between(0, 0b1010), []);
+        assert_eq!(runs_between(0, 0b1010), Vec::<u64>::new());
         assert_eq!(runs_between(u64::MAX >> 1, 1 << 63), [u64::MAX >> 1]);
     }
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use thiserror::Error;
 
+use super::file_attributes::FileAttributes;
 use super::staged_file::StagedFile;
 use crate::attr::Timestamp;
 
@@ -23,6 +24,8 @@ pub struct ObjectInfo {
     pub etag: Option<Arc<str>>,
     /// The user metadata; `None` in a listing, which does not tell them.
     pub metadata: Option<Arc<Metadata>>,
+    /// What the metadata tell of mode, owner and times. A bucket leaves it to the volume.
+    pub attributes: Option<FileAttributes>,
 }
 
 /// The user metadata of an object: names, in small letters and without the store's prefix, and
@@ -33,8 +36,8 @@ impl ObjectInfo {
     /// Returns what may be kept with a name: its charge has no room for metadata, of which another
     /// program may give an object kilobytes.
     pub(crate) fn without_metadata(&self) -> Self {
-        let etag = self.etag.clone();
-        Self { size: self.size, modified: self.modified, etag, metadata: None }
+        let Self { size, modified, attributes, .. } = *self;
+        Self { size, modified, etag: self.etag.clone(), metadata: None, attributes }
     }
 
     /// Returns whether both are of the same bytes: by ETag, or where one is missing by length and
@@ -245,6 +248,19 @@ pub trait Bucket: Send + Sync + fmt::Debug {
         info: &ObjectInfo,
         to: &str,
         expected: &Expected,
+    ) -> Result<ObjectInfo, BucketError>;
+    /// Returns whether objects have metadata.
+    fn keeps_metadata(&self) -> bool;
+    /// Returns whether [`replace_metadata`](Self::replace_metadata) can be called for an object of
+    /// a length. Where it cannot, the object is stored anew.
+    fn replaces_metadata(&self, size: u64) -> bool;
+    /// Replaces the metadata of an object, whose bytes stay, and returns the facts about it.
+    /// [`BucketError::Changed`] when it has another version than this.
+    fn replace_metadata(
+        &self,
+        key: &str,
+        info: &ObjectInfo,
+        metadata: &Metadata,
     ) -> Result<ObjectInfo, BucketError>;
     /// Returns what it has been asked so far.
     fn figures(&self) -> BucketFigures;

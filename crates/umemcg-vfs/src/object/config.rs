@@ -38,9 +38,13 @@ pub struct ObjectConfig {
     pub bucket: Arc<dyn Bucket>,
     /// How long what it has told is believed.
     pub freshness: Freshness,
-    /// The owner that all objects are shown with.
+    /// Mode, owner, times, extended attributes and symbolic links are stored with the objects, as
+    /// s3fs does, if the store keeps metadata. A listing does not tell them, so each object is
+    /// asked for. Otherwise all files have the same.
+    pub stores_attributes: bool,
+    /// The owner of objects that tell none.
     pub uid: u32,
-    /// The group that all objects are shown with.
+    /// The group of objects that tell none.
     pub gid: u32,
     /// Where what is written is held; without it the volume is read only.
     pub staging: Option<StagingConfig>,

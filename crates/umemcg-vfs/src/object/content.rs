@@ -15,6 +15,7 @@ use umemcg_base::{ErrorSequence, LeafMutex};
 use super::bucket::{Bucket, BucketError, ObjectBody, ObjectInfo};
 use super::draft::Draft;
 use super::failure_log::FailureLog;
+use super::file_attributes::FileAttributes;
 use crate::allowance::ReclaimEffort;
 use crate::error::VfsError;
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
@@ -143,10 +144,19 @@ impl Content {
         self.draft().map_or_else(|| self.place.lock().info.clone(), |draft| draft.shown())
     }
 
+    /// Takes over the attributes that the store has told.
+    pub(super) fn learn(&self, attributes: Option<FileAttributes>) {
+        let mut place = self.place.lock();
+        place.info.attributes = attributes.or(place.info.attributes);
+    }
+
     /// Reads the same bytes from another object from now on.
     pub(super) fn move_to(&self, key: &str, info: &ObjectInfo) {
-        let moved = Place { key: key.into(), info: info.without_metadata() };
-        let old = std::mem::replace(&mut *self.place.lock(), moved);
+        let mut place = self.place.lock();
+        let attributes = info.attributes.or(place.info.attributes);
+        let moved = Place { key: key.into(), info: ObjectInfo { attributes, ..info.without_metadata() } };
+        let old = std::mem::replace(&mut *place, moved);
+        drop(place);
         drop(old);
     }
 }

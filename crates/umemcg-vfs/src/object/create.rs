@@ -6,6 +6,7 @@
 
 use std::ffi::OsStr;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -13,12 +14,13 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::ObjectVolume;
-use super::bucket::{BucketError, Expected, Metadata, ObjectSource};
+use super::bucket::{BucketError, Expected, ObjectInfo, ObjectSource};
 use super::content::Content;
+use super::file_attributes::{DIRECTORY, FileAttributes, REGULAR, SYMLINK, SYMLINK_BYTES_MAX};
 use super::node::{Facts, KEY_BYTES_MAX, NodeCharge, Told};
 use super::objects::key_part;
 use super::open_file::OpenFile;
-use crate::attr::{Entry, FileKind, NodeId};
+use crate::attr::{Entry, FileKind, NodeId, Timestamp};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
@@ -40,16 +42,18 @@ pub(super) fn new_key_part(name: &OsStr) -> Result<&str, Errno> {
     }
 }
 
-/// An object without bytes.
+/// The few bytes of an object that is no file: a directory's, or a symbolic link's target.
 #[derive(Debug)]
-struct Empty;
+pub(super) struct Bytes<'a>(pub(super) &'a [u8]);
 
-impl ObjectSource for Empty {
+impl ObjectSource for Bytes<'_> {
     fn size(&self) -> u64 {
-        0
+        self.0.len() as u64
     }
-    fn read_at(&self, _: u64, into: &mut [u8]) -> io::Result<()> {
-        if into.is_empty() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let from = usize::try_from(offset).ok().and_then(|offset| self.0.get(offset..offset + into.len()));
+        into.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
     }
     fn note_upload(&self, _: Option<&str>) -> io::Result<()> {
         Ok(())
@@ -70,14 +74,15 @@ impl ObjectVolume {
         &self,
         caller: &Caller,
         (parent, name): (NodeId, &str),
-        (flags, since): (OFlags, Instant),
+        (flags, attributes): (OFlags, FileAttributes),
+        since: Instant,
     ) -> Result<Option<(Entry, OpenFile)>, VfsError> {
         let (objects, drafts, group) = (&self.objects, self.drafts()?, &caller.group);
         let (engine, effort) = (&objects.engine, objects.reclaim_effort());
         let key = self.new_key(parent, name)?;
         let handle = HandleCharge::take(effort, engine, group, 0)?;
         let node = objects.next_node();
-        let draft = drafts.new_draft(node, group)?;
+        let draft = drafts.new_draft(node, group, attributes)?;
         let content = Content::of_draft(effort, engine, group, (key, Arc::clone(&draft)))?;
         let charge = NodeCharge::take(effort, engine, group)?;
         let told = Told { at: Instant::now(), thread: 0 };
@@ -116,18 +121,30 @@ impl ObjectVolume {
         let entry = objects.entry(node, objects.ino(node), &Facts::Object(draft.shown()));
         Ok(Some((entry, file)))
     }
+
+    /// Returns the attributes of what a caller makes.
+    fn new_attributes(&self, caller: &Caller, mode: u32) -> FileAttributes {
+        let shown = &self.objects.shown;
+        let now = Timestamp::now();
+        if !shown.are_stored {
+            return if mode & DIRECTORY == 0 { shown.of_file(now) } else { shown.of_directory() };
+        }
+        FileAttributes::new(mode & !caller.umask, (caller.uid, caller.gid), now)
+    }
+
     /// Makes a file, or opens the one that is there, unless the flags say that it must be new.
     fn make_file(
         &self,
         caller: &Caller,
         (parent, name): (NodeId, &OsStr),
-        flags: OFlags,
+        (flags, mode): (OFlags, u32),
     ) -> Result<(Entry, OpenFile), VfsError> {
         let objects = &self.objects;
         self.drafts()?;
         let part = new_key_part(name)?;
+        let new = (flags, self.new_attributes(caller, REGULAR | mode & 0o7777));
         if let Some(since) = objects.absent_since(caller, parent, part)
-            && let Some(made) = self.new_file(caller, (parent, part), (flags, since))?
+            && let Some(made) = self.new_file(caller, (parent, part), new, since)?
         {
             return Ok(made);
         }
@@ -156,7 +173,7 @@ impl ObjectVolume {
                 Err(error) if error.errno() == Errno::NOENT => {}
                 Err(error) => return Err(error),
             }
-            if let Some(made) = self.new_file(caller, (parent, part), (flags, since))? {
+            if let Some(made) = self.new_file(caller, (parent, part), new, since)? {
                 return Ok(made);
             }
         }
@@ -165,11 +182,41 @@ impl ObjectVolume {
 }
 
 impl Create for ObjectVolume {
+    /// Makes a symbolic link: an object whose bytes are the target.
+    ///
     /// # Errors
-    /// `EPERM`: there are none.
-    fn symlink(&self, _: &Caller, _: NodeId, _: &OsStr, _: &OsStr) -> Result<Entry, VfsError> {
+    /// `EPERM` where all files have the same attributes; as [`create`](Self::create), and the
+    /// store's.
+    fn symlink(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        target: &OsStr,
+    ) -> Result<Entry, VfsError> {
+        let objects = &self.objects;
         self.drafts()?;
-        Err(Errno::PERM.into())
+        if !objects.shown.are_stored {
+            return Err(Errno::PERM.into());
+        }
+        if target.len() >= SYMLINK_BYTES_MAX {
+            return Err(Errno::NAMETOOLONG.into());
+        }
+        let part = new_key_part(name)?;
+        self.check_absent(caller, parent, name)?;
+        let attributes = FileAttributes::new(SYMLINK | 0o777, (caller.uid, caller.gid), Timestamp::now());
+        let key = self.new_key(parent, part)?;
+        let (source, metadata) = (Bytes(target.as_bytes()), attributes.to_metadata());
+        let stored = objects.bucket.upload(&key, &source, &metadata, &Expected::Absent);
+        let info = stored.map_err(|error| match error {
+            BucketError::Changed(_) => Errno::EXIST,
+            error => objects.failures.report(&error),
+        })?;
+        let told = Told { at: Instant::now(), thread: 0 };
+        let facts = Facts::Object(ObjectInfo { attributes: Some(attributes), ..info.without_metadata() });
+        let entry = objects.enter(objects.reclaim_effort(), &caller.group, (parent, part), (facts, told))?;
+        objects.tree.lock().note_changed(parent);
+        Ok(entry)
     }
 
     /// Makes an empty file, which is in the store when this returns.
@@ -188,7 +235,7 @@ impl Create for ObjectVolume {
         if FileKind::of_new_node(mode)? != FileKind::Regular {
             return Err(Errno::PERM.into());
         }
-        let (entry, file) = self.make_file(caller, (parent, name), OFlags::RDWR | OFlags::EXCL)?;
+        let (entry, file) = self.make_file(caller, (parent, name), (OFlags::RDWR | OFlags::EXCL, mode))?;
         if let Err(error) = file.fsync(false) {
             drop(file);
             self.objects.forget(entry.node, 1);
@@ -197,23 +244,15 @@ impl Create for ObjectVolume {
         Ok(entry)
     }
 
-    fn mkdir(&self, caller: &Caller, parent: NodeId, name: &OsStr, _: u32) -> Result<Entry, VfsError> {
+    fn mkdir(&self, caller: &Caller, parent: NodeId, name: &OsStr, mode: u32) -> Result<Entry, VfsError> {
         let objects = &self.objects;
         self.drafts()?;
         let part = new_key_part(name)?;
-        if objects.absent_since(caller, parent, part).is_none() {
-            match self.lookup(caller, parent, name) {
-                Ok(entry) => {
-                    objects.forget(entry.node, 1);
-                    return Err(Errno::EXIST.into());
-                }
-                Err(error) if error.errno() == Errno::NOENT => {}
-                Err(error) => return Err(error),
-            }
-        }
-        self.make_directory(&self.new_key(parent, part)?)?;
+        self.check_absent(caller, parent, name)?;
+        let attributes = self.new_attributes(caller, DIRECTORY | mode & 0o7777);
+        self.make_directory(&self.new_key(parent, part)?, attributes)?;
         let told = Told { at: Instant::now(), thread: 0 };
-        let known = (Facts::Directory, told);
+        let known = (Facts::Directory(Some(attributes)), told);
         let entry = objects.enter(objects.reclaim_effort(), &caller.group, (parent, part), known)?;
         let mut tree = objects.tree.lock();
         tree.note_changed(parent);
@@ -227,10 +266,10 @@ impl Create for ObjectVolume {
         caller: &Caller,
         parent: NodeId,
         name: &OsStr,
-        _: u32,
+        mode: u32,
         flags: OFlags,
     ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError> {
-        let (entry, file) = self.make_file(caller, (parent, name), flags)?;
+        let (entry, file) = self.make_file(caller, (parent, name), (flags, mode))?;
         Ok((entry, Arc::new(file)))
     }
 
@@ -249,13 +288,28 @@ impl Create for ObjectVolume {
 }
 
 impl ObjectVolume {
+    /// Checks that nothing has a name.
+    ///
+    /// # Errors
+    /// `EEXIST`, the store's.
+    fn check_absent(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
+        if self.objects.absent_since(caller, parent, new_key_part(name)?).is_some() {
+            return Ok(());
+        }
+        match self.lookup(caller, parent, name) {
+            Ok(entry) => {
+                self.objects.forget(entry.node, 1);
+                Err(Errno::EXIST.into())
+            }
+            Err(error) if error.errno() == Errno::NOENT => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Stores the object that stands for a directory. One that is there is no error.
-    pub(super) fn make_directory(&self, key: &str) -> Result<(), Errno> {
-        let (uid, gid) = self.objects.owner();
-        let metadata: Metadata = [("mode", 0o040_755), ("uid", uid), ("gid", gid)]
-            .map(|(name, value)| (name.to_owned(), value.to_string()))
-            .into();
-        match self.objects.bucket.upload(&format!("{key}/"), &Empty, &metadata, &Expected::Absent) {
+    pub(super) fn make_directory(&self, key: &str, attributes: FileAttributes) -> Result<(), Errno> {
+        let (key, metadata) = (format!("{key}/"), attributes.to_metadata());
+        match self.objects.bucket.upload(&key, &Bytes(b""), &metadata, &Expected::Absent) {
             // A store of directories has no such objects.
             Ok(_) | Err(BucketError::Changed(_) | BucketError::NotFound(_)) => Ok(()),
             Err(error) => Err(self.objects.failures.report(&error)),

@@ -27,6 +27,7 @@ use umemcg_base::LeafMutex;
 
 use super::bucket::{ObjectInfo, ObjectSource};
 use super::draft_record::DraftRecord;
+use super::file_labels::{FileLabels, LabelChange};
 use super::staging::Staging;
 use super::staging_room::RoomClaim;
 use crate::allowance::ReclaimEffort;
@@ -40,7 +41,7 @@ use crate::host::syscalls;
 use crate::volume_config::IoMode;
 
 /// The cost of a draft with the record in memory, its host file's descriptors and engine's file.
-const DRAFT_BYTES: u64 = 2048;
+const DRAFT_BYTES: u64 = 4096;
 
 /// See the module text.
 #[derive(Debug)]
@@ -83,7 +84,7 @@ struct Progress {
     fate: Fate,
     /// The version that it stands on; none while it is not in the store.
     base: Option<ObjectInfo>,
-    mtime: Timestamp,
+    labels: FileLabels,
     /// The key and the id of an upload in parts that was begun, until it is over.
     noted_upload: Option<(String, String)>,
 }
@@ -100,7 +101,7 @@ pub(super) struct Upload {
     pub(super) nr_changes: u64,
     /// The version that it replaces.
     pub(super) base: Option<ObjectInfo>,
-    pub(super) mtime: Timestamp,
+    pub(super) labels: FileLabels,
 }
 
 /// What a draft is made with.
@@ -121,10 +122,11 @@ impl DraftMaker<'_> {
         &self,
         node: NodeId,
         (base, key): (Option<ObjectInfo>, &str),
-        len: u64,
+        (labels, len): (FileLabels, u64),
         fill: impl FnOnce(&StoreFds) -> Result<(), VfsError>,
     ) -> Result<Arc<Draft>, VfsError> {
-        let charge = HandleCharge::take(self.effort, self.engine, self.group, DRAFT_BYTES)?;
+        let charge =
+            HandleCharge::take(self.effort, self.engine, self.group, DRAFT_BYTES + labels.bytes() as u64)?;
         let room = RoomClaim::take(&self.staging.room, self.group, len)?;
         let host_dir = &self.staging.host_dir;
         let nr_fds = if host_dir.io_mode() == IoMode::Direct { 2 } else { 1 };
@@ -151,7 +153,7 @@ impl DraftMaker<'_> {
             is_noted: false,
             fate: Fate::Stored,
             base,
-            mtime: Timestamp::now(),
+            labels,
             noted_upload: None,
         };
         Ok(Arc::new(Draft {
@@ -250,12 +252,22 @@ impl Draft {
     pub(super) fn shown(&self) -> ObjectInfo {
         let progress = self.progress.lock();
         let etag = progress.base.as_ref().and_then(|base| base.etag.clone());
-        ObjectInfo { size: self.file.len(), modified: progress.mtime, etag, metadata: None }
+        let attributes = progress.labels.attributes;
+        let modified = progress.base.as_ref().map_or(attributes.mtime, |base| base.modified);
+        ObjectInfo { size: self.file.len(), modified, etag, metadata: None, attributes: Some(attributes) }
     }
 
-    /// Sets the time that it is stored with.
-    pub(super) fn set_mtime(&self, _: &Changing<'_>, mtime: Timestamp) {
-        self.progress.lock().mtime = mtime;
+    /// Returns what is stored beside its bytes.
+    pub(super) fn labels(&self) -> FileLabels {
+        self.progress.lock().labels.clone()
+    }
+
+    /// Changes what is stored beside its bytes.
+    ///
+    /// # Errors
+    /// Those of `change`.
+    pub(super) fn change_labels(&self, _: &Changing<'_>, change: LabelChange<'_>) -> Result<(), Errno> {
+        change(&mut self.progress.lock().labels)
     }
 
     /// Notes that its name was removed: it is not stored, and goes with the last open file.
@@ -286,8 +298,8 @@ impl Draft {
             return None;
         }
         progress.nr_tried = progress.nr_changes;
-        let (base, mtime) = (progress.base.clone(), progress.mtime);
-        Some(Upload { nr_changes: progress.nr_changes, base, mtime })
+        let (base, labels) = (progress.base.clone(), progress.labels.clone());
+        Some(Upload { nr_changes: progress.nr_changes, base, labels })
     }
 
     /// Notes that so many changes are in the store, as this version. Returns whether these are all:
@@ -309,8 +321,14 @@ impl Draft {
     }
 
     /// Stands on another version from now on.
-    pub(super) fn rebase(&self, info: ObjectInfo) {
+    pub(super) fn rebase(&self, info: &ObjectInfo) {
         self.progress.lock().base = Some(info.without_metadata());
+    }
+
+    /// As [`rebase`](Self::rebase), on one whose labels are others.
+    pub(super) fn relabel(&self, info: &ObjectInfo, labels: FileLabels) {
+        let mut progress = self.progress.lock();
+        (progress.base, progress.labels) = (Some(info.without_metadata()), labels);
     }
 
     /// Makes its bytes durable on the staging disk. Returns how many they are: what is written
@@ -389,9 +407,14 @@ impl Drop for Changing<'_> {
 }
 
 impl Changing<'_> {
-    /// Notes that bytes change now.
-    pub(super) fn touch(&self) {
-        self.0.progress.lock().mtime = Timestamp::now();
+    /// Notes that bytes change now, and clears the set-id bits where the system asks for that.
+    pub(super) fn touch(&self, kill_set_id: bool) {
+        let now = Timestamp::now();
+        let attributes = &mut self.0.progress.lock().labels.attributes;
+        (attributes.mtime, attributes.ctime) = (now, now);
+        if kill_set_id {
+            attributes.kill_set_id();
+        }
     }
 }
 

@@ -8,9 +8,11 @@ use rustix::io::Errno;
 use umemcg::Group;
 use umemcg_base::{LeafMutex, assert_no_locks_held};
 
-use super::bucket::{BucketError, Expected, Metadata, ObjectInfo, UPLOAD_MARK};
+use super::bucket::{BucketError, Expected, ObjectInfo, UPLOAD_MARK};
 use super::content::{Content, Place};
 use super::draft::{Changing, Draft, DraftMaker, Upload};
+use super::file_attributes::FileAttributes;
+use super::file_labels::FileLabels;
 use super::node::{Facts, Told};
 use super::objects::Objects;
 use super::staged_file::StagedFile;
@@ -30,7 +32,7 @@ const COPY_HELD_BYTES: u64 = 1 << 20;
 /// The drafts of a volume.
 #[derive(Debug)]
 pub(super) struct Drafts {
-    objects: Arc<Objects>,
+    pub(super) objects: Arc<Objects>,
     pub(super) staging: Arc<Staging>,
     /// (C) No object bigger than this is copied.
     max_bytes: u64,
@@ -60,8 +62,13 @@ impl Drafts {
     }
 
     /// Makes the draft of a new object.
-    pub(super) fn new_draft(&self, node: NodeId, group: &Arc<Group>) -> Result<Arc<Draft>, VfsError> {
-        self.maker(group).make(node, (None, ""), 0, |_| Ok(()))
+    pub(super) fn new_draft(
+        &self,
+        node: NodeId,
+        group: &Arc<Group>,
+        attributes: FileAttributes,
+    ) -> Result<Arc<Draft>, VfsError> {
+        self.maker(group).make(node, (None, ""), (FileLabels::new(attributes), 0), |_| Ok(()))
     }
 
     /// Returns the draft of an object; makes one with the first `keep` bytes of the object if there
@@ -83,7 +90,9 @@ impl Drafts {
                 return Err(Errno::FBIG.into());
             }
             let copy = |fds: &StoreFds| copy_to(&self.objects, group, &place, len, fds);
-            let draft = self.maker(group).make(node, (Some(place.info.clone()), &place.key), len, copy)?;
+            let labels = self.labels_of(&place)?;
+            let base = (Some(place.info.clone()), &*place.key);
+            let draft = self.maker(group).make(node, base, (labels, len), copy)?;
             if len < place.info.size {
                 // What is cut off must not be missing before that is noted as a change.
                 self.note(content, &draft)?;
@@ -93,6 +102,19 @@ impl Drafts {
         }
         drop(turn);
         Ok(content.draft().ok_or(Errno::IO)?)
+    }
+
+    /// Returns what is stored beside the bytes of an object. May sleep for the store.
+    ///
+    /// # Errors
+    /// `ESTALE` when it has another version by now; the store's.
+    fn labels_of(&self, place: &Place) -> Result<FileLabels, Errno> {
+        let shown = &self.objects.shown;
+        if shown.are_stored {
+            return Ok(self.objects.labels_of(&place.key, &place.info)?.1);
+        }
+        let known = place.info.attributes.unwrap_or(shown.of_file(place.info.modified));
+        Ok(FileLabels::new(known))
     }
 
     /// Begins a change of a draft. May wait for an upload.
@@ -175,7 +197,7 @@ impl Drafts {
         match self.upload(draft, group, &upload, (key, expected)) {
             Err(UploadError::Changed(_)) if is_elsewhere => Err(Errno::EXIST),
             Ok(info) => {
-                self.stored(draft, upload.nr_changes, (key, &info));
+                self.stored(draft, &upload, (key, &info));
                 Ok(())
             }
             Err(UploadError::Changed(error)) => {
@@ -219,7 +241,8 @@ impl Drafts {
         let _charge = charged.map_err(UploadError::Failed)?;
         let of_draft = self.marks_of(draft);
         let mark = format!("{of_draft}{}", upload.nr_changes);
-        let metadata = metadata_of(&self.objects, upload.mtime, &mark);
+        let mut metadata = upload.labels.to_metadata();
+        metadata.push((UPLOAD_MARK.to_owned(), mark.clone()));
         let of_base = || upload.base.clone().map_or(Expected::Absent, Expected::Same);
         let expected = expected.unwrap_or_else(of_base);
         let changed = match bucket.upload(key, &source, &metadata, &expected) {
@@ -238,7 +261,7 @@ impl Drafts {
         match mark_of(&there) {
             Some(found) if found == mark => Ok(there),
             Some(found) if found.starts_with(&of_draft) => {
-                draft.rebase(there.clone());
+                draft.rebase(&there);
                 let again = bucket.upload(key, &source, &metadata, &Expected::Same(there));
                 again.map_err(|error| match error {
                     BucketError::Changed(_) => UploadError::Changed(error),
@@ -268,15 +291,14 @@ impl Drafts {
         }
     }
 
-    /// Notes that the store has a draft with so many changes.
-    fn stored(&self, draft: &Draft, nr_changes: u64, (key, info): (&str, &ObjectInfo)) {
-        let is_saved = draft.end_upload(nr_changes, info, key);
+    /// Notes that the store has a draft as it was when an upload of it began.
+    fn stored(&self, draft: &Draft, upload: &Upload, (key, info): (&str, &ObjectInfo)) {
+        let is_saved = draft.end_upload(upload.nr_changes, info, key);
         {
             let mut tree = self.objects.tree.lock();
             if let Ok(node) = tree.get_mut(draft.node) {
-                // Without an ETag versions are told apart by their time.
-                let modified = info.etag.as_ref().map_or(info.modified, |_| draft.shown().modified);
-                node.facts = Facts::Object(ObjectInfo { modified, ..info.without_metadata() });
+                let attributes = Some(upload.labels.attributes);
+                node.facts = Facts::Object(ObjectInfo { attributes, ..info.without_metadata() });
                 node.told = Told { at: Instant::now(), thread: 0 };
             }
         }
@@ -414,22 +436,6 @@ fn copy_to(
         }
     }
     Ok(())
-}
-
-/// Returns the metadata of an object: s3fs's, and which upload made it.
-fn metadata_of(objects: &Objects, mtime: Timestamp, mark: &str) -> Metadata {
-    let (uid, gid) = objects.owner();
-    let time = format!("{}.{:09}", mtime.seconds, mtime.nanoseconds);
-    let of = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-    vec![
-        of("mode", "33188"),
-        of("uid", &uid.to_string()),
-        of("gid", &gid.to_string()),
-        of("mtime", &time),
-        of("ctime", &time),
-        of("atime", &time),
-        of(UPLOAD_MARK, mark),
-    ]
 }
 
 fn mark_of(info: &ObjectInfo) -> Option<&str> {

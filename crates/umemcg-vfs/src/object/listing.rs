@@ -18,6 +18,7 @@ use umemcg_base::LeafMutex;
 use super::bucket::{ListedName, ListedPart};
 use super::node::{Facts, Told};
 use super::objects::{Objects, is_path_name};
+use super::tree::Tree;
 use crate::allowance::ReclaimEffort;
 use crate::attr::{FileKind, NodeId};
 use crate::caller::Caller;
@@ -134,7 +135,7 @@ impl Listing {
                 name: (*name).to_owned(),
                 object: match facts {
                     Facts::Object(info) => Some(info),
-                    Facts::Directory => None,
+                    Facts::Directory(_) => None,
                 },
             })
             .collect();
@@ -163,6 +164,10 @@ impl Listing {
     }
 }
 
+fn facts_of(listed: &ListedName) -> Facts {
+    listed.object.clone().map_or(Facts::Directory(None), Facts::Object)
+}
+
 fn bytes_of(listed: &ListedName) -> u64 {
     let etag = listed.object.as_ref().and_then(|info| info.etag.as_ref()).map_or(0, |etag| etag.len());
     (size_of::<ListedName>() + listed.name.len() + etag + 32) as u64
@@ -180,6 +185,13 @@ impl OpenDirectory {
         Self { objects, node, group, kept: LeafMutex::default(), _charge: charge }
     }
 
+    /// Returns the facts about a name that is listed, if all of them are known.
+    fn shown(&self, tree: &Tree, listed: &ListedName) -> Option<Facts> {
+        let told = facts_of(listed);
+        let must_know = self.objects.shown.are_stored && told.attributes().is_none();
+        if must_know { tree.known_facts(self.node, &listed.name, &told) } else { Some(told) }
+    }
+
     fn walk(&self, mut offset: u64, take: &mut Take<'_>) -> Result<(), VfsError> {
         let (prefix, ino, parent_ino) = {
             let tree = self.objects.tree.lock();
@@ -189,7 +201,7 @@ impl OpenDirectory {
         };
         for (at, name, ino) in [(0, ".", ino), (1, "..", parent_ino)] {
             if offset == at {
-                let kind = Some(Facts::Directory.kind());
+                let kind = Some(FileKind::Directory);
                 let entry = DirEntry { name: OsStr::new(name), ino, kind, next_offset: at + 1, entry: None };
                 if !take(&entry, None) {
                     return Ok(());
@@ -222,11 +234,17 @@ impl OpenDirectory {
         }
         let from = (wanted - listing.first) as usize;
         for (at, listed) in listing.names.iter().enumerate().skip(from) {
-            let kind = listed.object.as_ref().map_or(FileKind::Directory, |_| FileKind::Regular);
+            let (ino, facts) = {
+                let tree = self.objects.tree.lock();
+                (tree.ino_below(self.node, &listed.name), self.shown(&tree, listed))
+            };
             let entry = DirEntry {
                 name: OsStr::new(&listed.name),
-                ino: self.objects.tree.lock().ino_below(self.node, &listed.name),
-                kind: Some(kind),
+                ino,
+                // An object may be a symbolic link, which the store does not tell here.
+                kind: facts
+                    .map(|facts| facts.kind())
+                    .or(listed.object.is_none().then_some(FileKind::Directory)),
                 next_offset: NR_DOTS + listing.first + at as u64 + 1,
                 entry: None,
             };
@@ -263,7 +281,8 @@ impl VolumeDir for OpenDirectory {
             // What was told too long ago is looked up when a process requests it.
             let listed = listed.filter(|(_, told)| has_room && self.objects.is_believed(*told));
             let looked_up = listed.and_then(|(listed, told)| {
-                let facts = listed.object.clone().map_or(Facts::Directory, Facts::Object);
+                // What a listing does not tell is asked for when a process requests it.
+                let facts = self.shown(&self.objects.tree.lock(), listed)?;
                 let name = (self.node, listed.name.as_str());
                 // No process has requested the inode yet, so no reclaim for it: a name for which
                 // there is no room is only listed, and looked up when a process requests it.

@@ -18,10 +18,13 @@ mod bucket;
 mod config;
 mod content;
 mod create;
+mod directory_labels;
 mod draft;
 mod draft_record;
 mod drafts;
 mod failure_log;
+mod file_attributes;
+mod file_labels;
 mod hidden_keys;
 mod listing;
 mod name_shrinker;
@@ -29,7 +32,9 @@ mod names;
 mod node;
 mod objects;
 mod open_file;
+mod relabeling;
 mod rename;
+mod shown_attributes;
 mod staged_file;
 mod staging;
 mod staging_room;
@@ -39,6 +44,7 @@ mod upload_room;
 mod xattrs;
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -58,9 +64,13 @@ pub use bucket::{
 };
 pub use config::{Freshness, ObjectConfig, STAGING_BYTES, StagingConfig};
 use drafts::Drafts;
+pub use file_attributes::FileAttributes;
+use file_attributes::{SYMLINK_BYTES_MAX, changes_attributes};
+use file_labels::FileLabels;
 use listing::OpenDirectory;
+use node::Facts;
 use objects::{Objects, key_part};
-use open_file::{OpenFile, check_change, wants_to_write};
+use open_file::{OpenFile, wants_to_write};
 pub use staged_file::StagedFile;
 use staging::Staging;
 use umemcg::Engine;
@@ -132,6 +142,26 @@ impl ObjectVolume {
     }
 }
 
+impl ObjectVolume {
+    fn change_directory(&self, node: NodeId, change: &SetAttr) -> Result<Attr, VfsError> {
+        let shown = &self.objects.shown;
+        if change.size.is_some() {
+            return Err(Errno::ISDIR.into());
+        }
+        if !shown.are_stored {
+            // Its time is that of the mount.
+            shown.of_directory().check_unchanged(change)?;
+        } else if changes_attributes(change) {
+            let change = |labels: &mut FileLabels| {
+                labels.attributes.change(change);
+                Ok(())
+            };
+            self.relabel_directory(node, &change)?;
+        }
+        self.objects.getattr(node)
+    }
+}
+
 impl Lookup for ObjectVolume {
     fn lookup(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Entry, VfsError> {
         let name = key_part(name)?;
@@ -150,12 +180,10 @@ impl Attributes for ObjectVolume {
     fn setattr(&self, caller: &Caller, node: NodeId, change: &SetAttr) -> Result<Attr, VfsError> {
         self.drafts()?;
         let attr = self.objects.getattr(node)?;
-        check_change(change, &attr)?;
         if FileKind::from_mode(attr.mode) == Some(FileKind::Directory) {
-            // The time of a directory is that of the mount.
-            return if change.size.is_some() { Err(Errno::ISDIR.into()) } else { Ok(attr) };
+            return self.change_directory(node, change);
         }
-        if change.size.is_none() && change.mtime.is_none() {
+        if change.size.is_none() && !changes_attributes(change) {
             return Ok(attr);
         }
         let file = self.open_file(caller, node, OFlags::RDWR)?;
@@ -164,8 +192,21 @@ impl Attributes for ObjectVolume {
         file.fsync(false)?;
         Ok(changed)
     }
-    fn readlink(&self, _: NodeId) -> Result<OsString, VfsError> {
-        Err(Errno::INVAL.into())
+    fn readlink(&self, node: NodeId) -> Result<OsString, VfsError> {
+        let objects = &self.objects;
+        let (_, facts) = objects.facts(node, |told| !objects.is_believed(told))?;
+        let Facts::Object(info) = facts else { return Err(Errno::INVAL.into()) };
+        if info.attributes.is_none_or(|attributes| attributes.kind() != FileKind::Symlink) {
+            return Err(Errno::INVAL.into());
+        }
+        if info.size >= SYMLINK_BYTES_MAX as u64 {
+            return Err(Errno::NAMETOOLONG.into());
+        }
+        let (key, mut target) = (objects.tree.lock().path(node)?, Vec::new());
+        let mut take = |bytes: &[u8]| target.extend_from_slice(bytes);
+        let read = objects.bucket.read(&key, &info, 0..info.size, &mut take);
+        read.map_err(|error| objects.failures.report(&error))?;
+        Ok(OsString::from_vec(target))
     }
     fn statfs(&self) -> Result<StatFs, VfsError> {
         Ok(StatFs {

@@ -8,12 +8,13 @@ use std::time::Instant;
 
 use super::bucket::ObjectInfo;
 use super::content::Content;
+use super::file_attributes::FileAttributes;
 use crate::attr::{FileKind, NodeId};
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
 use crate::name_lists::{ListEntry, Listed, NameLists};
 
 /// The cost of a name with its inode, its place in a list and the longest name and ETag, in bytes.
-pub(super) const NODE_BYTES: u64 = 768;
+pub(super) const NODE_BYTES: u64 = 832;
 /// The charge for one name.
 pub(super) type NodeCharge = MetadataCharge<NODE_BYTES>;
 /// Longest key of a store, in bytes.
@@ -22,7 +23,8 @@ pub(super) const KEY_BYTES_MAX: usize = 1024;
 /// What a name stands for.
 #[derive(Debug, Clone)]
 pub(super) enum Facts {
-    Directory,
+    /// With its attributes, if it has some of its own and they were asked for.
+    Directory(Option<FileAttributes>),
     Object(ObjectInfo),
 }
 
@@ -30,7 +32,7 @@ impl Facts {
     /// Returns whether both are a directory, or the same version of an object.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Directory, Self::Directory) => true,
+            (Self::Directory(_), Self::Directory(_)) => true,
             (Self::Object(ours), Self::Object(theirs)) => ours.is_same(theirs),
             _ => false,
         }
@@ -38,8 +40,27 @@ impl Facts {
 
     pub(super) fn kind(&self) -> FileKind {
         match self {
-            Self::Directory => FileKind::Directory,
-            Self::Object(_) => FileKind::Regular,
+            Self::Directory(_) => FileKind::Directory,
+            Self::Object(info) => info.attributes.map_or(FileKind::Regular, |attributes| attributes.kind()),
+        }
+    }
+
+    /// Returns its attributes, if they are known.
+    pub(super) fn attributes(&self) -> Option<FileAttributes> {
+        match self {
+            Self::Directory(attributes) => *attributes,
+            Self::Object(info) => info.attributes,
+        }
+    }
+
+    /// Takes over the attributes that the store has told of the same version.
+    pub(super) fn learn(&mut self, told: &Self) {
+        match (self, told) {
+            (Self::Directory(known), Self::Directory(Some(told))) => *known = Some(*told),
+            (Self::Object(known), Self::Object(told)) if told.attributes.is_some() => {
+                (known.attributes, known.modified) = (told.attributes, told.modified);
+            }
+            _ => {}
         }
     }
 }

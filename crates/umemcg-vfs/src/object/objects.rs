@@ -10,12 +10,14 @@ use umemcg::{Engine, Group};
 use umemcg_base::{Rank, RankedMutex, assert_no_locks_held};
 
 use super::absent_names::AbsentNames;
-use super::bucket::{Bucket, BucketError, ListedPart, ObjectInfo};
+use super::bucket::{Bucket, BucketError, ListedName, ListedPart, Metadata, ObjectInfo};
 use super::config::{Freshness, ObjectConfig};
 use super::content::Content;
 use super::failure_log::FailureLog;
+use super::file_labels::FileLabels;
 use super::hidden_keys::HiddenKeys;
 use super::node::{Facts, KEY_BYTES_MAX, NodeCharge, Told};
+use super::shown_attributes::ShownAttributes;
 use super::tree::{Removed, Tree};
 use crate::allowance::ReclaimEffort;
 use crate::attr::{Attr, Entry, NodeId, Timestamp};
@@ -33,8 +35,6 @@ const BELIEVED: Duration = Duration::from_secs(1);
 const SAME_OPEN: Duration = Duration::from_millis(250);
 /// How often a lookup or an open tries again while others change the same.
 const NR_LOOKUPS_MAX: usize = 16;
-/// Preferred size of a request, in bytes.
-const BLOCK_BYTES: u32 = 128 << 10;
 
 /// See the module text. One for each volume, shared with its open files.
 #[derive(Debug)]
@@ -51,9 +51,7 @@ pub(super) struct Objects {
     lists: OnceLock<NameLists>,
     freshness: Freshness,
     absent: AbsentNames,
-    owner: (u32, u32),
-    /// (C) The times of directories, which no store has.
-    since: Timestamp,
+    pub(super) shown: ShownAttributes,
     /// Last, because everything above gives memory back to it.
     pub(super) engine: Arc<Engine>,
 }
@@ -71,19 +69,17 @@ impl Objects {
             lists: OnceLock::new(),
             freshness: config.freshness,
             absent: AbsentNames::default(),
-            owner: (config.uid, config.gid),
-            since: Timestamp::now(),
+            shown: ShownAttributes {
+                are_stored: config.stores_attributes && config.bucket.keeps_metadata(),
+                owner: (config.uid, config.gid),
+                since: Timestamp::now(),
+            },
             engine: Arc::clone(engine),
         }
     }
 
     pub(super) fn lists(&self) -> Option<&NameLists> {
         self.lists.get()
-    }
-
-    /// Returns the user and the group of all files.
-    pub(super) fn owner(&self) -> (u32, u32) {
-        self.owner
     }
 
     /// Returns a node id that was never given out.
@@ -152,13 +148,48 @@ impl Objects {
     fn find(&self, key: &str) -> Result<Facts, Errno> {
         assert_no_locks_held("a request to a store");
         match self.bucket.head(key) {
-            Ok(info) => return Ok(Facts::Object(info.without_metadata())),
+            Ok(info) => return Ok(Facts::Object(self.shown.kept(&info))),
             Err(BucketError::NotFound(_)) => {}
             Err(error) => return Err(self.failures.report(&error)),
         }
-        let part = self.list(&format!("{key}/"), None, 1)?;
-        let is_there = !part.names.is_empty() || !part.hidden.is_empty() || part.next.is_some();
-        if is_there { Ok(Facts::Directory) } else { Err(Errno::NOENT) }
+        let prefix = format!("{key}/");
+        let part = self.list(&prefix, None, 1)?;
+        if part.names.is_empty() && part.hidden.is_empty() && part.next.is_none() {
+            return Err(Errno::NOENT);
+        }
+        let has_object = part.names.first().is_some_and(|listed| listed.name.is_empty());
+        if !self.shown.are_stored {
+            return Ok(Facts::Directory(None));
+        }
+        let told = if has_object { self.metadata_of(&prefix)? } else { None };
+        Ok(Facts::Directory(Some(self.shown.in_directory(&told.unwrap_or_default()))))
+    }
+
+    /// Asks the store for the metadata of an object; `None` if it is not there.
+    pub(super) fn metadata_of(&self, key: &str) -> Result<Option<Arc<Metadata>>, Errno> {
+        match self.bucket.head(key) {
+            Ok(info) => Ok(Some(info.metadata.unwrap_or_default())),
+            // A store of directories has no object that stands for one.
+            Err(BucketError::NotFound(_)) => Ok(None),
+            Err(error) => Err(self.failures.report(&error)),
+        }
+    }
+
+    /// Returns the facts about an object, and what is stored beside its bytes. May sleep for the
+    /// store.
+    ///
+    /// # Errors
+    /// `ESTALE` when it has another version by now; the store's.
+    pub(super) fn labels_of(&self, key: &str, base: &ObjectInfo) -> Result<(ObjectInfo, FileLabels), Errno> {
+        assert_no_locks_held("a request to a store");
+        match self.bucket.head(key) {
+            Ok(there) if there.is_same(base) => {
+                let labels = self.shown.labels(&there);
+                Ok((there, labels))
+            }
+            Ok(_) | Err(BucketError::NotFound(_)) => Err(Errno::STALE),
+            Err(error) => Err(self.failures.report(&error)),
+        }
     }
 
     /// Asks the store what a directory is that was known as one: mostly with one request.
@@ -167,8 +198,11 @@ impl Objects {
         let part = self.list(key, None, 2)?;
         // An object of this very key comes first, then what follows it in order.
         match part.names.iter().find(|listed| listed.name == name) {
-            Some(found) => Ok(found.object.clone().map_or(Facts::Directory, Facts::Object)),
-            None => self.find(key),
+            Some(ListedName { object: None, .. }) => Ok(Facts::Directory(None)),
+            Some(ListedName { object: Some(info), .. }) if !self.shown.are_stored => {
+                Ok(Facts::Object(info.clone()))
+            }
+            _ => self.find(key),
         }
     }
 
@@ -201,7 +235,7 @@ impl Objects {
                 tree.count(self.lists(), *node)?;
                 return Ok(self.entry(*node, tree.get(*node)?.ino, facts));
             }
-            (key, known.is_some_and(|(_, _, facts)| matches!(facts, Facts::Directory)))
+            (key, known.is_some_and(|(_, _, facts)| matches!(facts, Facts::Directory(_))))
         };
         if key.len() > KEY_BYTES_MAX {
             return Err(Errno::NAMETOOLONG.into());
@@ -214,7 +248,7 @@ impl Objects {
                 self.enter(self.reclaim_effort(), &caller.group, (parent, name), (facts, told))
             }
             Err(Errno::NOENT) if self.counts_empty(parent, name) => {
-                let known = (Facts::Directory, Told { at, thread: caller.thread });
+                let known = (Facts::Directory(None), Told { at, thread: caller.thread });
                 self.enter(self.reclaim_effort(), &caller.group, (parent, name), known)
             }
             Err(errno) => {
@@ -308,7 +342,7 @@ impl Objects {
         let (path, ino) = {
             let tree = self.tree.lock();
             let found = tree.get(node)?;
-            let is_directory = matches!(found.facts, Facts::Directory);
+            let is_directory = matches!(found.facts, Facts::Directory(_));
             if is_directory || found.is_staged() || !must_ask(found.told) {
                 return Ok((found.ino, found.shown()));
             }
@@ -318,16 +352,18 @@ impl Objects {
         let told = Told { at: Instant::now(), thread: 0 };
         match self.bucket.head(&path) {
             Ok(info) => {
-                let facts = Facts::Object(info.without_metadata());
+                let facts = Facts::Object(self.shown.kept(&info));
                 {
                     let mut tree = self.tree.lock();
                     let found = tree.get_mut(node)?;
                     if found.is_staged() || found.facts.is_same(&facts) {
-                        if told.at >= found.told.at {
+                        if told.at >= found.told.at && !found.is_staged() {
+                            found.facts.learn(&facts);
                             found.told = told;
                         }
                         if let Some(content) = &found.content {
                             content.is_outdated.store(false, Ordering::Relaxed);
+                            content.learn(found.facts.attributes());
                         }
                         return Ok((ino, found.shown()));
                     }
@@ -370,7 +406,7 @@ impl Objects {
     fn content_of(&self, caller: &Caller, node: NodeId) -> Result<Arc<Content>, VfsError> {
         let is_outdated = self.tree.lock().get(node)?.is_outdated();
         let (_, facts) = self.facts(node, |told| is_outdated || self.must_open_ask(told, caller))?;
-        if matches!(facts, Facts::Directory) {
+        if matches!(facts, Facts::Directory(_)) {
             return Err(Errno::ISDIR.into());
         }
         for _ in 0..NR_LOOKUPS_MAX {
@@ -436,54 +472,13 @@ impl Objects {
     }
 
     pub(super) fn entry(&self, node: NodeId, ino: u64, facts: &Facts) -> Entry {
-        Entry { node, generation: 0, attr: self.attr(ino, facts) }
-    }
-
-    pub(super) fn attr(&self, ino: u64, facts: &Facts) -> Attr {
-        match facts {
-            Facts::Object(info) => self.attr_of(ino, info),
-            Facts::Directory => self.attr_with(ino, 0o040_755, 0, self.since),
-        }
-    }
-
-    /// Returns the attributes of an object.
-    pub(super) fn attr_of(&self, ino: u64, info: &ObjectInfo) -> Attr {
-        self.attr_with(ino, 0o100_644, info.size, info.modified)
-    }
-
-    fn attr_with(&self, ino: u64, mode: u32, size: u64, time: Timestamp) -> Attr {
-        Attr {
-            ino,
-            size,
-            blocks: size.div_ceil(512),
-            mode,
-            nlink: 1,
-            uid: self.owner.0,
-            gid: self.owner.1,
-            rdev: 0,
-            atime: time,
-            mtime: time,
-            ctime: time,
-            btime: None,
-            blksize: BLOCK_BYTES,
-        }
-    }
-
-    /// Shows another time of the last change, as long as the object is known.
-    pub(super) fn remember_mtime(&self, node: NodeId, mtime: Timestamp) {
-        if let Ok(found) = self.tree.lock().get_mut(node)
-            && let Facts::Object(info) = &mut found.facts
-            // Without an ETag versions are told apart by their time.
-            && info.etag.is_some()
-        {
-            info.modified = mtime;
-        }
+        Entry { node, generation: 0, attr: self.shown.attr(ino, facts) }
     }
 
     /// Returns the attributes of a node. May sleep for the store.
     pub(super) fn getattr(&self, node: NodeId) -> Result<Attr, VfsError> {
         let (ino, facts) = self.facts(node, |told| !self.is_believed(told))?;
-        Ok(self.attr(ino, &facts))
+        Ok(self.shown.attr(ino, &facts))
     }
 }
 

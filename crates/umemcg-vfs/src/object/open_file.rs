@@ -13,8 +13,12 @@ use umemcg_base::ErrorCursor;
 use super::content::Content;
 use super::draft::Draft;
 use super::drafts::Drafts;
+use super::file_attributes::{FileAttributes, changes_attributes};
+use super::file_labels::FileLabels;
+use super::node::Facts;
 use super::objects::Objects;
-use crate::attr::{Attr, NodeId, SetAttr, SetTime, Timestamp};
+use super::relabeling::Relabeling;
+use crate::attr::{Attr, NodeId, SetAttr};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
@@ -65,6 +69,11 @@ impl OpenFile {
         }
     }
 
+    /// Returns the object that is open.
+    pub(super) fn object(&self) -> &Arc<Content> {
+        &self.content
+    }
+
     fn is_append(&self) -> bool {
         self.flags.contains(OFlags::APPEND)
     }
@@ -101,12 +110,17 @@ impl OpenFile {
             return Err(Errno::IO.into());
         }
         draft.set_len(&changing, len)?;
-        changing.touch();
+        changing.touch(false);
         Ok(())
     }
 
     /// Writes at an offset, or at the end.
-    fn write_to(&self, offset: Option<u64>, group: &Arc<Group>, data: &[u8]) -> Result<usize, VfsError> {
+    fn write_to(
+        &self,
+        offset: Option<u64>,
+        group: &Arc<Group>,
+        (data, kill_set_id): (&[u8], bool),
+    ) -> Result<usize, VfsError> {
         if !self.is_writable() {
             return Err(Errno::BADF.into());
         }
@@ -122,7 +136,7 @@ impl OpenFile {
                 None => draft.file.append(group, data)?.1,
                 Some(offset) => draft.file.write(group, offset, data)?,
             };
-            changing.touch();
+            changing.touch(kill_set_id);
             written
         };
         if self.is_synchronous() {
@@ -142,22 +156,32 @@ impl OpenFile {
         Ok(stored?)
     }
 
-    /// Sets the time of the last change. It is stored with what is being written; beside that it is
-    /// only remembered.
-    fn set_mtime(&self, mtime: SetTime) -> Result<(), VfsError> {
-        let mtime = match mtime {
-            SetTime::Now => Timestamp::now(),
-            SetTime::At(time) => time,
+    /// Changes attributes. Where they are not stored with the objects, they are with what is being
+    /// written, and beside that only remembered.
+    fn change_attributes(&self, group: &Arc<Group>, change: &SetAttr) -> Result<(), VfsError> {
+        let change_labels = |labels: &mut FileLabels| {
+            labels.attributes.change(change);
+            Ok(())
         };
-        let drafts = self.drafts()?;
-        match self.content.draft().filter(|draft| draft.is_unsaved()) {
-            Some(draft) => {
-                let changing = drafts.begin_change(&self.content, draft)?;
-                draft.set_mtime(&changing, mtime);
-            }
-            None => self.objects.remember_mtime(self.node, mtime),
+        let is_unsaved = self.content.draft().is_some_and(|draft| draft.is_unsaved());
+        if self.objects.shown.are_stored || is_unsaved {
+            let (drafts, node, content) = (self.drafts()?, self.node, &self.content);
+            return Relabeling { drafts, node, content, group, change: &change_labels }.run();
+        }
+        let mut attributes = self.attributes();
+        attributes.change(change);
+        if let Ok(found) = self.objects.tree.lock().get_mut(self.node)
+            && let Facts::Object(info) = &mut found.facts
+        {
+            info.attributes = Some(attributes);
+            self.content.learn(Some(attributes));
         }
         Ok(())
+    }
+
+    fn attributes(&self) -> FileAttributes {
+        let shown = self.content.shown();
+        shown.attributes.unwrap_or(self.objects.shown.of_file(shown.modified))
     }
 }
 
@@ -197,7 +221,7 @@ impl VolumeFile for OpenFile {
         Ok(self.content.file_of(&read).step_read(group, read, &self.readahead)?)
     }
 
-    fn try_write(&self, group: &Arc<Group>, offset: u64, data: &[u8], _: bool) -> Option<usize> {
+    fn try_write(&self, group: &Arc<Group>, offset: u64, data: &[u8], kill: bool) -> Option<usize> {
         if !self.is_writable() || self.is_append() || self.is_synchronous() || data.is_empty() {
             return None;
         }
@@ -207,18 +231,18 @@ impl VolumeFile for OpenFile {
         }
         let changing = draft.try_begin_change()?.ok()?;
         let written = draft.file.try_write(group, offset, data)?;
-        changing.touch();
+        changing.touch(kill);
         Some(written)
     }
 
-    fn write(&self, group: &Arc<Group>, offset: u64, data: &[u8], _: bool) -> Result<usize, VfsError> {
-        self.write_to((!self.is_append()).then_some(offset), group, data)
+    fn write(&self, group: &Arc<Group>, offset: u64, data: &[u8], kill: bool) -> Result<usize, VfsError> {
+        self.write_to((!self.is_append()).then_some(offset), group, (data, kill))
     }
 
     fn write_mapped(&self, group: &Arc<Group>, offset: u64, data: &[u8]) -> Result<usize, VfsError> {
         let mut done = 0;
         while done < data.len() {
-            done += self.write_to(Some(offset + done as u64), group, &data[done..])?;
+            done += self.write_to(Some(offset + done as u64), group, (&data[done..], false))?;
         }
         Ok(done)
     }
@@ -260,7 +284,7 @@ impl VolumeFile for OpenFile {
         mode: FallocateFlags,
         offset: u64,
         len: u64,
-        _: bool,
+        kill_set_id: bool,
     ) -> Result<(), VfsError> {
         const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
         if !self.is_writable() {
@@ -303,7 +327,7 @@ impl VolumeFile for OpenFile {
                 draft.file.allocate(Some(end), || Ok(()))?;
             }
         }
-        changing.touch();
+        changing.touch(kill_set_id);
         Ok(())
     }
 
@@ -317,21 +341,21 @@ impl VolumeFile for OpenFile {
         }
     }
     fn getattr(&self) -> Result<Attr, VfsError> {
-        Ok(self.objects.attr_of(self.ino, &self.content.shown()))
+        Ok(self.objects.shown.attr_of(self.ino, &self.content.shown()))
     }
 
-    /// Changes the length and the time of the last change; all else has one value for all files.
-    ///
     /// # Errors
-    /// `EPERM` for another mode or owner; as [`write`](Self::write).
+    /// `EPERM` for another mode or owner where all files have the same; as [`write`](Self::write).
     fn setattr(&self, caller: &Caller, change: &SetAttr) -> Result<Attr, VfsError> {
         self.drafts()?;
-        check_change(change, &self.getattr()?)?;
+        if !self.objects.shown.are_stored {
+            self.attributes().check_unchanged(change)?;
+        }
         if let Some(len) = change.size {
             self.truncate(&caller.group, len)?;
         }
-        if let Some(mtime) = change.mtime {
-            self.set_mtime(mtime)?;
+        if changes_attributes(change) {
+            self.change_attributes(&caller.group, change)?;
         }
         self.getattr()
     }
@@ -340,15 +364,4 @@ impl VolumeFile for OpenFile {
 /// Returns whether an open wants to change something.
 pub(super) fn wants_to_write(flags: OFlags) -> bool {
     flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC)
-}
-
-/// Refuses a change of what has one value for all files.
-///
-/// # Errors
-/// `EPERM`.
-pub(super) fn check_change(change: &SetAttr, attr: &Attr) -> Result<(), Errno> {
-    let is_as_before = change.mode.is_none_or(|mode| mode & 0o7777 == attr.mode & 0o7777)
-        && change.uid.is_none_or(|uid| uid == attr.uid)
-        && change.gid.is_none_or(|gid| gid == attr.gid);
-    if is_as_before { Ok(()) } else { Err(Errno::PERM) }
 }

@@ -122,20 +122,20 @@ impl Renaming<'_> {
 
     /// Notes that the bytes of a node are in another object.
     fn move_object(&self, node: NodeId, (key, info): (&str, &ObjectInfo)) {
+        let info = self.volume.objects.shown.kept(info);
         let content = {
             let mut tree = self.volume.objects.tree.lock();
             let Ok(found) = tree.get_mut(node) else { return };
             if let Facts::Object(known) = &mut found.facts {
-                // The time is the file's; without an ETag it tells versions apart.
-                let modified = info.etag.as_ref().map_or(info.modified, |_| known.modified);
-                *known = ObjectInfo { modified, ..info.without_metadata() };
+                let attributes = info.attributes.or(known.attributes);
+                *known = ObjectInfo { attributes, ..info.clone() };
             }
             found.content.clone()
         };
         if let Some(content) = content {
-            content.move_to(key, info);
+            content.move_to(key, &info);
             if let Some(draft) = content.draft() {
-                draft.rebase(info.clone());
+                draft.rebase(&info);
             }
         }
     }
@@ -169,7 +169,8 @@ impl Renaming<'_> {
         let bytes = keys.iter().map(|(key, _)| (2 * key.len() + 2 * size_of::<ObjectInfo>()) as u64).sum();
         let _charge = HandleCharge::take(objects.reclaim_effort(), &objects.engine, self.group, bytes)?;
         if keys.is_empty() {
-            self.volume.make_directory(new_key)?;
+            let known = objects.tree.lock().get(node)?.facts.attributes();
+            self.volume.make_directory(new_key, known.unwrap_or(objects.shown.of_directory()))?;
         }
         let mut moved = BTreeMap::new();
         for (key, info) in &keys {

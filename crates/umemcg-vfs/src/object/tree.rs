@@ -49,7 +49,7 @@ pub(super) struct Tree {
 impl Tree {
     pub(super) fn new(now: Instant) -> Self {
         let told = Told { at: now, thread: 0 };
-        let mut root = Node::new("".into(), (NodeId::ROOT, 0), (Facts::Directory, told));
+        let mut root = Node::new("".into(), (NodeId::ROOT, 0), (Facts::Directory(None), told));
         (root.nlookup, root.ino) = (1, 1);
         Self { nodes: HashMap::from([(NodeId::ROOT, Box::new(root))]) }
     }
@@ -145,11 +145,26 @@ impl Tree {
             if !found.facts.is_same(facts) {
                 return None;
             }
+            found.facts.learn(facts);
             found.told = told;
         }
         self.note_below(parent, told);
         self.count(lists, node).ok()?;
         Some(node)
+    }
+
+    /// Returns the facts about a name as they are known with its attributes, if a listing tells of
+    /// the same version, and nothing that speaks against them.
+    pub(super) fn known_facts(&self, parent: NodeId, name: &str, listed: &Facts) -> Option<Facts> {
+        let (_, found) = self.child(parent, name)?;
+        let is_as_before = match (&found.facts, listed) {
+            (Facts::Object(known), Facts::Object(listed)) => {
+                known.is_same(listed) && known.modified.seconds == listed.modified.seconds
+            }
+            (known, listed) => known.is_same(listed),
+        };
+        let shown = found.shown();
+        ((is_as_before || found.is_staged()) && shown.attributes().is_some()).then_some(shown)
     }
 
     /// Notes that a name was told of a directory: so it is there.

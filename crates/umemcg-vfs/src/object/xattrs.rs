@@ -1,45 +1,77 @@
-//! Extended attributes of a volume of objects: there are none.
+//! Extended attributes of a volume of objects: those of users, if files have attributes of their
+//! own.
 
 use std::ffi::OsStr;
 
-use rustix::fs::XattrFlags;
+use rustix::fs::{OFlags, XattrFlags};
 use rustix::io::Errno;
 
 use super::ObjectVolume;
+use super::file_labels::{FileLabels, LabelChange};
+use super::node::Facts;
+use super::relabeling::Relabeling;
 use crate::attr::NodeId;
 use crate::caller::Caller;
 use crate::error::VfsError;
-use crate::volume::Xattrs;
+use crate::volume::{VolumeFile, Xattrs};
+
+/// What the names begin with.
+const USER: &str = "user.";
 
 impl ObjectVolume {
-    /// Returns why an attribute cannot be set.
-    fn refusal(&self) -> VfsError {
-        self.drafts().err().unwrap_or(Errno::OPNOTSUPP).into()
+    /// Returns the name of an attribute that a file may have.
+    fn xattr_name<'n>(&self, name: &'n OsStr) -> Option<&'n str> {
+        let name = name.to_str().filter(|name| name.starts_with(USER));
+        name.filter(|_| self.objects.shown.are_stored)
+    }
+
+    fn change_xattrs(&self, caller: &Caller, node: NodeId, change: LabelChange<'_>) -> Result<(), VfsError> {
+        let drafts = self.drafts()?;
+        if matches!(self.objects.tree.lock().get(node)?.facts, Facts::Directory(_)) {
+            return self.relabel_directory(node, change);
+        }
+        let file = self.open_file(caller, node, OFlags::RDWR)?;
+        Relabeling { drafts, node, content: file.object(), group: &caller.group, change }.run()?;
+        // No close follows.
+        file.fsync(false)
     }
 }
 
 impl Xattrs for ObjectVolume {
-    fn getxattr(&self, _: NodeId, _: &OsStr) -> Result<Vec<u8>, VfsError> {
-        Err(Errno::NODATA.into())
+    fn getxattr(&self, node: NodeId, name: &OsStr) -> Result<Vec<u8>, VfsError> {
+        let name = self.xattr_name(name).ok_or(Errno::NODATA)?;
+        Ok(self.labels(node)?.xattrs().remove(name).ok_or(Errno::NODATA)?)
     }
-    fn is_known_absent(&self, _: NodeId, _: &OsStr) -> bool {
-        true
+
+    fn is_known_absent(&self, _: NodeId, name: &OsStr) -> bool {
+        self.xattr_name(name).is_none()
     }
+
     fn setxattr(
         &self,
-        _: &Caller,
-        _: NodeId,
-        _: &OsStr,
-        _: &[u8],
-        _: XattrFlags,
+        caller: &Caller,
+        node: NodeId,
+        name: &OsStr,
+        value: &[u8],
+        flags: XattrFlags,
         _: bool,
     ) -> Result<(), VfsError> {
-        Err(self.refusal())
+        self.drafts()?;
+        let name = self.xattr_name(name).ok_or(Errno::OPNOTSUPP)?;
+        self.change_xattrs(caller, node, &|labels: &mut FileLabels| labels.set_xattr(name, value, flags))
     }
-    fn listxattr(&self, _: &Caller, _: NodeId) -> Result<Vec<u8>, VfsError> {
-        Ok(Vec::new())
+
+    fn listxattr(&self, _: &Caller, node: NodeId) -> Result<Vec<u8>, VfsError> {
+        if !self.objects.shown.are_stored {
+            return Ok(Vec::new());
+        }
+        let names = self.labels(node)?.xattrs().into_keys().filter(|name| name.starts_with(USER));
+        Ok(names.flat_map(|name| [name.as_bytes(), b"\0"].concat()).collect())
     }
-    fn removexattr(&self, _: NodeId, _: &OsStr) -> Result<(), VfsError> {
-        Err(self.refusal())
+
+    fn removexattr(&self, caller: &Caller, node: NodeId, name: &OsStr) -> Result<(), VfsError> {
+        self.drafts()?;
+        let name = self.xattr_name(name).ok_or(Errno::NODATA)?;
+        self.change_xattrs(caller, node, &|labels: &mut FileLabels| labels.remove_xattr(name))
     }
 }

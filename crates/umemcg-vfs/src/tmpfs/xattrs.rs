@@ -31,7 +31,7 @@ impl Xattrs for Tmpfs {
         Ok(self.inode(node)?.listxattr(caller.uid == 0))
     }
 
-    fn removexattr(&self, node: NodeId, name: &OsStr) -> Result<(), VfsError> {
+    fn removexattr(&self, _: &Caller, node: NodeId, name: &OsStr) -> Result<(), VfsError> {
         Ok(self.inode(node)?.removexattr(name)?)
     }
 }

@@ -134,7 +134,7 @@ impl Mounted {
             Op::RemoveXattr(p) => {
                 let node = self.find(p)?.node;
                 let value = vfs.getxattr(node, name("user.test")).map_err(no)?;
-                vfs.removexattr(node, name("user.test")).map_err(no)?;
+                vfs.removexattr(&caller, node, name("user.test")).map_err(no)?;
                 return Ok(format!("{value:?}"));
             }
             Op::Stat(p) => return Ok(Self::describe(&self.find(p)?.attr)),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use umemcg_vfs::Timestamp;
@@ -15,6 +15,8 @@ use umemcg_vfs::object::{
 struct Object {
     bytes: Vec<u8>,
     version: u64,
+    /// Seconds after that of its version.
+    nr_touched: i64,
     metadata: Metadata,
 }
 
@@ -47,6 +49,8 @@ pub struct MemoryBucket {
     uploads: Mutex<BTreeMap<String, String>>,
     /// Of the next changes, one after another.
     change_faults: Mutex<VecDeque<ChangeFault>>,
+    /// Metadata cannot be replaced.
+    pub stores_anew: AtomicBool,
     /// Every request fails with this.
     pub failure: Mutex<Option<BucketError>>,
 }
@@ -64,7 +68,10 @@ impl MemoryBucket {
 
     pub fn put_with(&self, key: &str, bytes: impl Into<Vec<u8>>, metadata: Metadata) {
         let version = self.next_version.fetch_add(1, Ordering::Relaxed);
-        self.objects.lock().unwrap().insert(key.into(), Object { bytes: bytes.into(), version, metadata });
+        self.objects
+            .lock()
+            .unwrap()
+            .insert(key.into(), Object { bytes: bytes.into(), version, nr_touched: 0, metadata });
     }
 
     /// Returns the bytes and the metadata of an object.
@@ -126,7 +133,12 @@ impl MemoryBucket {
     }
 
     fn new_object(&self, bytes: Vec<u8>, metadata: Metadata) -> Object {
-        Object { bytes, version: self.next_version.fetch_add(1, Ordering::Relaxed), metadata }
+        Object { bytes, version: self.next_version.fetch_add(1, Ordering::Relaxed), nr_touched: 0, metadata }
+    }
+
+    /// Has another program replace the metadata of an object by the same.
+    pub fn touch(&self, key: &str) {
+        self.objects.lock().unwrap().get_mut(key).unwrap().nr_touched += 1000;
     }
 
     pub fn delete(&self, key: &str) {
@@ -152,9 +164,13 @@ impl MemoryBucket {
 fn info_of(object: &Object) -> ObjectInfo {
     ObjectInfo {
         size: object.bytes.len() as u64,
-        modified: Timestamp { seconds: 1_000_000 + object.version as i64, nanoseconds: 0 },
+        modified: Timestamp {
+            seconds: 1_000_000 + object.version as i64 + object.nr_touched,
+            nanoseconds: 0,
+        },
         etag: Some(format!("\"{}\"", object.version).into()),
         metadata: Some(Arc::new(object.metadata.clone())),
+        attributes: None,
     }
 }
 
@@ -316,6 +332,31 @@ impl Bucket for MemoryBucket {
             let info = info_of(&copy);
             objects.insert(to.into(), copy);
             Ok(Some(info))
+        });
+        made.map(Option::unwrap)
+    }
+
+    fn keeps_metadata(&self) -> bool {
+        true
+    }
+
+    fn replaces_metadata(&self, _: u64) -> bool {
+        !self.stores_anew.load(Ordering::Relaxed)
+    }
+
+    fn replace_metadata(
+        &self,
+        key: &str,
+        info: &ObjectInfo,
+        metadata: &Metadata,
+    ) -> Result<ObjectInfo, BucketError> {
+        self.count(&self.copies)?;
+        let expected = Expected::Same(info.clone());
+        let made = self.change(key, &expected, self.next_fault().as_ref(), |objects| {
+            let object = objects.get_mut(key).ok_or_else(|| BucketError::NotFound(key.into()))?;
+            object.metadata = metadata.clone();
+            object.nr_touched += 1000;
+            Ok(Some(info_of(object)))
         });
         made.map(Option::unwrap)
     }

@@ -230,7 +230,8 @@ impl World {
         changed
     }
 
-    /// Returns the names in a directory, with their lengths.
+    /// Returns the names in a directory, with their lengths, which are looked up where they do not
+    /// come with the names.
     pub fn names(&self, path: &str) -> Vec<(String, u64)> {
         let entry = (!path.is_empty()).then(|| self.find(path).unwrap());
         let node = entry.map_or(ROOT, |entry| entry.node);
@@ -257,6 +258,9 @@ impl World {
             }
         }
         drop(directory);
+        for (name, len) in names.iter_mut().filter(|(_, len)| *len == u64::MAX) {
+            *len = self.attr(&format!("{path}/{name}")).unwrap().size;
+        }
         entry.inspect(|entry| self.volume.forget(entry.node, 1));
         names.sort();
         names
@@ -301,6 +305,7 @@ pub fn config(bucket: &Arc<MemoryBucket>, staging: &Path, max_bytes: u64) -> Obj
     ObjectConfig {
         bucket: Arc::clone(bucket) as _,
         freshness: Freshness::CloseToOpen,
+        stores_attributes: true,
         uid: 7,
         gid: 8,
         staging: Some(StagingConfig { dir: staging.to_owned(), max_bytes }),

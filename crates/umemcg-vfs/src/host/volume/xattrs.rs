@@ -114,7 +114,7 @@ impl Xattrs for HostVolume {
     /// # Errors
     /// `ENODATA`, `EPERM`, and the host's. Removing capabilities that were shown and have been
     /// cleared since succeeds.
-    fn removexattr(&self, node: NodeId, name: &OsStr) -> Result<(), VfsError> {
+    fn removexattr(&self, _: &Caller, node: NodeId, name: &OsStr) -> Result<(), VfsError> {
         let name = attribute(name)?;
         let held = self.inodes.descriptor(node)?;
         let removed = self.change_attributes(node, &held, || {

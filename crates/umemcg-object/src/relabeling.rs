@@ -1,0 +1,88 @@
+//! An object whose metadata are replaced: S3 copies it onto itself, with others.
+//!
+//! The condition is on the object as the source and as what is replaced, so that bytes which
+//! another program has stored meanwhile stay. The new metadata have a mark of their own, by which
+//! the change is known when its answer was lost.
+
+use std::sync::Arc;
+
+use http::header::{HeaderName, HeaderValue};
+use object_store::{CopyOptions, Error};
+use umemcg_vfs::object::{BucketError, Expected, Metadata, ObjectInfo};
+
+use crate::amendment::{AMENDMENT, Amendment};
+use crate::asked_bucket::{AskedBucket, Place, strong_etag};
+use crate::copy::SOURCE_IF_MATCH;
+use crate::metadata::{attributes_of, mark_of};
+use crate::upload::headers_of;
+
+/// Longest object that S3 copies with one request.
+pub(crate) const COPY_BYTES_MAX: u64 = 5 << 30;
+
+const DIRECTIVE: HeaderName = HeaderName::from_static("x-amz-metadata-directive");
+const PREFIX: &str = "x-amz-meta-";
+
+/// See the module text.
+pub(crate) struct Relabeling<'a> {
+    pub(crate) asked: &'a Arc<AskedBucket>,
+    pub(crate) key: &'a str,
+    pub(crate) place: Place,
+    /// The version whose metadata are replaced.
+    pub(crate) info: &'a ObjectInfo,
+    /// With a mark.
+    pub(crate) metadata: &'a Metadata,
+}
+
+impl Relabeling<'_> {
+    pub(crate) fn run(&self) -> Result<ObjectInfo, BucketError> {
+        let (asked, path) = (self.asked, &self.place.path);
+        let amendment = self.amendment()?;
+        // Some stores take no notice of the conditions.
+        let before = asked.find(self.key, &self.place)?;
+        if !before.info.is_same(self.info) {
+            return Err(asked.changed("COPY", self.key, Some(&before)));
+        }
+        let copied = asked.store.objects.copy_opts(path, path, CopyOptions::default());
+        let copied = asked.runtime.block_on(AMENDMENT.scope(amendment, copied));
+        let found = match &copied {
+            Ok(()) => asked.find(self.key, &self.place)?,
+            Err(error) => match asked.find_any(self.key, &self.place) {
+                Ok(Some(found)) => found,
+                _ => return Err(self.failed(error)),
+            },
+        };
+        if found.mark() == mark_of(self.metadata) {
+            return Ok(found.info);
+        }
+        Err(match copied {
+            Err(error) if found.info.is_same(self.info) => self.failed(&error),
+            // Another program was there meanwhile.
+            _ => asked.changed("COPY", self.key, Some(&found)),
+        })
+    }
+
+    fn amendment(&self) -> Result<Amendment, BucketError> {
+        let no_header = || {
+            let url = &self.asked.url;
+            BucketError::Source(format!("COPY of {:?} in {url}: metadata that no header can have", self.key))
+        };
+        attributes_of(self.metadata).ok_or_else(no_header)?;
+        let mut headers = headers_of(&Expected::Same(self.info.clone()));
+        let etag = strong_etag(self.info).and_then(|etag| HeaderValue::from_str(etag).ok());
+        headers.extend(etag.map(|etag| (SOURCE_IF_MATCH, etag)));
+        headers.push((DIRECTIVE, HeaderValue::from_static("REPLACE")));
+        for (name, value) in self.metadata {
+            let name = HeaderName::try_from(format!("{PREFIX}{name}")).map_err(|_| no_header())?;
+            headers.push((name, HeaderValue::from_str(value).map_err(|_| no_header())?));
+        }
+        Ok(Amendment { headers, ..Amendment::default() })
+    }
+
+    fn failed(&self, error: &Error) -> BucketError {
+        match self.asked.failed("COPY", self.key, error) {
+            // It has not changed; the store refuses for another reason.
+            BucketError::Changed(text) => BucketError::Unavailable(text),
+            failed => failed,
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! What is stored beside the bytes of a file: its attributes, and further metadata of its object,
+//! such as extended attributes and what other programs have stored there.
+//!
+//! Extended attributes are as s3fs stores them: one value, `xattr`, which is JSON with a name and
+//! its value in base 64 for each, with all but letters and digits as percent and hexadecimal
+//! digits.
+
+use std::collections::BTreeMap;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use rustix::fs::XattrFlags;
+use rustix::io::Errno;
+
+use super::bucket::{Metadata, UPLOAD_MARK};
+use super::file_attributes::{FileAttributes, NAMES};
+
+/// Most bytes of metadata: S3's limit.
+const BYTES_MAX: usize = 2 << 10;
+/// Those of the mark of an upload.
+const MARK_BYTES: usize = 64;
+const XATTR: &str = "xattr";
+
+/// See the module text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct FileLabels {
+    pub(super) attributes: FileAttributes,
+    others: Metadata,
+}
+
+/// A change of what is stored beside the bytes of a file.
+pub(super) type LabelChange<'a> = &'a dyn Fn(&mut FileLabels) -> Result<(), Errno>;
+
+impl FileLabels {
+    /// Returns those of a file that has none but attributes.
+    pub(super) fn new(attributes: FileAttributes) -> Self {
+        Self { attributes, others: Metadata::new() }
+    }
+
+    /// Returns what the metadata of an object tell; see [`FileAttributes::of`].
+    pub(super) fn of(metadata: &Metadata, usual: &FileAttributes) -> Self {
+        let is_other = |name: &str| name != UPLOAD_MARK && !NAMES.contains(&name);
+        let others = metadata.iter().filter(|(name, _)| is_other(name)).cloned().collect();
+        Self { attributes: FileAttributes::of(metadata, usual), others }
+    }
+
+    /// Returns them as the metadata of an object.
+    pub(super) fn to_metadata(&self) -> Metadata {
+        let mut metadata = self.attributes.to_metadata();
+        metadata.extend(self.others.iter().cloned());
+        metadata
+    }
+
+    /// Returns how many bytes the metadata are.
+    pub(super) fn bytes(&self) -> usize {
+        self.to_metadata().iter().map(|(name, value)| name.len() + value.len()).sum()
+    }
+
+    /// Returns the extended attributes. Those that cannot be read are none.
+    pub(super) fn xattrs(&self) -> BTreeMap<String, Vec<u8>> {
+        let value = self.others.iter().find(|(name, _)| name == XATTR).map(|(_, value)| value);
+        let text = value.and_then(|value| percent_decode_str(value).decode_utf8().ok());
+        let encoded = text.and_then(|text| serde_json::from_str::<BTreeMap<String, String>>(&text).ok());
+        let decoded = |(name, value): (String, String)| Some((name, BASE64.decode(value).ok()?));
+        encoded.unwrap_or_default().into_iter().filter_map(decoded).collect()
+    }
+
+    /// Sets an extended attribute.
+    ///
+    /// # Errors
+    /// `EEXIST`, `ENODATA` as the flags say; `ENOSPC` if the store does not take so many bytes.
+    pub(super) fn set_xattr(&mut self, name: &str, value: &[u8], flags: XattrFlags) -> Result<(), Errno> {
+        let mut xattrs = self.xattrs();
+        match xattrs.contains_key(name) {
+            true if flags.contains(XattrFlags::CREATE) => return Err(Errno::EXIST),
+            false if flags.contains(XattrFlags::REPLACE) => return Err(Errno::NODATA),
+            _ => {}
+        }
+        xattrs.insert(name.to_owned(), value.to_vec());
+        let mut changed = self.clone();
+        changed.set_xattrs(xattrs);
+        if changed.bytes() + UPLOAD_MARK.len() + MARK_BYTES > BYTES_MAX {
+            return Err(Errno::NOSPC);
+        }
+        *self = changed;
+        Ok(())
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// `ENODATA`.
+    pub(super) fn remove_xattr(&mut self, name: &str) -> Result<(), Errno> {
+        let mut xattrs = self.xattrs();
+        xattrs.remove(name).ok_or(Errno::NODATA)?;
+        self.set_xattrs(xattrs);
+        Ok(())
+    }
+
+    fn set_xattrs(&mut self, xattrs: BTreeMap<String, Vec<u8>>) {
+        self.others.retain(|(name, _)| name != XATTR);
+        if !xattrs.is_empty() {
+            let encoded: BTreeMap<_, _> =
+                xattrs.iter().map(|(name, value)| (name, BASE64.encode(value))).collect();
+            let text = serde_json::to_string(&encoded).unwrap_or_default();
+            self.others.push((XATTR.to_owned(), utf8_percent_encode(&text, NON_ALPHANUMERIC).to_string()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::file_attributes::REGULAR;
+    use super::*;
+    use crate::attr::Timestamp;
+
+    fn usual() -> FileAttributes {
+        FileAttributes::new(REGULAR | 0o644, (7, 8), Timestamp::default())
+    }
+
+    #[test]
+    fn extended_attributes_are_as_s3fs_stores_them() {
+        let mut labels = FileLabels::new(usual());
+        labels.set_xattr("user.a", b"b", XattrFlags::empty()).unwrap();
+        assert_eq!(labels.others, [("xattr".into(), "%7B%22user%2Ea%22%3A%22Yg%3D%3D%22%7D".into())]);
+        assert_eq!(labels.set_xattr("user.a", b"", XattrFlags::CREATE), Err(Errno::EXIST));
+        assert_eq!(labels.set_xattr("user.b", b"", XattrFlags::REPLACE), Err(Errno::NODATA));
+        labels.set_xattr("user.\"ü,:", b"\0\xff", XattrFlags::CREATE).unwrap();
+        let again = FileLabels::of(&labels.to_metadata(), &usual());
+        assert_eq!((again.xattrs().len(), &again.xattrs()["user.\"ü,:"][..]), (2, &b"\0\xff"[..]));
+        assert_eq!(again, labels);
+        labels.remove_xattr("user.a").unwrap();
+        labels.remove_xattr("user.\"ü,:").unwrap();
+        assert_eq!(labels.remove_xattr("user.a"), Err(Errno::NODATA));
+        assert_eq!(labels, FileLabels::new(usual()));
+    }
+
+    #[test]
+    fn there_is_room_for_two_kilobytes() {
+        let mut labels = FileLabels::new(usual());
+        assert_eq!(labels.set_xattr("user.long", &[0; 2000], XattrFlags::empty()), Err(Errno::NOSPC));
+        assert_eq!(labels, FileLabels::new(usual()), "nothing has changed");
+        labels.set_xattr("user.long", &[0; 1000], XattrFlags::empty()).unwrap();
+    }
+
+    #[test]
+    fn what_others_stored_stays_and_what_makes_no_sense_is_none() {
+        let of = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let metadata =
+            vec![of("colour", "red"), of("xattr", "%7B"), of(UPLOAD_MARK, "1"), of("mode", "33188")];
+        let mut labels = FileLabels::of(&metadata, &usual());
+        assert_eq!(labels.others, [of("colour", "red"), of("xattr", "%7B")]);
+        assert!(labels.xattrs().is_empty());
+        labels.set_xattr("user.a", b"b", XattrFlags::empty()).unwrap();
+        assert_eq!(labels.others[0], of("colour", "red"));
+    }
+}

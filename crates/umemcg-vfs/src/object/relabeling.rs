@@ -1,0 +1,74 @@
+//! A change of what is stored beside the bytes of a file.
+//!
+//! What is being written takes the change along. Otherwise the metadata of the object are replaced
+//! where the store can do that, and where it cannot, the object is stored anew.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::io::Errno;
+use umemcg::Group;
+
+use super::bucket::ObjectInfo;
+use super::content::Content;
+use super::drafts::Drafts;
+use super::file_labels::LabelChange;
+use super::node::{Facts, Told};
+use crate::attr::NodeId;
+use crate::error::VfsError;
+
+/// A change of the labels of a file.
+pub(super) struct Relabeling<'a> {
+    pub(super) drafts: &'a Drafts,
+    pub(super) node: NodeId,
+    pub(super) content: &'a Arc<Content>,
+    pub(super) group: &'a Arc<Group>,
+    pub(super) change: LabelChange<'a>,
+}
+
+impl Relabeling<'_> {
+    /// Makes it. May sleep for memory, the disk and the store. What is not in the store when this
+    /// returns is with the next `fsync` or `close`.
+    ///
+    /// # Errors
+    /// Those of `change`; `ESTALE` when the object was replaced meanwhile; as a write's.
+    pub(super) fn run(&self) -> Result<(), VfsError> {
+        let Self { drafts, node, content, group, change } = *self;
+        let replaces = drafts.objects.bucket.replaces_metadata(content.place().info.size);
+        let is_unsaved = || content.draft().is_some_and(|draft| draft.is_unsaved());
+        if replaces && !is_unsaved() {
+            let _turn = drafts.turns.take(node);
+            // It may have begun to change meanwhile.
+            if !is_unsaved() {
+                return self.replace();
+            }
+        }
+        let draft = drafts.draft_of((node, content), group, u64::MAX)?;
+        let changing = drafts.begin_change(content, draft)?;
+        Ok(draft.change_labels(&changing, change)?)
+    }
+
+    /// Replaces the metadata of an object, by the thread that has its turn.
+    fn replace(&self) -> Result<(), VfsError> {
+        let Self { drafts, node, content, change, .. } = *self;
+        let objects = &drafts.objects;
+        let draft = content.draft();
+        let base = draft.map_or_else(|| Some(content.place().info), |draft| draft.base());
+        let base = base.ok_or(Errno::STALE)?;
+        let key = objects.tree.lock().path(node)?;
+        let (there, mut labels) = objects.labels_of(&key, &base)?;
+        change(&mut labels)?;
+        let replaced = objects.bucket.replace_metadata(&key, &there, &labels.to_metadata());
+        let info = replaced.map_err(|error| objects.failures.report(&error))?;
+        let info = ObjectInfo { attributes: Some(labels.attributes), ..info.without_metadata() };
+        if let Ok(found) = objects.tree.lock().get_mut(node) {
+            found.facts = Facts::Object(info.clone());
+            found.told = Told { at: Instant::now(), thread: 0 };
+        }
+        content.move_to(&key, &info);
+        if let Some(draft) = draft {
+            draft.relabel(&info, labels);
+        }
+        Ok(())
+    }
+}

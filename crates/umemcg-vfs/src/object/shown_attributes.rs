@@ -1,0 +1,86 @@
+//! How the files of a volume are shown: with the attributes that are stored with their objects, or
+//! all with the same.
+
+use super::bucket::{Metadata, ObjectInfo};
+use super::file_attributes::{DIRECTORY, FileAttributes, REGULAR};
+use super::file_labels::FileLabels;
+use super::node::Facts;
+use crate::attr::{Attr, Timestamp};
+
+/// Preferred size of a request, in bytes.
+const BLOCK_BYTES: u32 = 128 << 10;
+
+/// See the module text.
+#[derive(Debug)]
+pub(super) struct ShownAttributes {
+    /// They are stored with the objects, and asked for: a listing does not tell them.
+    pub(super) are_stored: bool,
+    /// The user and the group of a file of which nothing else is known.
+    pub(super) owner: (u32, u32),
+    /// The time of a directory of which nothing else is known.
+    pub(super) since: Timestamp,
+}
+
+impl ShownAttributes {
+    /// Returns those of a file that was changed last at a time.
+    pub(super) fn of_file(&self, time: Timestamp) -> FileAttributes {
+        FileAttributes::new(REGULAR | 0o644, self.owner, time)
+    }
+
+    /// Returns those of a directory.
+    pub(super) fn of_directory(&self) -> FileAttributes {
+        FileAttributes::new(DIRECTORY | 0o755, self.owner, self.since)
+    }
+
+    /// Returns those of a directory whose object has these metadata.
+    pub(super) fn in_directory(&self, metadata: &Metadata) -> FileAttributes {
+        FileAttributes::of(metadata, &self.of_directory())
+    }
+
+    /// Returns what is stored beside the bytes of an object.
+    pub(super) fn labels(&self, info: &ObjectInfo) -> FileLabels {
+        let metadata = info.metadata.as_deref();
+        FileLabels::of(metadata.unwrap_or(&Metadata::new()), &self.of_file(info.modified))
+    }
+
+    /// Returns what is kept of the facts about an object: with its attributes, if it has some of
+    /// its own.
+    pub(super) fn kept(&self, info: &ObjectInfo) -> ObjectInfo {
+        let usual = self.of_file(info.modified);
+        let told = info.metadata.as_deref().filter(|_| self.are_stored);
+        let attributes = told.map(|metadata| FileAttributes::of(metadata, &usual)).or(info.attributes);
+        ObjectInfo { attributes, ..info.without_metadata() }
+    }
+
+    /// Returns the attributes of a name.
+    pub(super) fn attr(&self, ino: u64, facts: &Facts) -> Attr {
+        match facts {
+            Facts::Object(info) => self.attr_of(ino, info),
+            Facts::Directory(told) => attr_with(ino, &told.unwrap_or(self.of_directory()), 0),
+        }
+    }
+
+    /// Returns the attributes of an object.
+    pub(super) fn attr_of(&self, ino: u64, info: &ObjectInfo) -> Attr {
+        attr_with(ino, &info.attributes.unwrap_or(self.of_file(info.modified)), info.size)
+    }
+}
+
+fn attr_with(ino: u64, shown: &FileAttributes, size: u64) -> Attr {
+    let FileAttributes { mode, uid, gid, atime, mtime, ctime } = *shown;
+    Attr {
+        ino,
+        size,
+        blocks: size.div_ceil(512),
+        mode,
+        nlink: 1,
+        uid,
+        gid,
+        rdev: 0,
+        atime,
+        mtime,
+        ctime,
+        btime: None,
+        blksize: BLOCK_BYTES,
+    }
+}
