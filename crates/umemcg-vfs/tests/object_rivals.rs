@@ -4,11 +4,48 @@
 mod common;
 
 use common::memory_bucket::ChangeFault;
-use common::object_world::{World, errno};
+use common::object_world::{World, config, errno};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use umemcg_vfs::object::BucketError;
-use umemcg_vfs::{OFlags, RenameFlags, SetAttr};
+use umemcg_vfs::{OFlags, ObjectVolume, RenameFlags, SetAttr};
+
+const BOUND: Duration = Duration::from_secs(60);
+
+/// A request that stops until it is let go.
+struct Gate {
+    reached: Receiver<()>,
+    go: Sender<()>,
+}
+
+impl Gate {
+    /// Stops the first request of a method for a key.
+    fn at(w: &World, method: &'static str, key: &'static str) -> Self {
+        let ((reach, reached), (go, going)) = (channel(), channel());
+        let (reach, going, is_over) = (Mutex::new(reach), Mutex::new(going), AtomicBool::new(false));
+        w.bucket.on_request(move |at, of| {
+            if (at, of) == (method, key) && !is_over.swap(true, SeqCst) {
+                reach.lock().unwrap().send(()).unwrap();
+                let _ = going.lock().unwrap().recv_timeout(BOUND);
+            }
+        });
+        Self { reached, go }
+    }
+
+    fn is_reached(&self) {
+        self.reached.recv_timeout(BOUND).unwrap();
+    }
+
+    fn open(&self) {
+        self.go.send(()).unwrap();
+    }
+}
 
 fn changed() -> ChangeFault {
     ChangeFault::Refused(BucketError::Changed("412".into()))
@@ -81,4 +118,214 @@ fn room_beyond_the_end_is_not_taken_on_the_disk() {
     assert_eq!(errno(collapse), Some(Errno::OPNOTSUPP));
     file.flush().unwrap();
     assert_eq!(w.stored("f").unwrap(), b"\0\0\0\0\0");
+}
+
+#[test]
+fn a_rename_leaves_what_another_program_stores_meanwhile() {
+    let w = World::new();
+    for key in ["f", "d/a", "d/b"] {
+        w.bucket.put(key, "first");
+    }
+    let bucket = Arc::clone(&w.bucket);
+    // After the copy, and before its end is seen here.
+    w.bucket.on_request(move |method, key| {
+        if method == "COPY" && key == "d/b" {
+            bucket.put("d/a", "theirs");
+        }
+    });
+    w.rename("d", "e", RenameFlags::empty()).unwrap();
+    assert_eq!((w.stored("d/a").unwrap(), w.stored("e/a").unwrap()), (b"theirs".into(), b"first".into()));
+    assert_eq!((w.stored("d/b"), w.stored("e/b").unwrap()), (None, b"first".into()));
+}
+
+#[test]
+fn a_rename_that_waits_for_one_of_its_directory_goes_there() {
+    for both in [("d/a", "d/b"), ("d/s", "d/t")] {
+        let w = World::new();
+        for key in ["d/a", "d/s/x", "d/z"] {
+            w.bucket.put(key, key);
+        }
+        let kept = ["d", "d/a", "d/s"].map(|path| w.find(path).unwrap());
+        let gate = Gate::at(&w, "COPY", "d/z");
+        thread::scope(|threads| {
+            threads.spawn(|| w.rename("d", "e", RenameFlags::empty()).unwrap());
+            gate.is_reached();
+            let renaming = threads.spawn(|| w.rename(both.0, both.1, RenameFlags::empty()));
+            // It waits, or will: both are well.
+            while !renaming.is_finished() && !w.volume.waits_for_turn() {
+                thread::yield_now();
+            }
+            gate.open();
+            renaming.join().unwrap().unwrap();
+        });
+        let keys = w.bucket.keys();
+        assert!(keys.iter().all(|key| !key.starts_with("d/")), "{keys:?}");
+        let moved = if both.0 == "d/a" { "e/b" } else { "e/t/x" };
+        assert!(w.stored(moved).is_some(), "{keys:?}");
+        kept.iter().for_each(|entry| umemcg_vfs::Lookup::forget(&*w.volume, entry.node, 1));
+    }
+}
+
+#[test]
+fn a_directory_is_renamed_while_others_are_written() {
+    let w = World::new();
+    w.bucket.put("d/a", "a");
+    w.mkdir("other").unwrap();
+    let gate = Gate::at(&w, "PUT", "other/slow");
+    thread::scope(|threads| {
+        let slow = threads.spawn(|| w.put("other/slow", b"slow"));
+        gate.is_reached();
+        w.rename("d", "e", RenameFlags::empty()).unwrap();
+        w.put("quick", b"quick").unwrap();
+        assert_eq!(w.stored("other/slow"), None);
+        gate.open();
+        slow.join().unwrap().unwrap();
+    });
+    let gate = Gate::at(&w, "COPY", "e/a");
+    thread::scope(|threads| {
+        let renaming = threads.spawn(|| w.rename("e", "f", RenameFlags::empty()));
+        gate.is_reached();
+        w.put("quick", b"again").unwrap();
+        w.unlink("other/slow").unwrap();
+        gate.open();
+        renaming.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_removal_whose_caller_was_killed_leaves_the_next_file() {
+    let w = World::new();
+    w.bucket.put("f", "old");
+    let gate = Gate::at(&w, "DELETE", "f");
+    thread::scope(|threads| {
+        let removal = threads.spawn(|| w.unlink("f"));
+        gate.is_reached();
+        // The kernel no longer keeps others from the directory.
+        let file = w.create_with("f", OFlags::RDWR | OFlags::CREATE).unwrap();
+        gate.open();
+        removal.join().unwrap().unwrap();
+        let written = w.write(&file, 0, b"new").and_then(|()| file.flush());
+        match written {
+            Ok(()) => assert_eq!(w.stored("f").unwrap(), b"new"),
+            // It was opened before it was removed.
+            Err(error) => assert_eq!(error.errno(), Errno::STALE),
+        }
+    });
+}
+
+#[test]
+fn uploads_end_with_the_file_that_they_are_of() {
+    let w = World::new();
+    let file = w.create("f").unwrap();
+    w.write(&file, 0, &vec![1; 20 << 20]).unwrap();
+    w.bucket.fail_changes([ChangeFault::Crash]);
+    assert_eq!(errno(file.flush()), Some(Errno::IO));
+    assert_eq!(w.bucket.uploads().len(), 1);
+    w.unlink("f").unwrap();
+    drop(file);
+    assert!(w.bucket.uploads().is_empty());
+    assert_eq!(w.nr_staging_files(), 0);
+    // Where it cannot be ended, it is when the volume is opened again.
+    let file = w.create("g").unwrap();
+    w.write(&file, 0, &vec![1; 20 << 20]).unwrap();
+    w.bucket.fail_changes([ChangeFault::Crash]);
+    assert_eq!(errno(file.flush()), Some(Errno::IO));
+    *w.bucket.abort_failure.lock().unwrap() = Some(BucketError::Unavailable("503".into()));
+    w.unlink("g").unwrap();
+    drop(file);
+    assert_eq!((w.bucket.uploads().len(), w.nr_staging_files()), (1, 1));
+    let w = w.restart();
+    assert_eq!((w.bucket.uploads().len(), w.nr_staging_files()), (1, 1));
+    *w.bucket.abort_failure.lock().unwrap() = None;
+    let w = w.restart();
+    assert_eq!((w.bucket.uploads().len(), w.nr_staging_files()), (0, 0));
+    assert!(w.staged().is_empty());
+}
+
+#[test]
+fn a_file_that_lost_its_race_is_lost_once() {
+    let w = World::new();
+    w.put("f", b"first").unwrap();
+    let files = [0; 2].map(|_| w.open("f", OFlags::RDWR).unwrap());
+    w.write(&files[0], 0, b"ours!").unwrap();
+    w.bucket.put("f", "theirs");
+    let gate = Gate::at(&w, "PUT", "f");
+    thread::scope(|threads| {
+        let first = threads.spawn(|| errno(files[0].flush()));
+        gate.is_reached();
+        let second = threads.spawn(|| errno(files[1].flush()));
+        while !w.volume.waits_for_turn() {
+            thread::yield_now();
+        }
+        gate.open();
+        let told = [first.join().unwrap(), second.join().unwrap()];
+        assert_eq!(told, [Some(Errno::IO), Some(Errno::IO)]);
+    });
+    assert_eq!((w.staged().len(), w.stored("f").unwrap()), (1, b"theirs".into()));
+    assert!(files.iter().all(|file| file.flush().is_ok()), "told once");
+}
+
+#[test]
+fn a_directory_is_made_by_one() {
+    let w = World::new();
+    // The kernel looks a name up before it makes a directory.
+    assert_eq!(errno(w.attr("d")), Some(Errno::NOENT));
+    w.bucket.put("d/", "");
+    assert_eq!(errno(w.mkdir("d")), Some(Errno::EXIST));
+    // A renaming that fails leaves the one that was there.
+    w.mkdir("from").unwrap();
+    w.mkdir("to").unwrap();
+    w.bucket.put("from/f", "f");
+    w.bucket.fail_changes([]);
+    let bucket = Arc::clone(&w.bucket);
+    w.bucket.on_request(move |method, key| {
+        if (method, key) == ("COPY", "from/f") {
+            bucket.fail_changes([ChangeFault::Refused(BucketError::Unavailable("503".into()))]);
+        }
+    });
+    assert_eq!(errno(w.rename("from", "to", RenameFlags::empty())), Some(Errno::IO));
+    assert!(w.stored("to/").is_some() && w.stored("to/f").is_none());
+}
+
+#[test]
+fn what_is_staged_is_there_whatever_the_store_says() {
+    let (w, staging) = (World::new(), tempfile::tempdir().unwrap());
+    let mut config = config(&w.bucket, staging.path(), 1 << 20);
+    // Otherwise the store is asked for the metadata first.
+    config.stores_attributes = false;
+    let w = World { volume: ObjectVolume::open(&w.engine, &config, 0).unwrap(), ..w };
+    w.bucket.put("f", vec![1; 100_000]);
+    let file = w.open("f", OFlags::RDWR).unwrap();
+    w.bucket.delete("f");
+    assert_eq!(errno(w.read(&file)), Some(Errno::STALE));
+    let size = SetAttr { size: Some(0), ..SetAttr::default() };
+    file.setattr(&w.me, &size).unwrap();
+    assert_eq!(w.attr("f").unwrap().size, 0);
+}
+
+#[test]
+fn a_read_goes_on_with_the_new_name() {
+    let w = World::new();
+    let bytes = vec![7; 100_000];
+    w.bucket.put("f", bytes.clone());
+    let file = w.open("f", OFlags::RDONLY).unwrap();
+    let gate = Gate::at(&w, "GET", "f");
+    thread::scope(|threads| {
+        let reading = threads.spawn(|| w.read(&file));
+        gate.is_reached();
+        w.rename("f", "g", RenameFlags::empty()).unwrap();
+        gate.open();
+        assert!(reading.join().unwrap().unwrap() == bytes);
+    });
+}
+
+#[test]
+fn a_file_that_was_only_made_is_not_kept() {
+    let w = World::new();
+    let below = std::fs::read_dir(w.staging.path()).unwrap().next().unwrap().unwrap().path();
+    std::fs::write(below.join("17"), b"").unwrap();
+    std::fs::write(below.join("18"), b"bytes").unwrap();
+    let w = w.restart();
+    let staged: Vec<_> = w.staged().into_iter().map(|staged| staged.bytes).collect();
+    assert_eq!(staged, [5]);
 }

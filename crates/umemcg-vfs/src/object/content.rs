@@ -162,7 +162,7 @@ impl Content {
 }
 
 /// An object as the store of its content.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct ObjectStore {
     id: StoreId,
     bucket: Arc<dyn Bucket>,
@@ -173,6 +173,12 @@ struct ObjectStore {
 impl ObjectStore {
     fn place(&self) -> Place {
         self.place.lock().clone()
+    }
+
+    /// Returns whether the object was not found as it is because it was renamed here meanwhile.
+    fn has_moved(&self, asked: &Arc<str>, error: &BucketError) -> bool {
+        let is_elsewhere = matches!(error, BucketError::NotFound(_) | BucketError::Changed(_));
+        is_elsewhere && !Arc::ptr_eq(asked, &self.place.lock().key)
     }
 }
 
@@ -207,17 +213,24 @@ impl ReadFailures {
 #[derive(Debug)]
 struct Delivery {
     read: StoreRead,
-    failures: ReadFailures,
+    store: ObjectStore,
+    /// Of the object that was asked for.
+    key: Arc<str>,
+    has_bytes: bool,
 }
 
 impl ObjectBody for Delivery {
     fn take(&mut self, bytes: &[u8]) {
+        self.has_bytes = true;
         self.read.deliver(bytes);
     }
 
     fn end(self: Box<Self>, result: Result<(), BucketError>) {
-        let Self { read, failures } = *self;
-        read.finish(result.map_err(|error| failures.note(error)));
+        let Self { read, store, key, has_bytes } = *self;
+        match result {
+            Err(error) if !has_bytes && store.has_moved(&key, &error) => store.begin_read(read),
+            result => read.finish(result.map_err(|error| store.failures.note(error))),
+        }
     }
 }
 
@@ -228,14 +241,19 @@ impl BackingStore for ObjectStore {
 
     fn read_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize> {
         let wanted: u64 = segments.iter().map(|segment| u64::from(segment.len)).sum();
-        let Place { key, info } = self.place();
-        let end = info.size.min(offset.saturating_add(wanted));
-        if offset >= end {
-            return Ok(0);
+        loop {
+            let Place { key, info } = self.place();
+            let end = info.size.min(offset.saturating_add(wanted));
+            if offset >= end {
+                return Ok(0);
+            }
+            let mut into = SegmentWriter { arena, segments, at: 0 };
+            match self.bucket.read(&key, &info, offset..end, &mut |bytes| into.write(bytes)) {
+                Ok(()) => return Ok((end - offset) as usize),
+                Err(error) if self.has_moved(&key, &error) => {}
+                Err(error) => return Err(self.failures.note(error)),
+            }
         }
-        let mut into = SegmentWriter { arena, segments, at: 0 };
-        let result = self.bucket.read(&key, &info, offset..end, &mut |bytes| into.write(bytes));
-        result.map(|()| (end - offset) as usize).map_err(|error| self.failures.note(error))
     }
 
     fn begins_reads(&self) -> bool {
@@ -253,7 +271,7 @@ impl BackingStore for ObjectStore {
             &key,
             &info,
             range,
-            Box::new(Delivery { read, failures: self.failures.clone() }),
+            Box::new(Delivery { read, store: self.clone(), key: Arc::clone(&key), has_bytes: false }),
         );
     }
 

@@ -20,6 +20,7 @@ use super::file_attributes::{DIRECTORY, FileAttributes, REGULAR, SYMLINK, SYMLIN
 use super::node::{Facts, KEY_BYTES_MAX, NodeCharge, Told};
 use super::objects::key_part;
 use super::open_file::OpenFile;
+use super::turns::Claim;
 use crate::attr::{Entry, FileKind, NodeId, Timestamp};
 use crate::caller::Caller;
 use crate::error::VfsError;
@@ -203,6 +204,7 @@ impl Create for ObjectVolume {
             return Err(Errno::NAMETOOLONG.into());
         }
         let part = new_key_part(name)?;
+        let _turn = self.drafts()?.turn_for(&Claim { keep: Some(parent), ..Claim::default() });
         self.check_absent(caller, parent, name)?;
         let attributes = FileAttributes::new(SYMLINK | 0o777, (caller.uid, caller.gid), Timestamp::now());
         let key = self.new_key(parent, part)?;
@@ -248,6 +250,7 @@ impl Create for ObjectVolume {
         let objects = &self.objects;
         self.drafts()?;
         let part = new_key_part(name)?;
+        let _turn = self.drafts()?.turn_for(&Claim { keep: Some(parent), ..Claim::default() });
         self.check_absent(caller, parent, name)?;
         let attributes = self.new_attributes(caller, DIRECTORY | mode & 0o7777);
         self.make_directory(&self.new_key(parent, part)?, attributes)?;
@@ -306,12 +309,16 @@ impl ObjectVolume {
         }
     }
 
-    /// Stores the object that stands for a directory. One that is there is no error.
+    /// Stores the object that stands for a directory.
+    ///
+    /// # Errors
+    /// `EEXIST` if there is one; the store's.
     pub(super) fn make_directory(&self, key: &str, attributes: FileAttributes) -> Result<(), Errno> {
         let (key, metadata) = (format!("{key}/"), attributes.to_metadata());
         match self.objects.bucket.upload(&key, &Bytes(b""), &metadata, &Expected::Absent) {
             // A store of directories has no such objects.
-            Ok(_) | Err(BucketError::Changed(_) | BucketError::NotFound(_)) => Ok(()),
+            Ok(_) | Err(BucketError::NotFound(_)) => Ok(()),
+            Err(BucketError::Changed(_)) => Err(Errno::EXIST),
             Err(error) => Err(self.objects.failures.report(&error)),
         }
     }

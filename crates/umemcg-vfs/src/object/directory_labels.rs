@@ -50,7 +50,7 @@ impl ObjectVolume {
     /// there is none. What the top has is only remembered.
     pub(super) fn relabel_directory(&self, node: NodeId, change: LabelChange<'_>) -> Result<(), VfsError> {
         let objects = &self.objects;
-        let _turn = self.drafts()?.turns.take(node);
+        let _turn = self.drafts()?.turn(node);
         let mut labels = self.labels_of_directory(node)?;
         change(&mut labels)?;
         let prefix = objects.tree.lock().prefix(node)?;

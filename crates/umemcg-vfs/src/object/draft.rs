@@ -144,7 +144,10 @@ impl DraftMaker<'_> {
             let file = self.engine.open_file(Arc::clone(&store) as Arc<dyn BackingStore>, len);
             Ok((file.map_err(errno_of)?, store))
         });
-        let (file, store) = made.inspect_err(|_| self.staging.remove(serial))?;
+        let (file, store) = made.inspect_err(|_| {
+            self.staging.remove_bytes(serial);
+            self.staging.remove_record(serial);
+        })?;
         let progress = Progress {
             nr_changes: 0,
             nr_stored: 0,
@@ -346,7 +349,10 @@ impl Draft {
             return Err(VfsError::from(error).errno());
         }
         self.write_record(key, false, true)?;
-        Ok(len)
+        // A write that has made it longer may not have put its bytes there yet.
+        let fds = self.store.fds().ok_or(Errno::BADF)?;
+        let on_disk = rustix::fs::fstat(&fds.buffered)?.st_size;
+        Ok(len.min(u64::try_from(on_disk).unwrap_or(0)))
     }
 
     /// Returns it as the source of an upload of `len` bytes as `key`.
@@ -393,7 +399,10 @@ impl Drop for Draft {
         if is_done {
             self.file.discard();
             self.store.clear_fds();
-            self.staging.remove(self.serial);
+            self.staging.remove_bytes(self.serial);
+            if self.noted_upload().is_none() {
+                self.staging.remove_record(self.serial);
+            }
         }
     }
 }

@@ -17,7 +17,7 @@ use super::node::{Facts, Told};
 use super::objects::Objects;
 use super::staged_file::StagedFile;
 use super::staging::Staging;
-use super::turns::Turns;
+use super::turns::{Claim, TurnGuard, Turns};
 use super::upload_room::UploadRoom;
 use crate::attr::{NodeId, Timestamp};
 use crate::error::VfsError;
@@ -38,7 +38,7 @@ pub(super) struct Drafts {
     max_bytes: u64,
     /// Those that are not in the store, by number.
     unsaved: LeafMutex<BTreeMap<u64, Arc<Content>>>,
-    pub(super) turns: Turns,
+    turns: Turns,
     /// (C) What the marks of this volume's uploads begin with.
     mark: String,
 }
@@ -54,6 +54,20 @@ impl Drafts {
             turns: Turns::default(),
             mark,
         }
+    }
+
+    /// Waits for the turn to be alone on a node.
+    pub(super) fn turn(&self, node: NodeId) -> TurnGuard<'_> {
+        self.turn_for(&Claim { alone: &[node], ..Claim::default() })
+    }
+
+    /// Waits for a turn.
+    pub(super) fn turn_for(&self, claim: &Claim<'_>) -> TurnGuard<'_> {
+        self.turns.take(claim, |node| self.objects.tree.lock().above(node))
+    }
+
+    pub(super) fn nr_waiting(&self) -> u32 {
+        self.turns.nr_waiting()
     }
 
     fn maker<'a>(&'a self, group: &'a Arc<Group>) -> DraftMaker<'a> {
@@ -82,7 +96,7 @@ impl Drafts {
         if let Some(draft) = content.draft() {
             return Ok(draft);
         }
-        let turn = self.turns.take(node);
+        let turn = self.turn(node);
         if content.draft().is_none() {
             let place = content.place();
             let len = place.info.size.min(keep);
@@ -132,7 +146,7 @@ impl Drafts {
             if let Some(changing) = draft.try_begin_change() {
                 return changing;
             }
-            let turn = self.turns.take(draft.node);
+            let turn = self.turn(draft.node);
             if let Some(changing) = draft.try_begin_change() {
                 return changing;
             }
@@ -151,9 +165,10 @@ impl Drafts {
             }
             tree.path(draft.node)?
         };
-        draft.note(&key)?;
-        if let Err(errno) = self.objects.tree.lock().stage(draft.node) {
-            draft.lose_name();
+        self.objects.tree.lock().stage(draft.node)?;
+        if let Err(errno) = draft.note(&key) {
+            let removed = self.objects.tree.lock().unstage(self.objects.lists(), draft.node);
+            self.objects.dispose(removed);
             return Err(errno);
         }
         self.unsaved.lock().insert(draft.serial(), Arc::clone(content));
@@ -166,7 +181,11 @@ impl Drafts {
     /// As told to the open files, too ([`Content::errors`]).
     pub(super) fn store(&self, content: &Arc<Content>, group: &Arc<Group>) -> Result<(), Errno> {
         let Some(draft) = content.draft().filter(|draft| draft.is_unsaved()) else { return Ok(()) };
-        let _turn = self.turns.take(draft.node);
+        let _turn = self.turn(draft.node);
+        if !draft.is_unsaved() {
+            // Another has stored it meanwhile, or has lost it, and that is told, too.
+            return Ok(());
+        }
         let key = self.objects.tree.lock().path(draft.node);
         let Ok(key) = key else {
             if self.objects.tree.lock().was_removed(draft.node) {
@@ -223,16 +242,10 @@ impl Drafts {
         assert_no_locks_held("an upload");
         let len = draft.sync(key).map_err(UploadError::Failed)?;
         let bucket = &self.objects.bucket;
-        if let Some((of, upload)) = draft.noted_upload() {
-            // One that could not be ended when it failed.
-            if let Err(error) = bucket.abort_upload(&of, &upload) {
-                let errno = self.objects.failures.report(&error);
-                // A store that does not let it be ended shall take files all the same.
-                if !matches!(error, BucketError::Denied(_)) {
-                    return Err(UploadError::Failed(errno));
-                }
-            }
-            draft.forget_upload();
+        match self.end_upload_of(draft) {
+            // A store that does not let it be ended shall take files all the same.
+            Ok(()) | Err(BucketError::Denied(_)) => draft.forget_upload(),
+            Err(error) => return Err(UploadError::Failed(self.objects.failures.report(&error))),
         }
         let source = draft.source(key, len);
         let bytes = bucket.upload_bytes(len);
@@ -269,6 +282,22 @@ impl Drafts {
                 })
             }
             _ => Err(UploadError::Changed(changed)),
+        }
+    }
+
+    /// Ends an upload in parts that could not be ended when it failed.
+    fn end_upload_of(&self, draft: &Draft) -> Result<(), BucketError> {
+        let Some((key, upload)) = draft.noted_upload() else { return Ok(()) };
+        self.objects.bucket.abort_upload(&key, &upload)?;
+        draft.forget_upload();
+        Ok(())
+    }
+
+    /// As [`end_upload_of`](Self::end_upload_of), of a draft that will not be stored. What cannot
+    /// be ended stays in its record, and is tried again when the volume is opened.
+    fn end_last_upload_of(&self, draft: &Draft) {
+        if let Err(error) = self.end_upload_of(draft) {
+            self.objects.failures.report(&error);
         }
     }
 
@@ -319,6 +348,7 @@ impl Drafts {
     /// Keeps a draft whose object was changed elsewhere, and forgets its node: the name stands for
     /// the other change.
     fn lose(&self, draft: &Draft, key: &str, error: &BucketError) {
+        self.end_last_upload_of(draft);
         let path = draft.lose(key);
         tracing::error!(
             key, %error, path = %path.display(),
@@ -331,6 +361,7 @@ impl Drafts {
     /// Notes that the name of a draft is gone, by the thread that has its turn.
     pub(super) fn lose_name(&self, draft: &Draft) {
         draft.lose_name();
+        self.end_last_upload_of(draft);
         self.release(draft);
     }
 
@@ -356,7 +387,7 @@ impl Drafts {
         let unsaved: Vec<_> = self.unsaved.lock().values().cloned().collect();
         for content in unsaved {
             let Some(draft) = content.draft() else { continue };
-            let _turn = self.turns.take(draft.node);
+            let _turn = self.turn(draft.node);
             let key = self.objects.tree.lock().path(draft.node).unwrap_or_default();
             if draft.is_unsaved() || draft.is_noted() {
                 if let Err(errno) = draft.sync(&key) {
@@ -435,7 +466,8 @@ fn copy_to(
             return Err(Errno::IO.into());
         }
     }
-    Ok(())
+    // An error that comes later would be taken for one of what is written from here on.
+    Ok(rustix::fs::fdatasync(&fds.buffered)?)
 }
 
 fn mark_of(info: &ObjectInfo) -> Option<&str> {

@@ -126,6 +126,12 @@ impl ObjectVolume {
         self.objects.tree.lock().nr_nodes()
     }
 
+    /// Returns whether a thread waits for another that works on the same file or directory, for
+    /// tests.
+    pub fn waits_for_turn(&self) -> bool {
+        self.drafts.as_ref().is_some_and(|drafts| drafts.nr_waiting() > 0)
+    }
+
     fn open_file(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<OpenFile, VfsError> {
         let objects = &self.objects;
         if wants_to_write(flags) {

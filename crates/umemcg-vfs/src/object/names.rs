@@ -25,14 +25,14 @@ impl ObjectVolume {
     fn remove_file(&self, node: NodeId, (parent, name): (NodeId, &str)) -> Result<(), VfsError> {
         let drafts = self.drafts()?;
         // No upload makes the object anew afterwards.
-        let turn = drafts.turns.take(node);
+        let turn = drafts.turn(node);
         let content = self.objects.tree.lock().get(node)?.content.clone();
         let draft = content.as_ref().and_then(|content| content.draft());
         let key = self.objects.tree.lock().path(node)?;
         if draft.is_none_or(|draft| draft.may_have_object()) {
             self.objects.bucket.delete(&key).map_err(|error| self.objects.failures.report(&error))?;
         }
-        self.remove_name(parent, name);
+        self.remove_name(node, (parent, name));
         if let Some(draft) = draft {
             drafts.lose_name(draft);
         }
@@ -41,6 +41,7 @@ impl ObjectVolume {
     }
 
     fn remove_directory(&self, node: NodeId, (parent, name): (NodeId, &str)) -> Result<(), VfsError> {
+        let _turn = self.drafts()?.turn(node);
         let prefix = self.objects.tree.lock().prefix(node)?;
         if !self.is_empty(node, &prefix)? {
             return Err(Errno::NOTEMPTY.into());
@@ -50,7 +51,7 @@ impl ObjectVolume {
             Ok(()) | Err(BucketError::NotFound(_)) => {}
             Err(error) => return Err(self.objects.failures.report(&error).into()),
         }
-        self.remove_name(parent, name);
+        self.remove_name(node, (parent, name));
         Ok(())
     }
 
@@ -65,12 +66,12 @@ impl ObjectVolume {
         Ok(is_empty && part.hidden.is_empty() && part.next.is_none())
     }
 
-    fn remove_name(&self, parent: NodeId, name: &str) {
+    fn remove_name(&self, node: NodeId, (parent, name): (NodeId, &str)) {
         let Some(lists) = self.objects.lists() else { return };
         let removed = {
             let mut tree = self.objects.tree.lock();
             tree.note_emptied(parent);
-            tree.remove(lists, parent, name)
+            tree.remove_node(lists, node, (parent, name))
         };
         self.objects.dispose(removed);
     }

@@ -224,13 +224,15 @@ impl Objects {
     }
 
     fn lookup_once(self: &Arc<Self>, caller: &Caller, parent: NodeId, name: &str) -> Result<Entry, VfsError> {
+        // Before the key: what is renamed meanwhile is told later.
+        let at = Instant::now();
         let (key, was_directory) = {
             let mut tree = self.tree.lock();
             let key = tree.prefix(parent)? + name;
             let known = tree.child(parent, name).map(|(node, found)| (node, found.told, found.shown()));
             if let Some((node, told, facts)) = &known
-                && (self.is_believed(*told) || tree.get(*node)?.is_staged())
-                && !tree.get(*node)?.is_outdated()
+                && (tree.get(*node)?.is_staged()
+                    || self.is_believed(*told) && !tree.get(*node)?.is_outdated())
             {
                 tree.count(self.lists(), *node)?;
                 return Ok(self.entry(*node, tree.get(*node)?.ino, facts));
@@ -240,7 +242,6 @@ impl Objects {
         if key.len() > KEY_BYTES_MAX {
             return Err(Errno::NAMETOOLONG.into());
         }
-        let at = Instant::now();
         let found = if was_directory { self.find_again(&key, name) } else { self.find(&key) };
         match found {
             Ok(facts) => {
@@ -339,6 +340,7 @@ impl Objects {
         node: NodeId,
         must_ask: impl FnOnce(Told) -> bool,
     ) -> Result<(u64, Facts), VfsError> {
+        let told = Told { at: Instant::now(), thread: 0 };
         let (path, ino) = {
             let tree = self.tree.lock();
             let found = tree.get(node)?;
@@ -349,7 +351,6 @@ impl Objects {
             (tree.path(node)?, found.ino)
         };
         assert_no_locks_held("a request to a store");
-        let told = Told { at: Instant::now(), thread: 0 };
         match self.bucket.head(&path) {
             Ok(info) => {
                 let facts = Facts::Object(self.shown.kept(&info));

@@ -104,7 +104,7 @@ impl OpenFile {
     pub(super) fn truncate(&self, group: &Arc<Group>, len: u64) -> Result<(), VfsError> {
         let (drafts, draft) = self.draft(group, len)?;
         let changing = drafts.begin_change(&self.content, draft)?;
-        let _turn = drafts.turns.take(self.node);
+        let _turn = drafts.turn(self.node);
         if draft.is_lost() {
             // Its bytes are kept as they are.
             return Err(Errno::IO.into());
@@ -306,7 +306,7 @@ impl VolumeFile for OpenFile {
         let (drafts, draft) = self.draft(group, u64::MAX)?;
         let changing = drafts.begin_change(&self.content, draft)?;
         // An upload reads all of it.
-        let _turn = drafts.turns.take(self.node);
+        let _turn = drafts.turn(self.node);
         if draft.is_lost() {
             return Err(Errno::IO.into());
         }

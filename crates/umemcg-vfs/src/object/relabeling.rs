@@ -37,7 +37,7 @@ impl Relabeling<'_> {
         let replaces = drafts.objects.bucket.replaces_metadata(content.place().info.size);
         let is_unsaved = || content.draft().is_some_and(|draft| draft.is_unsaved());
         if replaces && !is_unsaved() {
-            let _turn = drafts.turns.take(node);
+            let _turn = drafts.turn(node);
             // It may have begun to change meanwhile.
             if !is_unsaved() {
                 return self.replace();

@@ -9,7 +9,9 @@ use umemcg::Group;
 
 use super::ObjectVolume;
 use super::bucket::{BucketError, Expected, ObjectInfo};
-use super::node::Facts;
+use super::node::{Facts, Told};
+use super::tree::Tree;
+use super::turns::Claim;
 use crate::attr::{Entry, NodeId};
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
@@ -38,27 +40,40 @@ impl Renaming<'_> {
         if self.from == self.to || target.is_some_and(|target| target.node == source.node) {
             return Ok(());
         }
-        let new_key = self.volume.new_key(self.to.0, self.to.1)?;
         match (source.is_directory(), target.map(Entry::is_directory)) {
             (false, Some(true)) => Err(Errno::ISDIR.into()),
             (true, Some(false)) => Err(Errno::NOTDIR.into()),
-            (false, _) => self.rename_file(source.node, target, &new_key),
-            (true, _) => self.rename_directory(source.node, target, &new_key),
+            (false, _) => self.rename_file(source.node, target),
+            (true, _) => self.rename_directory(source.node, target),
         }
     }
 
-    fn rename_file(&self, node: NodeId, target: Option<&Entry>, new_key: &str) -> Result<(), VfsError> {
+    /// Checks, with the turns, that both names are as they were.
+    ///
+    /// # Errors
+    /// `ESTALE`, `EAGAIN`.
+    fn check_names(&self, node: NodeId, target: Option<NodeId>) -> Result<(), Errno> {
+        let tree = self.volume.objects.tree.lock();
+        let node_of = |(parent, name)| tree.child(parent, name).map(|(node, _)| node);
+        match (node_of(self.from), node_of(self.to)) {
+            (Some(from), to) if from == node && to == target => Ok(()),
+            (Some(from), _) if from == node => Err(Errno::AGAIN),
+            _ => Err(Errno::STALE),
+        }
+    }
+
+    fn rename_file(&self, node: NodeId, target: Option<&Entry>) -> Result<(), VfsError> {
         let objects = &self.volume.objects;
         let drafts = self.volume.drafts()?;
         let target = target.map(|target| target.node);
-        let _turns = drafts.turns.take_two(node, target);
+        let alone: Vec<_> = [node].into_iter().chain(target).collect();
+        let _turn = drafts.turn_for(&Claim { alone: &alone, keep: Some(self.to.0), rename: None });
+        self.check_names(node, target)?;
+        let new_key = &*self.volume.new_key(self.to.0, self.to.1)?;
         let content_of = |node| {
             let tree = objects.tree.lock();
             tree.get(node).ok().and_then(|found| found.content.clone())
         };
-        if objects.tree.lock().child(self.to.0, self.to.1).map(|(node, _)| node) != target {
-            return Err(Errno::AGAIN.into());
-        }
         let (content, replaced) = (content_of(node), target.and_then(content_of));
         let draft = content.as_ref().and_then(|content| content.draft());
         let replaced = replaced.as_ref().and_then(|content| content.draft());
@@ -67,13 +82,16 @@ impl Renaming<'_> {
             (tree.path(node)?, tree.get(node)?.facts.clone())
         };
         let expected = if self.must_be_new { Expected::Absent } else { Expected::Anything };
-        let mut stored = None;
+        // Whether the old object is still there, and is not what another program has stored.
+        let is_ours: Box<dyn Fn() -> Result<bool, Errno>>;
         match (content.as_ref(), draft.filter(|draft| draft.is_unsaved())) {
             (Some(content), Some(draft)) => {
                 let (base, may_have_old) = (draft.base(), draft.may_have_object());
                 let (group, to) = (self.group, (new_key, Some(expected)));
                 drafts.store_in_turn(content, draft, group, to)?;
-                stored = Some((draft, base, may_have_old));
+                let key = &*key;
+                is_ours = Box::new(move || Ok(may_have_old && drafts.has_own(draft, base.as_ref(), key)?));
+                self.rename_in_tree(node, None);
             }
             _ => {
                 let Facts::Object(info) = &facts else { return Err(Errno::STALE.into()) };
@@ -83,21 +101,14 @@ impl Renaming<'_> {
                         objects.unlink_node(node, Instant::now());
                     }
                 })?;
-                self.move_object(node, (new_key, &copied));
+                self.rename_in_tree(node, Some((new_key, &copied)));
+                is_ours = Box::new(|| self.has_version(&key, info));
             }
         }
-        self.rename_in_tree();
         if let Some(replaced) = replaced {
             drafts.lose_name(replaced);
         }
-        let has_old = match stored {
-            None => true,
-            // Not what another program has stored there meanwhile.
-            Some((draft, base, may_have_old)) => {
-                may_have_old && drafts.has_own(draft, base.as_ref(), &key)?
-            }
-        };
-        if has_old {
+        if is_ours()? {
             objects.bucket.delete(&key).map_err(|error| objects.failures.report(&error))?;
         }
         Ok(())
@@ -120,19 +131,42 @@ impl Renaming<'_> {
         })
     }
 
-    /// Notes that the bytes of a node are in another object.
-    fn move_object(&self, node: NodeId, (key, info): (&str, &ObjectInfo)) {
-        let info = self.volume.objects.shown.kept(info);
-        let content = {
+    /// Returns whether the store still has this version of an object.
+    fn has_version(&self, key: &str, info: &ObjectInfo) -> Result<bool, Errno> {
+        match self.volume.objects.bucket.head(key) {
+            Ok(there) => Ok(there.is_same(info)),
+            Err(BucketError::NotFound(_)) => Ok(false),
+            Err(error) => Err(self.volume.objects.failures.report(&error)),
+        }
+    }
+
+    /// Gives the node its new name, and has it stand for a copy, if one was made: at once, so that
+    /// no content is made of the old object under the new name.
+    fn rename_in_tree(&self, node: NodeId, copied: Option<(&str, &ObjectInfo)>) {
+        let Some(lists) = self.volume.objects.lists() else { return };
+        let removed = {
             let mut tree = self.volume.objects.tree.lock();
-            let Ok(found) = tree.get_mut(node) else { return };
-            if let Facts::Object(known) = &mut found.facts {
-                let attributes = info.attributes.or(known.attributes);
-                *known = ObjectInfo { attributes, ..info.clone() };
+            if let Some(copied) = copied {
+                self.move_object(&mut tree, node, copied);
             }
-            found.content.clone()
+            tree.note_emptied(self.from.0);
+            tree.note_changed(self.to.0);
+            tree.rename(lists, node, self.from, self.to)
         };
-        if let Some(content) = content {
+        self.volume.objects.dispose(removed);
+    }
+
+    /// Notes that the bytes of a node are in another object.
+    fn move_object(&self, tree: &mut Tree, node: NodeId, (key, info): (&str, &ObjectInfo)) {
+        let info = self.volume.objects.shown.kept(info);
+        let Ok(found) = tree.get_mut(node) else { return };
+        if let Facts::Object(known) = &mut found.facts {
+            let attributes = info.attributes.or(known.attributes);
+            *known = ObjectInfo { attributes, ..info.clone() };
+            // What was asked for under the old name says nothing of it.
+            found.told = Told { at: Instant::now(), thread: 0 };
+        }
+        if let Some(content) = &found.content {
             content.move_to(key, &info);
             if let Some(draft) = content.draft() {
                 draft.rebase(&info);
@@ -140,37 +174,34 @@ impl Renaming<'_> {
         }
     }
 
-    fn rename_in_tree(&self) {
-        let Some(lists) = self.volume.objects.lists() else { return };
-        let removed = {
-            let mut tree = self.volume.objects.tree.lock();
-            tree.note_emptied(self.from.0);
-            tree.note_changed(self.to.0);
-            tree.rename(lists, self.from, self.to)
-        };
-        self.volume.objects.dispose(removed);
-    }
-
-    fn rename_directory(&self, node: NodeId, target: Option<&Entry>, new_key: &str) -> Result<(), VfsError> {
+    fn rename_directory(&self, node: NodeId, target: Option<&Entry>) -> Result<(), VfsError> {
         let objects = &self.volume.objects;
+        let target = target.map(|target| target.node);
+        let alone: Vec<_> = target.into_iter().collect();
+        let claim = Claim { alone: &alone, keep: Some(self.to.0), rename: Some(node) };
+        let _turn = self.volume.drafts()?.turn_for(&claim);
+        self.check_names(node, target)?;
+        let new_key = &*self.volume.new_key(self.to.0, self.to.1)?;
         let prefix = objects.tree.lock().prefix(node)?;
         let new_prefix = format!("{new_key}/");
         if new_prefix.starts_with(&prefix) {
             return Err(Errno::INVAL.into());
         }
         if let Some(target) = target
-            && !self.volume.is_empty(target.node, &new_prefix)?
+            && !self.volume.is_empty(target, &new_prefix)?
         {
             return Err(Errno::NOTEMPTY.into());
         }
-        let _turns = self.volume.drafts()?.turns.take_all();
         self.store_below(&prefix)?;
         let keys = self.keys_below(&prefix)?;
         let bytes = keys.iter().map(|(key, _)| (2 * key.len() + 2 * size_of::<ObjectInfo>()) as u64).sum();
         let _charge = HandleCharge::take(objects.reclaim_effort(), &objects.engine, self.group, bytes)?;
         if keys.is_empty() {
             let known = objects.tree.lock().get(node)?.facts.attributes();
-            self.volume.make_directory(new_key, known.unwrap_or(objects.shown.of_directory()))?;
+            match self.volume.make_directory(new_key, known.unwrap_or(objects.shown.of_directory())) {
+                Err(Errno::EXIST) => {}
+                made => made?,
+            }
         }
         let mut moved = BTreeMap::new();
         for (key, info) in &keys {
@@ -178,14 +209,26 @@ impl Renaming<'_> {
             match self.copy(key, info, &to, &Expected::Anything) {
                 Ok(copied) => drop(moved.insert(to, (info.clone(), copied))),
                 Err(errno) => {
-                    self.delete_all(moved.keys().map(String::as_str));
+                    // The object of a directory that was there stays.
+                    let is_new = |key: &&String| target.is_none() || **key != new_prefix;
+                    self.delete_all(moved.keys().filter(is_new).map(String::as_str));
                     return Err(errno.into());
                 }
             }
         }
-        self.rename_in_tree();
+        self.rename_in_tree(node, None);
         self.move_known(node, &moved);
-        self.delete_all(keys.iter().map(|(key, _)| key.as_str())).map_or(Ok(()), |errno| Err(errno.into()))
+        Ok(self.delete_copied(&prefix, &keys)?)
+    }
+
+    /// Deletes objects that were copied, but what another program has stored in their place
+    /// meanwhile.
+    fn delete_copied(&self, prefix: &str, copied: &[(String, ObjectInfo)]) -> Result<(), Errno> {
+        let there: BTreeMap<_, _> = self.keys_below(prefix)?.into_iter().collect();
+        let is_same =
+            |(key, info): &&(String, ObjectInfo)| there.get(key).is_some_and(|there| there.is_same(info));
+        let ours = copied.iter().filter(is_same).map(|(key, _)| key.as_str());
+        self.delete_all(ours).map_or(Ok(()), Err)
     }
 
     /// Stores what is being written below a prefix.
@@ -251,7 +294,7 @@ impl Renaming<'_> {
             };
             let Some((key, info)) = known else { continue };
             match moved.get(&key).filter(|(copied, _)| copied.is_same(&info)) {
-                Some((_, copy)) => self.move_object(node, (&key, copy)),
+                Some((_, copy)) => self.move_object(&mut self.volume.objects.tree.lock(), node, (&key, copy)),
                 // It came, changed or was removed meanwhile.
                 None => self.volume.objects.unlink_node(node, Instant::now()),
             }

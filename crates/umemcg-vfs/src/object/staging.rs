@@ -118,16 +118,15 @@ impl Staging {
         if durably { File::open(&self.dir)?.sync_all() } else { Ok(()) }
     }
 
-    /// Deletes a draft.
-    pub(super) fn remove(&self, serial: u64) {
-        // The record last: bytes without one would be kept at the next start.
-        for path in [self.path_of(serial), record_path(&self.dir, serial)] {
-            if let Err(error) = fs::remove_file(&path)
-                && error.kind() != io::ErrorKind::NotFound
-            {
-                tracing::warn!(path = %path.display(), %error, "cannot remove a staged file");
-            }
-        }
+    /// Deletes the bytes of a draft: before its record, because bytes without one would be kept at
+    /// the next start.
+    pub(super) fn remove_bytes(&self, serial: u64) {
+        remove(&self.path_of(serial));
+    }
+
+    /// Deletes the record of a draft.
+    pub(super) fn remove_record(&self, serial: u64) {
+        remove(&record_path(&self.dir, serial));
     }
 
     /// Keeps a draft that will not be stored. Returns where its bytes are.
@@ -187,23 +186,47 @@ fn serials_in(dir: &Path) -> io::Result<Vec<u64>> {
     Ok(serials)
 }
 
-/// Deletes a draft that is in the store, and moves any other to `lost/`.
+fn remove(path: &Path) {
+    if let Err(error) = fs::remove_file(path)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(path = %path.display(), %error, "cannot remove a staged file");
+    }
+}
+
+/// Deletes a draft that is in the store, or of which nothing is known, and moves any other to
+/// `lost/`. A record without bytes stays as long as its upload cannot be ended.
 fn set_aside(dir: &Path, serial: u64, bucket: &Arc<dyn Bucket>) -> io::Result<()> {
-    let _ = fs::remove_file(dir.join(format!("{serial}.new")));
-    let record = read_record(&record_path(dir, serial));
-    let bytes = dir.join(serial.to_string());
-    if record.as_ref().is_some_and(|record| record.is_stored) || !bytes.exists() {
-        for path in [bytes, record_path(dir, serial)] {
-            let _ = fs::remove_file(path);
+    remove(&dir.join(format!("{serial}.new")));
+    let (bytes, record_path) = (dir.join(serial.to_string()), record_path(dir, serial));
+    let record = read_record(&record_path);
+    let is_over = end_upload(record.as_ref(), bucket);
+    let len = fs::metadata(&bytes).map(|found| found.len());
+    let is_done = match &record {
+        Some(record) => record.is_stored || len.is_err(),
+        // It was just made.
+        None => matches!(len, Ok(0)),
+    };
+    if is_done {
+        remove(&bytes);
+        if is_over {
+            remove(&record_path);
         }
         return Ok(());
     }
-    if let Some(DraftRecord { key, upload: Some(upload), .. }) = &record
-        && let Err(error) = bucket.abort_upload(key, upload)
-    {
-        tracing::warn!(%error, key, upload, "cannot end an upload that was begun before");
-    }
     move_to_lost(dir, serial).map(drop)
+}
+
+/// Ends the upload that a record names. Returns whether it is over.
+fn end_upload(record: Option<&DraftRecord>, bucket: &Arc<dyn Bucket>) -> bool {
+    let Some(DraftRecord { key, upload: Some(upload), .. }) = record else { return true };
+    match bucket.abort_upload(key, upload) {
+        Ok(()) => true,
+        Err(error) => {
+            tracing::warn!(%error, key, upload, "cannot end an upload that was begun before");
+            false
+        }
+    }
 }
 
 fn move_to_lost(dir: &Path, serial: u64) -> io::Result<PathBuf> {

@@ -86,6 +86,13 @@ impl Tree {
         Ok(names)
     }
 
+    /// Returns the directories above a node, its own first; also of one that has no name any more.
+    pub(super) fn above(&self, node: NodeId) -> Vec<NodeId> {
+        let parent = |node: &NodeId| self.nodes.get(node).map(|found| found.parent);
+        let first = Some(node).filter(|&node| node != NodeId::ROOT).as_ref().and_then(parent);
+        std::iter::successors(first, |at| if *at == NodeId::ROOT { None } else { parent(at) }).collect()
+    }
+
     /// Returns the path of a node, without a slash at either end.
     ///
     /// # Errors
@@ -239,12 +246,26 @@ impl Tree {
     }
 
     /// Removes a name, whatever the store has told of it.
-    pub(super) fn remove(&mut self, lists: &NameLists, parent: NodeId, name: &str) -> Vec<Removed> {
+    fn remove(&mut self, lists: &NameLists, parent: NodeId, name: &str) -> Vec<Removed> {
         let node = self.child(parent, name).map(|(node, _)| node);
         if let Some(found) = node.and_then(|node| self.nodes.get_mut(&node)) {
             found.was_removed = true;
         }
         self.take_out(lists, parent, name)
+    }
+
+    /// Removes the name of a node, unless another has the name by now: the remover may have been
+    /// killed while the store was asked, and no longer keep others from the directory.
+    pub(super) fn remove_node(
+        &mut self,
+        lists: &NameLists,
+        node: NodeId,
+        (parent, name): (NodeId, &str),
+    ) -> Vec<Removed> {
+        match self.child(parent, name) {
+            Some((found, _)) if found == node => self.remove(lists, parent, name),
+            _ => Vec::new(),
+        }
     }
 
     /// Returns whether the name of a node was removed here, or given to another file.
@@ -321,13 +342,17 @@ impl Tree {
         changed.is_some_and(|changed| changed >= since)
     }
 
-    /// Gives a node another name. What had that name is gone then.
+    /// Gives a node another name, unless it has lost the old one. What had that name is gone then.
     pub(super) fn rename(
         &mut self,
         lists: &NameLists,
+        node: NodeId,
         (parent, name): (NodeId, &str),
         (new_parent, new_name): (NodeId, &str),
     ) -> Vec<Removed> {
+        if self.child(parent, name).is_none_or(|(found, _)| found != node) {
+            return Vec::new();
+        }
         let mut removed = self.remove(lists, new_parent, new_name);
         let Some((node, found)) = self.child(parent, name) else { return removed };
         let nr_staged = found.nr_staged as i32;

@@ -1,18 +1,18 @@
-//! Turns: the right to do, alone on one node, something for which a lock cannot be held, such as a
-//! request to a store.
+//! Turns: the right to do something for which a lock cannot be held, such as a request to a store.
 //!
-//! The turn of a node is had by what stores its draft, makes or cuts it, notes its first change,
-//! and by what removes or renames it. So a file is never stored under a name that it is about to
-//! lose. A directory is renamed by the thread that has all turns.
+//! Alone on a node is what stores its draft, makes or cuts it, notes its first change, and what
+//! removes or renames it. So a file is never stored under a name that it is about to lose. Every
+//! turn keeps the names of what it is for, and of all directories above, as they are. A directory
+//! is renamed by a thread that is alone on all below it; what is elsewhere goes on.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use umemcg_base::{Condvar, LeafMutex, assert_no_locks_held};
 
 use crate::attr::NodeId;
 
 /// The turns of a volume. A thread that has one may take any lock, charge, and ask a store. It
-/// takes no other turn.
+/// takes no other turn, and so waits only for those that came before it.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     taken: LeafMutex<Taken>,
@@ -21,66 +21,88 @@ pub(super) struct Turns {
 
 #[derive(Debug, Default)]
 struct Taken {
-    nodes: HashSet<NodeId>,
-    /// A thread has all, or waits for those that are taken.
-    all: bool,
+    /// Threads that wait for a turn.
+    nr_waiting: u32,
+    /// On which a thread is alone.
+    alone: HashSet<NodeId>,
+    /// Whose names stay: how many turns each has.
+    kept: HashMap<NodeId, usize>,
+    /// Directories that are renamed, or are about to be.
+    renamed: HashSet<NodeId>,
+    /// Counts the renamings of directories that are over.
+    nr_renamed: u64,
 }
 
-/// Has a turn, or all; gives back when dropped.
+/// What a turn is for.
+#[derive(Debug, Default)]
+pub(super) struct Claim<'a> {
+    /// To be alone on these nodes.
+    pub(super) alone: &'a [NodeId],
+    /// To keep the name of this one, and of all above.
+    pub(super) keep: Option<NodeId>,
+    /// To rename this directory.
+    pub(super) rename: Option<NodeId>,
+}
+
+/// Has a turn; gives it back when dropped.
 #[derive(Debug)]
 #[must_use]
 pub(super) struct TurnGuard<'t> {
     turns: &'t Turns,
-    /// None for all.
-    node: Option<NodeId>,
+    alone: Vec<NodeId>,
+    kept: Vec<NodeId>,
+    renamed: Option<NodeId>,
 }
 
 impl Turns {
-    /// Waits for the turn of a node, for as long as another thread has it. No lock may be held.
-    pub(super) fn take(&self, node: NodeId) -> TurnGuard<'_> {
+    /// Waits for a turn, for as long as others have what it is for. `above` returns the directories
+    /// above a node. No lock may be held.
+    pub(super) fn take(&self, claim: &Claim<'_>, above: impl Fn(NodeId) -> Vec<NodeId>) -> TurnGuard<'_> {
         assert_no_locks_held("a wait for a turn");
-        let mut taken = self.taken.lock();
-        while taken.all || taken.nodes.contains(&node) {
-            self.given.wait(&mut taken);
+        let mut nr_renamed = self.taken.lock().nr_renamed;
+        let (mut taken, kept) = loop {
+            // What is renamed is not kept from being renamed.
+            let below = claim.alone.iter().chain(&claim.keep).copied();
+            let mut kept: Vec<NodeId> = below.flat_map(|node| [vec![node], above(node)].concat()).collect();
+            kept.extend(claim.rename.map(&above).unwrap_or_default());
+            let mut taken = self.taken.lock();
+            let is_free = |taken: &Taken| {
+                let is_renamed = kept.iter().chain(&claim.rename).any(|node| taken.renamed.contains(node));
+                !is_renamed && !claim.alone.iter().any(|node| taken.alone.contains(node))
+            };
+            while taken.nr_renamed == nr_renamed && !is_free(&taken) {
+                taken.nr_waiting += 1;
+                self.given.wait(&mut taken);
+                taken.nr_waiting -= 1;
+            }
+            if taken.nr_renamed == nr_renamed {
+                break (taken, kept);
+            }
+            // They may be below other directories by now.
+            nr_renamed = taken.nr_renamed;
+        };
+        taken.alone.extend(claim.alone);
+        for &node in &kept {
+            *taken.kept.entry(node).or_default() += 1;
         }
-        taken.nodes.insert(node);
-        TurnGuard { turns: self, node: Some(node) }
-    }
-
-    /// Waits for the turns of two nodes.
-    pub(super) fn take_two(
-        &self,
-        one: NodeId,
-        other: Option<NodeId>,
-    ) -> (TurnGuard<'_>, Option<TurnGuard<'_>>) {
-        match other.filter(|other| *other != one) {
-            None => (self.take(one), None),
-            Some(other) => {
-                assert_no_locks_held("a wait for turns");
-                let mut taken = self.taken.lock();
-                // Both at once: a thread that had one while it waits could wait for all.
-                while taken.all || taken.nodes.contains(&one) || taken.nodes.contains(&other) {
-                    self.given.wait(&mut taken);
-                }
-                taken.nodes.extend([one, other]);
-                let guard = |node| TurnGuard { turns: self, node: Some(node) };
-                (guard(one), Some(guard(other)))
+        if let Some(directory) = claim.rename {
+            // From here on no other comes to be below it.
+            taken.renamed.insert(directory);
+            // A thread that would rename one to below itself is told so afterwards.
+            let nr_own = kept.iter().filter(|&&node| node == directory).count();
+            while taken.kept.get(&directory).is_some_and(|&nr| nr > nr_own) {
+                self.given.wait(&mut taken);
             }
         }
+        drop(taken);
+        TurnGuard { turns: self, alone: claim.alone.to_vec(), kept, renamed: claim.rename }
     }
+}
 
-    /// Waits for all turns.
-    pub(super) fn take_all(&self) -> TurnGuard<'_> {
-        assert_no_locks_held("a wait for all turns");
-        let mut taken = self.taken.lock();
-        while taken.all {
-            self.given.wait(&mut taken);
-        }
-        taken.all = true;
-        while !taken.nodes.is_empty() {
-            self.given.wait(&mut taken);
-        }
-        TurnGuard { turns: self, node: None }
+impl Turns {
+    /// Returns the number of threads that wait for a turn.
+    pub(super) fn nr_waiting(&self) -> u32 {
+        self.taken.lock().nr_waiting
     }
 }
 
@@ -88,11 +110,130 @@ impl Drop for TurnGuard<'_> {
     fn drop(&mut self) {
         {
             let mut taken = self.turns.taken.lock();
-            match &self.node {
-                Some(node) => drop(taken.nodes.remove(node)),
-                None => taken.all = false,
+            for node in &self.alone {
+                taken.alone.remove(node);
+            }
+            for node in &self.kept {
+                if let Some(nr) = taken.kept.get_mut(node) {
+                    *nr -= 1;
+                    if *nr == 0 {
+                        taken.kept.remove(node);
+                    }
+                }
+            }
+            if let Some(directory) = &self.renamed {
+                taken.renamed.remove(directory);
+                taken.nr_renamed += 1;
             }
         }
         self.turns.given.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+    use std::sync::mpsc::channel;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    const BOUND: Duration = Duration::from_secs(60);
+    const ROOT: NodeId = NodeId(1);
+    const D: NodeId = NodeId(2);
+    const E: NodeId = NodeId(3);
+    const IN_D: NodeId = NodeId(4);
+    const IN_E: NodeId = NodeId(5);
+
+    /// d and e are at the top, and a file is in each.
+    fn above(node: NodeId) -> Vec<NodeId> {
+        match node {
+            IN_D => vec![D, ROOT],
+            IN_E => vec![E, ROOT],
+            D | E => vec![ROOT],
+            _ => vec![],
+        }
+    }
+
+    fn alone(nodes: &[NodeId]) -> Claim<'_> {
+        Claim { alone: nodes, ..Claim::default() }
+    }
+
+    fn renames(directory: NodeId) -> Claim<'static> {
+        Claim { rename: Some(directory), keep: Some(ROOT), ..Claim::default() }
+    }
+
+    #[test]
+    fn a_renaming_is_alone_below_its_directory_and_only_there() {
+        let turns = Turns::default();
+        let upload = turns.take(&alone(&[IN_D]), above);
+        let (sender, receiver) = channel();
+        thread::scope(|threads| {
+            let turns = &turns;
+            threads.spawn(move || {
+                let renaming = turns.take(&renames(D), above);
+                sender.send(()).unwrap();
+                drop(renaming);
+            });
+            while !turns.taken.lock().renamed.contains(&D) {
+                thread::yield_now();
+            }
+            // Elsewhere all goes on, while it waits.
+            drop(turns.take(&alone(&[IN_E]), above));
+            drop(turns.take(&renames(E), above));
+            assert!(receiver.try_recv().is_err());
+            drop(upload);
+            receiver.recv_timeout(BOUND).unwrap();
+            drop(turns.take(&alone(&[IN_D]), above));
+        });
+        let taken = turns.taken.lock();
+        assert!(taken.alone.is_empty() && taken.kept.is_empty() && taken.renamed.is_empty());
+    }
+
+    #[test]
+    fn a_turn_is_for_what_is_above_when_it_is_had() {
+        let turns = Turns::default();
+        let is_moved = Mutex::new(false);
+        // Then the file is in e.
+        let above =
+            |node| if node == IN_D && *is_moved.lock().unwrap() { vec![E, ROOT] } else { above(node) };
+        let renaming = turns.take(&renames(D), above);
+        thread::scope(|threads| {
+            let (sender, receiver) = channel();
+            let (turns, above) = (&turns, &above);
+            threads.spawn(move || {
+                let turn = turns.take(&alone(&[IN_D]), above);
+                sender.send(turns.taken.lock().kept.contains_key(&E)).unwrap();
+                drop(turn);
+            });
+            *is_moved.lock().unwrap() = true;
+            drop(renaming);
+            assert!(receiver.recv_timeout(BOUND).unwrap());
+        });
+    }
+
+    #[test]
+    fn no_two_are_alone_on_one_node() {
+        let (turns, nr_alone) = (Turns::default(), AtomicU32::new(0));
+        thread::scope(|threads| {
+            for nr in 0..4 {
+                let (turns, nr_alone) = (&turns, &nr_alone);
+                threads.spawn(move || {
+                    for round in 0..200 {
+                        let turn = match (nr + round) % 3 {
+                            0 => turns.take(&renames(D), above),
+                            1 => turns.take(&alone(&[IN_D, IN_E]), above),
+                            _ => turns.take(&alone(&[IN_D]), above),
+                        };
+                        assert_eq!(nr_alone.fetch_add(1, SeqCst), 0);
+                        thread::yield_now();
+                        nr_alone.fetch_sub(1, SeqCst);
+                        drop(turn);
+                    }
+                });
+            }
+        });
     }
 }

@@ -34,6 +34,9 @@ pub enum ChangeFault {
 /// Longest object that is stored at once, and length of a part.
 pub const PART_BYTES: u64 = 8 << 20;
 
+/// Gets the method and the key.
+pub type Hook = Arc<dyn Fn(&str, &str) + Send + Sync>;
+
 #[derive(Default)]
 pub struct MemoryBucket {
     objects: Mutex<BTreeMap<String, Object>>,
@@ -51,6 +54,10 @@ pub struct MemoryBucket {
     change_faults: Mutex<VecDeque<ChangeFault>>,
     /// Metadata cannot be replaced.
     pub stores_anew: AtomicBool,
+    /// Called at requests for a key, with no lock held: before COPY, GET and PUT, after DELETE.
+    pub hook: Mutex<Option<Hook>>,
+    /// No upload in parts can be ended.
+    pub abort_failure: Mutex<Option<BucketError>>,
     /// Every request fails with this.
     pub failure: Mutex<Option<BucketError>>,
 }
@@ -155,6 +162,16 @@ impl MemoryBucket {
         (load(&self.gets), load(&self.heads), load(&self.lists))
     }
 
+    /// Calls a function at requests.
+    pub fn on_request(&self, hook: impl Fn(&str, &str) + Send + Sync + 'static) {
+        *self.hook.lock().unwrap() = Some(Arc::new(hook));
+    }
+
+    fn call_hook(&self, method: &str, key: &str) {
+        let hook = self.hook.lock().unwrap().clone();
+        hook.into_iter().for_each(|hook| hook(method, key));
+    }
+
     fn count(&self, count: &AtomicU64) -> Result<(), BucketError> {
         count.fetch_add(1, Ordering::Relaxed);
         self.failure.lock().unwrap().clone().map_or(Ok(()), Err)
@@ -232,6 +249,7 @@ impl Bucket for MemoryBucket {
         take: &mut (dyn FnMut(&[u8]) + Send),
     ) -> Result<(), BucketError> {
         self.count(&self.gets)?;
+        self.call_hook("GET", key);
         let object = self.objects.lock().unwrap().get(key).cloned();
         let object = object.ok_or_else(|| BucketError::NotFound(key.into()))?;
         if !info_of(&object).is_same(info) {
@@ -258,6 +276,7 @@ impl Bucket for MemoryBucket {
         expected: &Expected,
     ) -> Result<ObjectInfo, BucketError> {
         self.count(&self.puts)?;
+        self.call_hook("PUT", key);
         let fault = self.next_fault();
         let failed = |error: std::io::Error| BucketError::Source(format!("{key}: {error}"));
         let upload = (source.size() > PART_BYTES).then(|| {
@@ -301,6 +320,7 @@ impl Bucket for MemoryBucket {
 
     fn abort_upload(&self, key: &str, upload: &str) -> Result<(), BucketError> {
         self.count(&self.deletes)?;
+        self.abort_failure.lock().unwrap().clone().map_or(Ok(()), Err)?;
         let of = self.uploads.lock().unwrap().remove(upload);
         assert!(of.is_none_or(|of| of == key), "the upload of another key");
         Ok(())
@@ -312,6 +332,7 @@ impl Bucket for MemoryBucket {
             objects.remove(key);
             Ok(None)
         });
+        self.call_hook("DELETE", key);
         removed.map(|_| ())
     }
 
@@ -323,6 +344,7 @@ impl Bucket for MemoryBucket {
         expected: &Expected,
     ) -> Result<ObjectInfo, BucketError> {
         self.count(&self.copies)?;
+        self.call_hook("COPY", from);
         let made = self.change(to, expected, self.next_fault().as_ref(), |objects| {
             let object = objects.get(from).cloned().ok_or_else(|| BucketError::NotFound(from.into()))?;
             if !info_of(&object).is_same(info) {
