@@ -16,6 +16,9 @@ use crate::amendment::{AMENDMENT, Amendment};
 use crate::asked_bucket::{AskedBucket, Place, holds, strong_etag};
 use crate::upload::{Upload, headers_of};
 
+/// How often an object is copied over another while programs replace that.
+const NR_ROUNDS: usize = 3;
+
 pub(crate) const SOURCE_IF_MATCH: HeaderName = HeaderName::from_static("x-amz-copy-source-if-match");
 
 /// See the module text.
@@ -30,19 +33,38 @@ pub(crate) struct Copy<'a> {
 
 impl Copy<'_> {
     pub(crate) fn run(&self) -> Result<ObjectInfo, BucketError> {
-        let (asked, (to, to_place)) = (self.asked, (self.to.0, &self.to.1));
+        let asked = self.asked;
         if !self.from.1.last_slash.is_empty() {
             return self.store_anew();
         }
         if !asked.store.takes_conditions {
             let _ = self.check_source()?;
         }
-        if *self.expected != Expected::Anything {
-            let there = asked.find_any(to, to_place)?;
+        let mut round = 1;
+        loop {
+            let there = asked.find_any(self.to.0, &self.to.1)?;
             if !holds(self.expected, there.as_ref()) {
-                return Err(asked.changed("COPY", to, there.as_ref()));
+                return Err(asked.changed("COPY", self.to.0, there.as_ref()));
+            }
+            // On what is there now: a request whose answer was lost may take effect late, and must
+            // not replace what was stored after it.
+            let expected = there.map_or(Expected::Absent, |there| Expected::Same(there.info));
+            match self.copy(&expected) {
+                // It may be the source that has changed.
+                Err(BucketError::Changed(_))
+                    if *self.expected == Expected::Anything
+                        && round < NR_ROUNDS
+                        && self.check_source().is_ok() =>
+                {
+                    round += 1;
+                }
+                copied => return copied,
             }
         }
+    }
+
+    fn copy(&self, expected: &Expected) -> Result<ObjectInfo, BucketError> {
+        let (asked, (to, to_place)) = (self.asked, (self.to.0, &self.to.1));
         // S3 would have the library copy in parts; its condition goes with the amendment.
         let mode = match self.expected {
             Expected::Absent if !asked.store.takes_conditions => CopyMode::Create,
@@ -50,7 +72,7 @@ impl Copy<'_> {
         };
         let options = CopyOptions { mode, ..CopyOptions::default() };
         let copied = asked.store.objects.copy_opts(&self.from.1.path, &to_place.path, options);
-        if let Err(error) = asked.runtime.block_on(AMENDMENT.scope(self.amendment(), copied)) {
+        if let Err(error) = asked.runtime.block_on(AMENDMENT.scope(self.amendment(expected), copied)) {
             self.judge(&error)?;
         }
         let found = asked.find(to, to_place)?;
@@ -70,10 +92,10 @@ impl Copy<'_> {
         Upload::new(self.asked, self.to.0, &Nothing, &metadata, self.expected)?.run()
     }
 
-    fn amendment(&self) -> Amendment {
+    fn amendment(&self, expected: &Expected) -> Amendment {
         let mut headers = Vec::new();
         if self.asked.store.takes_conditions {
-            headers = headers_of(self.expected);
+            headers = headers_of(expected);
             let etag = strong_etag(self.info).and_then(|etag| HeaderValue::from_str(etag).ok());
             headers.extend(etag.map(|etag| (SOURCE_IF_MATCH, etag)));
         }

@@ -65,10 +65,16 @@ impl DaemonConfig {
     /// Returns the defaults for a volume mounted at `point`, with the source that the mount table
     /// shows.
     pub fn of(spec: VolumeSpec, source: impl AsRef<OsStr>, point: impl Into<PathBuf>) -> Self {
+        // Where requests would wait for themselves.
+        let backing = match &spec {
+            VolumeSpec::Directory(config) => Some(config.dir.clone()),
+            VolumeSpec::Objects(config) => config.staging.as_ref().map(|staging| staging.dir.clone()),
+            VolumeSpec::Tmpfs(_) => None,
+        };
         Self {
             volume: Some(spec),
             point: point.into(),
-            mount: MountOptions::new("umemcg", source.as_ref()),
+            mount: MountOptions { backing, ..MountOptions::new("umemcg", source.as_ref()) },
             lifetimes: Lifetimes::default(),
             session: SessionConfig::default(),
         }

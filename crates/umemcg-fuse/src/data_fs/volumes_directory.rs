@@ -7,9 +7,11 @@
 
 use std::ffi::OsStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use rustix::io::Errno;
-use umemcg_base::PAGE_SIZE_U64;
+use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
 use umemcg_vfs::volumes::Member;
 use umemcg_vfs::{Attr, Entry, NodeId, StatFs, VfsError};
 
@@ -17,6 +19,8 @@ use super::DataFs;
 use crate::wire::DirBuffer;
 use crate::wire::reply::EntryOut;
 
+/// Volumes that are synced at a time.
+const NR_SYNCS_MAX: usize = 64;
 /// Volumes listed at a time.
 const BATCH: usize = 256;
 /// A directory in a listing: the type bits of its mode.
@@ -101,22 +105,36 @@ impl DataFs {
     }
 
     /// Makes everything durable that was accepted on any volume. Goes on after an error and reports
-    /// the first.
+    /// one of them. Volumes do not wait for each other's stores, unless many of these hang.
     ///
     /// # Errors
     /// Write-back errors, and the host's.
     pub fn sync_volumes(&self) -> Result<(), VfsError> {
-        let mut result = Ok(());
-        for member in self.volumes.list(0, usize::MAX) {
-            // A single volume is synced even if no change was noted.
-            if member.take_touched() || self.volumes.whole().is_some() {
+        // A single volume is synced even if no change was noted.
+        let must_sync = |member: &Arc<Member>| member.take_touched() || self.volumes.whole().is_some();
+        let mut members = self.volumes.list(0, usize::MAX);
+        members.retain(must_sync);
+        let (next, result) = (AtomicUsize::new(0), LeafMutex::new(Ok(())));
+        let work = || {
+            while let Some(member) = members.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let synced = member.volume().syncfs();
-                if synced.is_err() {
+                if let Err(error) = synced {
                     member.touch();
+                    *result.lock() = Err(error);
                 }
-                result = result.and(synced);
             }
-        }
+        };
+        thread::scope(|threads| {
+            for _ in 1..members.len().min(NR_SYNCS_MAX) {
+                let thread = thread::Builder::new().name("umemcg-sync".into());
+                if thread.spawn_scoped(threads, work).is_err() {
+                    // Those that run do all of it.
+                    break;
+                }
+            }
+            work();
+        });
+        let result = std::mem::replace(&mut *result.lock(), Ok(()));
         result
     }
 }
