@@ -230,6 +230,28 @@ fn one_tenants_wait_does_not_hold_up_another() {
 }
 
 #[test]
+fn nested_groups_do_not_wait_for_each_others_parts() {
+    let engine = common::engine(64 * MIB);
+    let outer = common::group(&engine, "outer", 10 * MIB);
+    let inner = child(&engine, &outer, "inner");
+    let account = engine.account(&child(&engine, engine.root(), "other"));
+    while account.try_grow(MIB).is_ok() || account.try_grow(4096).is_ok() {}
+    let mut first = pin!(engine.reserve_async(&inner, 6 * MIB + MIB / 4));
+    let mut second = pin!(engine.reserve_async(&outer, 8 * MIB));
+    assert!(poll_once(first.as_mut()).is_pending() && poll_once(second.as_mut()).is_pending());
+    account.shrink(6 * MIB);
+    // The root refuses the rest of the first one; the second one does not fit beside it.
+    assert!(poll_once(first.as_mut()).is_pending() && poll_once(second.as_mut()).is_pending());
+    account.shrink(3 * MIB + MIB / 4);
+    assert!(poll_once(second.as_mut()).is_pending());
+    let Poll::Ready(first) = poll_once(first.as_mut()) else { panic!("each waits for the other's part") };
+    drop(first);
+    assert_eq!(block_on(second).unwrap().bytes(), 8 * MIB);
+    drop(account);
+    assert_nothing_held(&engine);
+}
+
+#[test]
 fn a_cancelled_wait_gives_back_its_part_and_its_place() {
     let engine = common::engine(64 * MIB);
     let group = common::group(&engine, "group", 8 * MIB);
