@@ -41,6 +41,7 @@ use crate::commitments::Commitments;
 use crate::group_workers::GroupWorkers;
 use crate::janitor::Janitor;
 use crate::lease::{Lease, Leases, Resizable};
+use crate::removals::Removals;
 use crate::waits::Waits;
 
 /// The smallest pool, in bytes.
@@ -178,6 +179,7 @@ pub struct Engine {
     commitments: Commitments,
     /// Waits for memory.
     waits: Arc<Waits>,
+    removals: Removals,
 }
 
 impl Engine {
@@ -230,6 +232,7 @@ impl Engine {
             group_workers,
             commitments: Commitments::default(),
             waits,
+            removals: Removals::default(),
         }))
     }
 
@@ -318,6 +321,7 @@ impl Engine {
             self.reclaimer.splice_to_parent(dying, parent);
             self.cache.hand_over_dirty(dying, parent);
         })?;
+        self.removals.note_ended();
         self.kswapd.group_removed(group);
         // Wakes threads that wait for its events; there will be no more.
         group.announce();
