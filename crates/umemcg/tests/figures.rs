@@ -10,8 +10,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use umemcg::internal::GROUP_STATE_BYTES;
-use umemcg::shrinker::{Count, Scan, ShrinkTarget, Shrinker, Usage};
-use umemcg::{CreateError, EventKind, Group, Limits, RemoveError, StatItem, StatUnit, UNLIMITED};
+use umemcg::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
+use umemcg::{
+    Account, Charge, CreateError, EventKind, Group, Limits, RemoveError, StatItem, StatUnit, UNLIMITED,
+};
 
 const MIB: u64 = 1 << 20;
 /// Longer than anything here takes.
@@ -47,6 +49,48 @@ fn threads_that_want_one_group_get_one_group() {
         assert!(groups.iter().all(|group| Arc::ptr_eq(group, &groups[0])));
         engine.remove_group(&groups[0]).unwrap();
     }
+}
+
+/// Frees some memory each time; at first another account takes it.
+#[derive(Debug)]
+struct IsTaken {
+    freed: Mutex<Vec<Charge>>,
+    account: Account,
+}
+
+impl Shrinker for IsTaken {
+    fn name(&self) -> String {
+        "is-taken".into()
+    }
+    fn count(&self, _: &ShrinkTarget<'_>) -> Count {
+        let nr = self.freed.lock().unwrap().len() as u64;
+        if nr > 0 { Count::Objects(nr * 1024) } else { Count::Empty }
+    }
+    fn scan(&self, _: &ShrinkTarget<'_>, scanned: u64) -> Scan {
+        let mut freed = self.freed.lock().unwrap();
+        let Some(bytes) = freed.pop().map(|charge| charge.bytes()) else { return Scan::Stop };
+        if freed.len() > 1 {
+            self.account.grow(bytes);
+        }
+        Scan::Done(Scanned { scanned, freed_bytes: bytes, ..Scanned::default() })
+    }
+    fn usage(&self, _: &ShrinkTarget<'_>) -> Usage {
+        Usage::default()
+    }
+}
+
+#[test]
+fn a_group_is_made_as_long_as_memory_comes_free() {
+    let engine = common::engine(64 * MIB);
+    let parent = common::group(&engine, "parent", 8 * MIB);
+    let charges = (0..8).map(|_| engine.charge(&parent, MIB).unwrap()).collect();
+    let shrinker = Arc::new(IsTaken { freed: Mutex::new(charges), account: engine.account(&parent) });
+    let id = engine.reserve_shrinker();
+    let number = id.get();
+    let _registered = engine.register_shrinker(id, Arc::clone(&shrinker) as _);
+    engine.note_objects(&parent, 0, number);
+    engine.create_group(&parent, "child".as_ref()).unwrap();
+    assert_eq!(shrinker.account.bytes(), 6 * MIB);
 }
 
 /// Holds up the removal of groups named "child".
