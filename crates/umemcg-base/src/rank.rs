@@ -17,7 +17,7 @@ pub enum Rank {
     Workers,
     /// An action of another thread, with nothing held that it may need: work for a worker, room in
     /// a queue, the end of a thread, of a callback, of open files on a volume, of the load of an
-    /// object.
+    /// object, of the removal of a group.
     Peer,
     /// The kernel's answer to a notification, which may wait for requests that this daemon serves.
     KernelNotification,
@@ -136,7 +136,7 @@ pub const RANKS: &[RankInfo] = &[
     ),
     wait(
         Rank::Peer,
-        "another thread's doing, with nothing held that it may want: work for a worker, room in a queue, the end of a thread, of a callback, of what is open on a volume, of the load of an object",
+        "another thread's doing, with nothing held that it may want: work for a worker, room in a queue, the end of a thread, of a callback, of what is open on a volume, of the load of an object, of the removal of a group",
         "`umemcg-base/src/wake_signal.rs`, `clock.rs`; wherever a condition variable has this rank",
     ),
     wait(

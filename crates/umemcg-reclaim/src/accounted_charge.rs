@@ -37,13 +37,14 @@ impl AccountedCharge {
         Ok(())
     }
 
-    /// Releases `bytes` of it.
+    /// Splits `bytes` off, which are released when the result is dropped.
     ///
     /// # Panics
     /// When it holds less.
-    pub fn shrink(&mut self, bytes: u64) {
+    #[must_use = "a dropped charge is released"]
+    pub fn split(&mut self, bytes: u64) -> Self {
         let charge = self.charge.as_mut().expect("there until dropped");
-        drop(Self { charge: Some(charge.split(bytes)), item: self.item });
+        Self { charge: Some(charge.split(bytes)), item: self.item }
     }
 
     /// Stops counting, and returns the charge.

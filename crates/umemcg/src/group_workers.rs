@@ -6,6 +6,7 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::io;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
@@ -69,10 +70,13 @@ impl GroupWorkers {
     }
 
     /// Lets a worker do a job for a group, after the group's earlier ones. A job that is refused,
-    /// or left when the engine ends, is dropped. Never blocks for longer than a thread takes to
-    /// start.
+    /// left when the engine ends, or without any thread to do it, is dropped. Never blocks for
+    /// longer than a thread takes to start.
     pub(crate) fn run(&self, group: u64, job: impl FnOnce() + Send + 'static) {
-        let job: Job = Box::new(job);
+        self.run_with(group, Box::new(job), |body| Worker::spawn("umemcg-group", body));
+    }
+
+    fn run_with(&self, group: u64, job: Job, spawn: impl FnOnce(Job) -> io::Result<Worker>) {
         let mut state = self.shared.state.lock();
         if !state.admits(group) {
             drop(state);
@@ -89,13 +93,13 @@ impl GroupWorkers {
         drop(state);
         self.shared.has_work.notify_one();
         if starts {
-            self.start_thread();
+            self.start_thread(spawn);
         }
     }
 
-    fn start_thread(&self) {
+    fn start_thread(&self, spawn: impl FnOnce(Job) -> io::Result<Worker>) {
         let shared = Arc::clone(&self.shared);
-        match Worker::spawn("umemcg-group", move || shared.work()) {
+        match spawn(Box::new(move || shared.work())) {
             Ok(thread) => self.threads.lock().push(thread),
             Err(error) => {
                 tracing::error!(%error, "cannot start a thread for work of a group");
@@ -130,7 +134,7 @@ impl Drop for GroupWorkers {
 impl State {
     fn take_jobs(&mut self) -> Vec<VecDeque<Job>> {
         self.ready.clear();
-        self.jobs.values_mut().map(std::mem::take).collect()
+        std::mem::take(&mut self.jobs).into_values().collect()
     }
 }
 
@@ -195,6 +199,18 @@ mod tests {
         assert_eq!(others, (2..=NR_THREADS_MAX as u32).collect::<Vec<_>>());
         go_on.send(()).unwrap();
         assert_eq!([is_done.recv_timeout(LONG), is_done.recv_timeout(LONG)], [Ok(11), Ok(12)]);
+    }
+
+    #[test]
+    fn work_goes_on_after_a_thread_that_could_not_be_started() {
+        let workers = GroupWorkers::default();
+        let kept = Arc::new(());
+        let held = Arc::clone(&kept);
+        workers.run_with(1, Box::new(move || drop(held)), |_| Err(io::Error::other("as a test wants")));
+        assert_eq!(Arc::strong_count(&kept), 1, "a job without a thread is dropped");
+        let (done, is_done) = channel();
+        workers.run(1, move || done.send(()).unwrap());
+        assert_eq!(is_done.recv_timeout(LONG), Ok(()));
     }
 
     #[test]

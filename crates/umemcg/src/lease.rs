@@ -112,17 +112,19 @@ impl Charged {
         };
         self.held.extend(apart);
     }
-}
 
-/// Releases `bytes` of what is held, the youngest first. No lock may be held.
-fn release(held: &mut Vec<AccountedCharge>, bytes: u64) {
-    let mut left = bytes;
-    while let Some(last) = held.last_mut().filter(|_| left > 0) {
-        if last.bytes() > left {
-            return last.shrink(left);
+    /// Takes out `bytes`, the youngest first. The caller drops them when the lock is free.
+    fn take_out(&mut self, bytes: u64) -> Vec<AccountedCharge> {
+        let (mut taken, mut left) = (Vec::new(), bytes);
+        while let Some(last) = self.held.last_mut().filter(|_| left > 0) {
+            if last.bytes() > left {
+                taken.push(last.split(left));
+                break;
+            }
+            left -= last.bytes();
+            taken.extend(self.held.pop());
         }
-        left -= last.bytes();
-        held.pop();
+        taken
     }
 }
 
@@ -219,11 +221,12 @@ impl Leased {
             return 0;
         }
         let Some(used) = self.used_bytes() else { return 0 };
-        let mut held = std::mem::take(&mut self.charged.lock().held);
-        let before: u64 = held.iter().map(AccountedCharge::bytes).sum();
-        let freed = before.saturating_sub(capacity.max(used));
-        release(&mut held, freed);
-        self.charged.lock().held = held;
+        let mut charged = self.charged.lock();
+        let freed = charged.bytes().saturating_sub(capacity.max(used));
+        // The rest stays in its place: a count that finds nothing ends the lease's part in reclaim.
+        let taken = charged.take_out(freed);
+        drop(charged);
+        drop(taken);
         freed
     }
 

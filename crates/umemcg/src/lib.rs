@@ -66,6 +66,7 @@ mod janitor;
 mod lease;
 mod object_cache;
 pub mod objects;
+mod removals;
 pub mod shrinker;
 mod waits;
 

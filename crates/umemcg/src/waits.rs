@@ -1,18 +1,21 @@
 //! Threads and futures that wait for memory, in the order of their arrival.
 //!
 //! A waiter belongs to the group that it wants memory in, and waits for the level that refused:
-//! that group or one above it. Two rules decide which waiters may try when memory is given back:
+//! that group or one above it. Three rules decide what it may do when memory is given back:
 //!
 //! - Of the waiters of one group, the first tries, and the others wait behind it. Groups do not
 //!   wait for each other's: the first waiter of every group tries.
-//! - Of all waiters that the same level refused, the first may keep a part while it waits for the
-//!   rest, so that others cannot take for ever what a large one waits for. All others take all or
-//!   nothing, so that two with a part each never wait for each other.
+//! - A waiter that tries may keep a part while it waits for the rest, so that others cannot take
+//!   for ever what a large one waits for. But its part must not be in a level that an earlier one
+//!   waits for: then it takes all or nothing. So a waiter only ever waits for parts of earlier
+//!   ones, and waits cannot form a cycle.
+//! - For this, a waiter that lacks memory is earlier than all that are refused because of
+//!   guarantees to others: what these wait for, reclaim cannot bring.
 //!
 //! The table has a lock, which is held for some loads. A thread that gives memory back takes it
 //! only while there are waiters.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use std::time::Duration;
@@ -28,12 +31,22 @@ pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(20);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ticket(u64);
 
+/// Why a level refuses a waiter; which of two waiters is earlier (see the module).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Lacks {
+    /// The level is full.
+    Memory,
+    /// The room is guaranteed to others.
+    Commitments,
+}
+
 #[derive(Debug)]
 struct Waiter {
     /// The group that it wants memory in.
     group: Arc<Group>,
     /// The level that refused.
     level: Arc<Group>,
+    lacks: Lacks,
     waker: Waker,
 }
 
@@ -41,6 +54,30 @@ struct Waiter {
 struct Queue {
     next: u64,
     waiters: BTreeMap<Ticket, Waiter>,
+}
+
+impl Queue {
+    /// Returns the first waiter of each group.
+    fn firsts(&self) -> impl Iterator<Item = (Ticket, &Waiter)> {
+        let mut groups = HashSet::new();
+        let waiters = self.waiters.iter().map(|(&ticket, waiter)| (ticket, waiter));
+        waiters.filter(move |(_, waiter)| groups.insert(waiter.group.id()))
+    }
+
+    fn turn(&self, ticket: Ticket) -> Turn {
+        let mine = &self.waiters[&ticket];
+        let mut turn = Turn::Keeps;
+        for (at, other) in self.firsts() {
+            if other.group.id() == mine.group.id() {
+                if at != ticket {
+                    return Turn::Waits;
+                }
+            } else if (other.lacks, at) < (mine.lacks, ticket) && mine.group.is_descendant_of(&other.level) {
+                turn = Turn::Tries;
+            }
+        }
+        turn
+    }
 }
 
 /// What a waiter may do.
@@ -84,13 +121,18 @@ impl Waits {
 
     /// Adds a waiter at the end. It must try once more before it sleeps: from here on, it is woken
     /// when something is given back.
-    pub(crate) fn join(&self, group: &Arc<Group>, level: &Arc<Group>, waker: &Waker) -> Ticket {
+    pub(crate) fn join(
+        &self,
+        group: &Arc<Group>,
+        (level, lacks): (&Arc<Group>, Lacks),
+        waker: &Waker,
+    ) -> Ticket {
         let ticket = {
             let mut queue = self.queue.lock();
             let ticket = Ticket(queue.next);
             queue.next += 1;
             let (group, level) = (Arc::clone(group), Arc::clone(level));
-            queue.waiters.insert(ticket, Waiter { group, level, waker: waker.clone() });
+            queue.waiters.insert(ticket, Waiter { group, level, lacks, waker: waker.clone() });
             ticket
         };
         self.attention.raise();
@@ -101,24 +143,22 @@ impl Waits {
     }
 
     /// Notes which level has refused a waiter last, and how it is woken. Returns its turn.
-    pub(crate) fn update(&self, ticket: Ticket, level: Option<&Arc<Group>>, waker: &Waker) -> Turn {
+    pub(crate) fn update(
+        &self,
+        ticket: Ticket,
+        refused: Option<(&Arc<Group>, Lacks)>,
+        waker: &Waker,
+    ) -> Turn {
         // Dropped after the lock is free: the last handle of a group, and an embedder's waker.
         let (_level, _waker);
         let mut queue = self.queue.lock();
         let Some(mine) = queue.waiters.get_mut(&ticket) else { return Turn::Waits };
-        _level = level.map(|level| std::mem::replace(&mut mine.level, Arc::clone(level)));
+        _level = refused.map(|(level, lacks)| {
+            mine.lacks = lacks;
+            std::mem::replace(&mut mine.level, Arc::clone(level))
+        });
         _waker = (!mine.waker.will_wake(waker)).then(|| std::mem::replace(&mut mine.waker, waker.clone()));
-        let (group, level) = (mine.group.id(), mine.level.id());
-        let mut turn = Turn::Keeps;
-        for (_, before) in queue.waiters.range(..ticket) {
-            if before.group.id() == group {
-                turn = Turn::Waits;
-                break;
-            }
-            if before.level.id() == level {
-                turn = Turn::Tries;
-            }
-        }
+        let turn = queue.turn(ticket);
         drop(queue);
         turn
     }
@@ -128,7 +168,9 @@ impl Waits {
         let gone = self.queue.lock().waiters.remove(&ticket);
         self.attention.lower();
         if let Some(gone) = gone {
-            self.wake(|waiter| waiter.group.id() == gone.group.id() || waiter.level.id() == gone.level.id());
+            self.wake(|waiter| {
+                waiter.group.id() == gone.group.id() || waiter.group.is_descendant_of(&gone.level)
+            });
         }
     }
 
@@ -149,15 +191,8 @@ impl Waits {
     fn wake(&self, is_meant: impl Fn(&Waiter) -> bool) {
         let wakers: Vec<Waker> = {
             let queue = self.queue.lock();
-            let mut groups = Vec::new();
-            let is_first = |waiter: &&Waiter| {
-                let is_first = !groups.contains(&waiter.group.id());
-                if is_first {
-                    groups.push(waiter.group.id());
-                }
-                is_first && is_meant(waiter)
-            };
-            queue.waiters.values().filter(is_first).map(|waiter| waiter.waker.clone()).collect()
+            let meant = queue.firsts().filter(|(_, waiter)| is_meant(waiter));
+            meant.map(|(_, waiter)| waiter.waker.clone()).collect()
         };
         for waker in wakers {
             if let Err(panicked) = contained(|| waker.wake()) {
@@ -199,21 +234,22 @@ mod tests {
         let calls: Vec<Arc<Calls>> = (0..4).map(|_| Arc::default()).collect();
         let wakers: Vec<Waker> = calls.iter().map(|calls| Waker::from(Arc::clone(calls))).collect();
         let tickets = [
-            waits.join(&a, tree.root(), &wakers[0]),
-            waits.join(&a, &a, &wakers[1]),
-            waits.join(&b, tree.root(), &wakers[2]),
-            waits.join(&b, &b, &wakers[3]),
+            waits.join(&a, (tree.root(), Lacks::Memory), &wakers[0]),
+            waits.join(&a, (&a, Lacks::Memory), &wakers[1]),
+            waits.join(&b, (tree.root(), Lacks::Memory), &wakers[2]),
+            waits.join(&b, (&b, Lacks::Memory), &wakers[3]),
         ];
         let turn = |at: usize| waits.update(tickets[at], None, &wakers[at]);
         assert_eq!([0, 1, 2, 3].map(turn), [Turn::Keeps, Turn::Waits, Turn::Tries, Turn::Waits]);
-        assert_eq!(waits.update(tickets[2], Some(&b), &wakers[2]), Turn::Keeps, "no other waits for b");
+        let refused_by_b = waits.update(tickets[2], Some((&b, Lacks::Memory)), &wakers[2]);
+        assert_eq!(refused_by_b, Turn::Tries, "what it kept would be in the root, too");
         let woken = || calls.iter().map(|calls| calls.0.swap(0, Relaxed)).collect::<Vec<_>>();
         waits.note_given_back(&a);
         assert_eq!(woken(), [1, 0, 0, 0], "b's limit is not touched");
         waits.note_given_back(&b);
         assert_eq!(woken(), [1, 0, 1, 0]);
         waits.leave(tickets[0]);
-        assert_eq!(woken(), [0, 1, 0, 0]);
+        assert_eq!(woken(), [0, 1, 1, 0], "b's may keep a part now");
         assert_eq!(turn(1), Turn::Keeps);
         waits.wake_all();
         assert_eq!(woken(), [0, 1, 1, 0]);
@@ -222,12 +258,36 @@ mod tests {
     }
 
     #[test]
+    fn none_keeps_a_part_where_an_earlier_one_waits() {
+        let tree = GroupTree::new(1 << 30);
+        let [above, beside] =
+            ["above", "beside"].map(|name| tree.create(tree.root(), name.as_ref()).unwrap());
+        let below = tree.create(&above, "below".as_ref()).unwrap();
+        let waits = Waits::default();
+        let join = |group, level| waits.join(group, (level, Lacks::Memory), Waker::noop());
+        let first = join(&beside, &beside);
+        // It only waits for its turn.
+        let behind = join(&beside, tree.root());
+        let [lower, upper] = [join(&below, &above), join(&above, tree.root())];
+        let turns = || [first, behind, lower, upper].map(|ticket| waits.update(ticket, None, Waker::noop()));
+        assert_eq!(turns(), [Turn::Keeps, Turn::Waits, Turn::Keeps, Turn::Tries]);
+        let short_of = |ticket, lacks| waits.update(ticket, Some((tree.root(), lacks)), Waker::noop());
+        short_of(first, Lacks::Memory);
+        assert_eq!(turns(), [Turn::Keeps, Turn::Waits, Turn::Tries, Turn::Tries]);
+        // Guarantees refuse it; the others lack memory.
+        short_of(first, Lacks::Commitments);
+        assert_eq!(turns(), [Turn::Tries, Turn::Waits, Turn::Keeps, Turn::Tries]);
+        short_of(upper, Lacks::Commitments);
+        assert_eq!(turns(), [Turn::Keeps, Turn::Waits, Turn::Keeps, Turn::Tries]);
+    }
+
+    #[test]
     fn a_waker_that_panics_keeps_no_other_from_being_woken() {
         let tree = GroupTree::new(1 << 30);
         let a = tree.create(tree.root(), "a".as_ref()).unwrap();
         let (waits, calls) = (Waits::default(), Arc::new(Calls::default()));
-        waits.join(tree.root(), tree.root(), &Waker::from(Arc::new(Panics)));
-        waits.join(&a, tree.root(), &Waker::from(Arc::clone(&calls)));
+        waits.join(tree.root(), (tree.root(), Lacks::Memory), &Waker::from(Arc::new(Panics)));
+        waits.join(&a, (tree.root(), Lacks::Memory), &Waker::from(Arc::clone(&calls)));
         waits.note_given_back(&a);
         assert_eq!(calls.0.load(Relaxed), 1);
     }

@@ -3,14 +3,21 @@
 mod common;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use umemcg::internal::GROUP_STATE_BYTES;
-use umemcg::{CreateError, EventKind, Limits, RemoveError, StatItem, StatUnit, UNLIMITED};
+use umemcg::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
+use umemcg::{
+    Account, Charge, CreateError, EventKind, Group, Limits, RemoveError, StatItem, StatUnit, UNLIMITED,
+};
 
 const MIB: u64 = 1 << 20;
+/// Longer than anything here takes.
+const BOUND: Duration = Duration::from_secs(60);
 
 #[test]
 fn groups_are_found_by_path_or_made_with_limits() {
@@ -42,6 +49,98 @@ fn threads_that_want_one_group_get_one_group() {
         assert!(groups.iter().all(|group| Arc::ptr_eq(group, &groups[0])));
         engine.remove_group(&groups[0]).unwrap();
     }
+}
+
+/// Frees some memory each time; at first another account takes it.
+#[derive(Debug)]
+struct IsTaken {
+    freed: Mutex<Vec<Charge>>,
+    account: Account,
+}
+
+impl Shrinker for IsTaken {
+    fn name(&self) -> String {
+        "is-taken".into()
+    }
+    fn count(&self, _: &ShrinkTarget<'_>) -> Count {
+        let nr = self.freed.lock().unwrap().len() as u64;
+        if nr > 0 { Count::Objects(nr * 1024) } else { Count::Empty }
+    }
+    fn scan(&self, _: &ShrinkTarget<'_>, scanned: u64) -> Scan {
+        let mut freed = self.freed.lock().unwrap();
+        let Some(bytes) = freed.pop().map(|charge| charge.bytes()) else { return Scan::Stop };
+        if freed.len() > 1 {
+            self.account.grow(bytes);
+        }
+        Scan::Done(Scanned { scanned, freed_bytes: bytes, ..Scanned::default() })
+    }
+    fn usage(&self, _: &ShrinkTarget<'_>) -> Usage {
+        Usage::default()
+    }
+}
+
+#[test]
+fn a_group_is_made_as_long_as_memory_comes_free() {
+    let engine = common::engine(64 * MIB);
+    let parent = common::group(&engine, "parent", 8 * MIB);
+    let charges = (0..8).map(|_| engine.charge(&parent, MIB).unwrap()).collect();
+    let shrinker = Arc::new(IsTaken { freed: Mutex::new(charges), account: engine.account(&parent) });
+    let id = engine.reserve_shrinker();
+    let number = id.get();
+    let _registered = engine.register_shrinker(id, Arc::clone(&shrinker) as _);
+    engine.note_objects(&parent, 0, number);
+    engine.create_group(&parent, "child".as_ref()).unwrap();
+    assert_eq!(shrinker.account.bytes(), 6 * MIB);
+}
+
+/// Holds up the removal of groups named "child".
+#[derive(Debug)]
+struct HoldsUp {
+    is_entered: Sender<()>,
+    may_go_on: Mutex<Receiver<()>>,
+}
+
+impl Shrinker for HoldsUp {
+    fn name(&self) -> String {
+        "holds-up".into()
+    }
+    fn count(&self, _: &ShrinkTarget<'_>) -> Count {
+        Count::Empty
+    }
+    fn scan(&self, _: &ShrinkTarget<'_>, _: u64) -> Scan {
+        Scan::Stop
+    }
+    fn usage(&self, _: &ShrinkTarget<'_>) -> Usage {
+        Usage::default()
+    }
+    fn reparent(&self, dying: &Arc<Group>, _: &Arc<Group>) {
+        if *dying.name() == *"child" {
+            self.is_entered.send(()).unwrap();
+            self.may_go_on.lock().unwrap().recv_timeout(BOUND).unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_owned_group_goes_after_the_removals_below_it() {
+    let engine = common::engine(64 * MIB);
+    let ((entered, is_entered), (go_on, may_go_on)) = (channel(), channel());
+    let shrinker = HoldsUp { is_entered: entered, may_go_on: Mutex::new(may_go_on) };
+    let _registered = engine.register_shrinker(engine.reserve_shrinker(), Arc::new(shrinker));
+    let session = engine.owned_group(engine.root(), "session", &Limits::new()).unwrap();
+    let [child, other] = ["child", "other"].map(|name| engine.create_group(&session, name.as_ref()).unwrap());
+    thread::scope(|threads| {
+        threads.spawn(|| engine.remove_group(&child).unwrap());
+        is_entered.recv_timeout(BOUND).unwrap();
+        threads.spawn(move || drop(session));
+        // Until it is at the session itself.
+        let give_up = Instant::now() + BOUND;
+        while !other.is_dead() && Instant::now() < give_up {
+            thread::yield_now();
+        }
+        go_on.send(()).unwrap();
+    });
+    assert!(engine.group_at("/session").is_none());
 }
 
 #[test]

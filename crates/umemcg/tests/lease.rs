@@ -130,6 +130,23 @@ fn pressure_takes_from_a_leased_cache_and_it_grows_back() {
 }
 
 #[test]
+fn a_lease_that_releases_a_part_keeps_the_rest_in_sight() {
+    let ground = Ground::new(8 * MIB);
+    std::thread::scope(|threads| {
+        let releasing = threads.spawn(|| {
+            for _ in 0..2000 {
+                ground.fill();
+                let half = ground.lease.charged_bytes() / 2;
+                let _ = ground.engine.reclaim(&ground.tenant, half, &|| false);
+            }
+        });
+        while !releasing.is_finished() {
+            assert!(ground.lease.charged_bytes() > 0, "reclaim would find nothing");
+        }
+    });
+}
+
+#[test]
 fn a_leased_cache_shares_its_group_with_others() {
     let ground = Ground::new(8 * MIB);
     ground.fill();

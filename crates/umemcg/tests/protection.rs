@@ -5,6 +5,7 @@ mod common;
 
 use std::io;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use umemcg::files::{Arena, BackingStore, File, Readahead, Segment, StoreId};
 use umemcg::{Engine, EventKind, Group, Refusal, Reservation};
@@ -174,7 +175,9 @@ fn background_reclaim_leaves_min_alone_and_takes_low_last() {
     engine.set_high_wmark_distance(&parent, 20 * MIB).unwrap();
     engine.set_low_wmark_distance(&parent, 14 * MIB).unwrap();
     let wait_until_below = |bytes: u64| {
+        let give_up = Instant::now() + Duration::from_secs(60);
         while parent.usage_bytes() >= bytes {
+            assert!(Instant::now() < give_up, "{} bytes are still used", parent.usage_bytes());
             std::thread::yield_now();
         }
     };

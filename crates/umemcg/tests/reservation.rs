@@ -2,13 +2,15 @@
 
 mod common;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use common::MemStore;
 use umemcg::files::{File, Readahead};
-use umemcg::{Engine, Group, Refusal, StatItem};
+use umemcg::{Engine, EventKind, Group, Refusal, StatItem};
 
 const MIB: u64 = 1 << 20;
 
@@ -143,6 +145,63 @@ fn a_reservation_outlasts_a_store_that_hangs_for_a_while() {
     });
     assert_eq!(engine.root().event_count(umemcg::EventKind::Oom), 0, "no charge was refused");
     assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
+}
+
+/// A pool of 48 MiB, 16 of them dirty, whose store hangs until told otherwise.
+fn with_dirty_data() -> (Arc<Engine>, Arc<MemStore>, Arc<File>) {
+    let engine = common::engine(48 * MIB);
+    let borrower = child(&engine, engine.root(), "borrower");
+    let store = MemStore::new();
+    let file = engine.open_file(Arc::clone(&store) as _, 0).unwrap();
+    store.hang();
+    (0..16).for_each(|at| file.write(&borrower, at * MIB, &vec![1; 1 << 20]).map(drop).unwrap());
+    (engine, store, file)
+}
+
+/// Reserves; once it has been refused and waits, the store goes on.
+fn reserve_until_written(engine: &Arc<Engine>, group: &Arc<Group>, bytes: u64, store: &MemStore) {
+    let refusals = engine.root().event_count(EventKind::Max);
+    std::thread::scope(|threads| {
+        let reserving = threads.spawn(|| engine.reserve(group, bytes).map(drop));
+        let give_up = Instant::now() + Duration::from_secs(60);
+        while engine.root().event_count(EventKind::Max) == refusals && Instant::now() < give_up {
+            std::thread::yield_now();
+        }
+        store.release();
+        reserving.join().unwrap().unwrap();
+    });
+    assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
+}
+
+#[test]
+fn a_share_is_had_whatever_guarantees_refuse_to_others() {
+    let (engine, store, _file) = with_dirty_data();
+    let [owner, other] = ["owner", "other"].map(|name| child(&engine, engine.root(), name));
+    let _share = engine.guarantee(&owner, 40 * MIB).unwrap();
+    let mut waits = pin!(engine.reserve_async(&other, 44 * MIB));
+    assert!(waits.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    reserve_until_written(&engine, &owner, 40 * MIB, &store);
+}
+
+#[test]
+fn clean_data_is_had_whichever_waiter_came_first() {
+    let (engine, store, _file) = with_dirty_data();
+    let [first, second] = ["first", "second"].map(|name| child(&engine, engine.root(), name));
+    let mut context = Context::from_waker(Waker::noop());
+    let mut waits = pin!(engine.reserve_async(&first, 44 * MIB));
+    // It takes all but what is dirty; then it is not asked to go on.
+    (0..16).for_each(|_| assert!(waits.as_mut().poll(&mut context).is_pending()));
+    let mut reserving = pin!(engine.reserve_async(&second, 8 * MIB));
+    // What it found is taken and given back before it waits.
+    (0..8).for_each(|_| assert!(reserving.as_mut().poll(&mut context).is_pending()));
+    assert_eq!(second.stat_total(StatItem::Reserved), 0);
+    store.release();
+    assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
+    let give_up = Instant::now() + Duration::from_secs(60);
+    while reserving.as_mut().poll(&mut context).is_pending() {
+        assert!(Instant::now() < give_up, "it waits while 16 MiB are clean");
+        std::thread::yield_now();
+    }
 }
 
 #[test]

@@ -3,13 +3,14 @@
 mod common;
 
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
+use std::thread::{self, Thread, ThreadId};
 use std::time::{Duration, Instant};
 
-use umemcg::{Engine, EventKind, Group, Refusal, Reservation, StatItem};
+use umemcg::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
+use umemcg::{Account, Charge, Engine, EventKind, Group, Refusal, Reservation, StatItem};
 
 const MIB: u64 = 1 << 20;
 /// Longer than anything here takes.
@@ -230,6 +231,28 @@ fn one_tenants_wait_does_not_hold_up_another() {
 }
 
 #[test]
+fn nested_groups_do_not_wait_for_each_others_parts() {
+    let engine = common::engine(64 * MIB);
+    let outer = common::group(&engine, "outer", 10 * MIB);
+    let inner = child(&engine, &outer, "inner");
+    let account = engine.account(&child(&engine, engine.root(), "other"));
+    while account.try_grow(MIB).is_ok() || account.try_grow(4096).is_ok() {}
+    let mut first = pin!(engine.reserve_async(&inner, 6 * MIB + MIB / 4));
+    let mut second = pin!(engine.reserve_async(&outer, 8 * MIB));
+    assert!(poll_once(first.as_mut()).is_pending() && poll_once(second.as_mut()).is_pending());
+    account.shrink(6 * MIB);
+    // The root refuses the rest of the first one; the second one does not fit beside it.
+    assert!(poll_once(first.as_mut()).is_pending() && poll_once(second.as_mut()).is_pending());
+    account.shrink(3 * MIB + MIB / 4);
+    assert!(poll_once(second.as_mut()).is_pending());
+    let Poll::Ready(first) = poll_once(first.as_mut()) else { panic!("each waits for the other's part") };
+    drop(first);
+    assert_eq!(block_on(second).unwrap().bytes(), 8 * MIB);
+    drop(account);
+    assert_nothing_held(&engine);
+}
+
+#[test]
 fn a_cancelled_wait_gives_back_its_part_and_its_place() {
     let engine = common::engine(64 * MIB);
     let group = common::group(&engine, "group", 8 * MIB);
@@ -270,6 +293,67 @@ fn accounts_leave_room_for_what_is_guaranteed_to_others() {
     });
     drop(account);
     assert_nothing_held(&engine);
+}
+
+/// Memory that reclaim frees, while another account grows.
+#[derive(Debug)]
+struct Disturbs {
+    freed: Mutex<Option<Charge>>,
+    other: Arc<Account>,
+}
+
+impl Shrinker for Disturbs {
+    fn name(&self) -> String {
+        "disturbs".into()
+    }
+    fn count(&self, _: &ShrinkTarget<'_>) -> Count {
+        if self.freed.lock().unwrap().is_some() { Count::Objects(1024) } else { Count::Empty }
+    }
+    fn scan(&self, _: &ShrinkTarget<'_>, scanned: u64) -> Scan {
+        let Some(freed) = self.freed.lock().unwrap().take() else { return Scan::Stop };
+        self.other.grow(4 * MIB);
+        Scan::Done(Scanned { scanned, freed_bytes: freed.bytes(), ..Scanned::default() })
+    }
+    fn usage(&self, _: &ShrinkTarget<'_>) -> Usage {
+        Usage::default()
+    }
+}
+
+/// Gives back when it is woken by a thread.
+struct GivesWay {
+    thread: ThreadId,
+    other: Arc<Account>,
+}
+
+impl Wake for GivesWay {
+    fn wake(self: Arc<Self>) {
+        if thread::current().id() == self.thread {
+            self.other.clear();
+        }
+    }
+}
+
+#[test]
+fn an_account_that_meets_another_tries_once_more() {
+    let engine = common::engine(16 * MIB);
+    let owner = child(&engine, engine.root(), "owner");
+    let group = common::group(&engine, "group", 8 * MIB);
+    let _share = engine.guarantee(&owner, 8 * MIB).unwrap();
+    let other = Arc::new(engine.account(engine.root()));
+    let freed = Mutex::new(Some(engine.charge(&group, 5 * MIB).unwrap()));
+    let mut waiting = pin!(engine.reserve_async(&group, 4 * MIB));
+    let waker = Waker::from(Arc::new(GivesWay { thread: thread::current().id(), other: Arc::clone(&other) }));
+    (0..2).for_each(|_| assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending()));
+    let id = engine.reserve_shrinker();
+    let number = id.get();
+    let _registered = engine.register_shrinker(id, Arc::new(Disturbs { freed, other: Arc::clone(&other) }));
+    engine.note_objects(&group, 0, number);
+    // Beside the guarantee and what the waiter has, there is room for this one or the other. Both
+    // see both, and the other one gives way.
+    let account = engine.account(&group);
+    account.try_grow(4 * MIB).unwrap();
+    assert_eq!((account.bytes(), other.bytes()), (4 * MIB, 0));
+    assert_eq!(group.event_count(EventKind::Max), 2, "one for each refusal");
 }
 
 #[test]

@@ -172,6 +172,13 @@ impl Group {
         self.children.lock().by_id.len()
     }
 
+    /// Returns whether a child is being removed. It is no child any more, but until its removal is
+    /// complete this group cannot be removed.
+    #[doc(hidden)]
+    pub fn has_leaving_children(&self) -> bool {
+        self.children.lock().nr_leaving > 0
+    }
+
     /// Returns whether it is `ancestor` or below it.
     #[doc(alias = "mem_cgroup_is_descendant")]
     pub fn is_descendant_of(&self, ancestor: &Group) -> bool {

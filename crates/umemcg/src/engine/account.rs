@@ -145,6 +145,21 @@ impl Account {
     #[cold]
     #[inline(never)]
     fn grow_slowly(&self, bytes: u64, effort: Effort, refused: Option<Refused>) -> Result<(), Refusal> {
+        // Two that have grown both see both. One of them may fit when the other has given back.
+        self.grow_beside_others(bytes, effort, refused)?.or_else(|_| {
+            let effort = if effort == Effort::Reclaims { Effort::ReclaimsAgain } else { effort };
+            self.grow_beside_others(bytes, effort, None)?
+        })
+    }
+
+    /// Grows by `bytes`; the inner result says whether that leaves room for what is guaranteed to
+    /// others. If it does not, because others have grown meanwhile, the bytes are given back.
+    fn grow_beside_others(
+        &self,
+        bytes: u64,
+        effort: Effort,
+        refused: Option<Refused>,
+    ) -> Result<Result<(), Refusal>, Refusal> {
         // Before anything is reclaimed in vain.
         self.check_room(bytes)?;
         let is_counted = effort == Effort::ReclaimsAgain;
@@ -155,12 +170,11 @@ impl Account {
             result => result,
         };
         result.map_err(|refused| Refusal::of(self.group(), &refused))?;
-        if self.engine.commitments.is_any() {
-            // Others may have grown meanwhile.
-            let checked = self.check(Change::HeldAndCounted(bytes), bytes);
-            return checked.inspect_err(|_| self.held.shrink(bytes));
+        if !self.engine.commitments.is_any() {
+            return Ok(Ok(()));
         }
-        Ok(())
+        let checked = self.check(Change::HeldAndCounted(bytes), bytes);
+        Ok(checked.inspect_err(|_| self.shrink(bytes)))
     }
 
     /// Grows by `bytes` whatever the limits are, for memory that exists already. Never blocks and

@@ -25,7 +25,7 @@ use umemcg_cache::overrun::OVERRUN_ARENA_BYTES;
 use umemcg_cache::{BackingStore, DirtyBounds, File, LostData, PageCache, PageQuota, StoreId};
 use umemcg_group::{Charge, CreateError, Group, GroupTree, Refused, RemoveError, RenameError};
 use umemcg_reclaim::shrinker::Registration;
-use umemcg_reclaim::{ChargeError, Kswapd, Reclaimer};
+use umemcg_reclaim::{ChargeError, Kswapd, MAX_RECLAIM_RETRIES, Reason, Reclaimer};
 
 pub use account::Account;
 pub use groups::Limits;
@@ -41,6 +41,7 @@ use crate::commitments::Commitments;
 use crate::group_workers::GroupWorkers;
 use crate::janitor::Janitor;
 use crate::lease::{Lease, Leases, Resizable};
+use crate::removals::Removals;
 use crate::waits::Waits;
 
 /// The smallest pool, in bytes.
@@ -178,6 +179,7 @@ pub struct Engine {
     commitments: Commitments,
     /// Waits for memory.
     waits: Arc<Waits>,
+    removals: Removals,
 }
 
 impl Engine {
@@ -230,6 +232,7 @@ impl Engine {
             group_workers,
             commitments: Commitments::default(),
             waits,
+            removals: Removals::default(),
         }))
     }
 
@@ -291,19 +294,19 @@ impl Engine {
     /// # Errors
     /// [`CreateError`].
     pub fn create_group(&self, parent: &Arc<Group>, name: &OsStr) -> Result<Arc<Group>, CreateError> {
-        let created = match self.tree.create(parent, name) {
-            Err(CreateError::Refused(refused)) => {
-                let reclaimed = self
-                    .reclaimer
-                    .reclaim(&refused.group, 1, umemcg_reclaim::Reason::Direct, &|| false)
-                    .pages();
-                if reclaimed == 0 {
-                    refused.group.drain_stocks();
-                }
-                self.tree.create(parent, name)
+        let mut created = self.tree.create(parent, name);
+        for _ in 0..MAX_RECLAIM_RETRIES {
+            let Err(CreateError::Refused(refused)) = &created else { break };
+            let full = Arc::clone(&refused.group);
+            let reclaimed = self.reclaimer.reclaim(&full, 1, Reason::Direct, &|| false).pages();
+            if reclaimed == 0 {
+                full.drain_stocks();
             }
-            other => other,
-        };
+            created = self.tree.create(parent, name);
+            if reclaimed == 0 {
+                break;
+            }
+        }
         created.inspect(|group| DirtyBounds::inherit(parent, group))
     }
 
@@ -318,6 +321,7 @@ impl Engine {
             self.reclaimer.splice_to_parent(dying, parent);
             self.cache.hand_over_dirty(dying, parent);
         })?;
+        self.removals.note_ended();
         self.kswapd.group_removed(group);
         // Wakes threads that wait for its events; there will be no more.
         group.announce();

@@ -3,16 +3,21 @@
 use std::ffi::OsStr;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Duration;
 
+use umemcg_base::sync::Instant;
 use umemcg_group::{CreateError, Group, RemoveError};
 
 use super::{Engine, Limits};
 
 /// Rounds in which a subtree is removed while other threads create groups in it.
 const ROUNDS_MAX: u32 = 16;
+/// The longest wait for removals by other threads.
+const REMOVAL_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// A group that is removed when the value is dropped, with all groups below it. What is still
-/// charged to them then belongs to the group above.
+/// charged to them then belongs to the group above. Dropping it may block, as
+/// [`remove`](Self::remove) does.
 ///
 /// ```
 /// use umemcg::{Engine, EngineConfig, Limits};
@@ -41,11 +46,12 @@ impl OwnedGroup {
         Arc::clone(&self.group)
     }
 
-    /// Removes the group and those below it now. May block for the time that others' removals take.
+    /// Removes the group and those below it now. May block for the time that removals below it by
+    /// other threads take, up to 30 s.
     ///
     /// # Errors
     /// [`RemoveError::Gone`] if it was removed already; [`RemoveError::HasChildren`] if other
-    /// threads keep creating groups below it.
+    /// threads keep creating groups below it, or a removal below it takes longer.
     pub fn remove(mut self) -> Result<(), RemoveError> {
         self.is_owned = false;
         remove_subtree(&self.engine, &self.group)
@@ -74,6 +80,7 @@ impl Drop for OwnedGroup {
 
 /// Removes the groups of a subtree, those below before those above.
 fn remove_subtree(engine: &Engine, top: &Arc<Group>) -> Result<(), RemoveError> {
+    let deadline = Instant::now() + REMOVAL_WAIT_MAX;
     let mut result = Err(RemoveError::HasChildren);
     for _ in 0..ROUNDS_MAX {
         let mut groups = Vec::new();
@@ -83,6 +90,7 @@ fn remove_subtree(engine: &Engine, top: &Arc<Group>) -> Result<(), RemoveError> 
             groups.push(group);
         }
         for group in groups.iter().rev() {
+            engine.removals.wait_for_children(group, deadline);
             result = engine.remove_group(group);
         }
         if !matches!(result, Err(RemoveError::HasChildren)) {

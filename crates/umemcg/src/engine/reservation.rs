@@ -88,8 +88,8 @@ impl Engine {
     /// Reserves `bytes` in a group for memory of your own. Reclaims missing memory from others:
     /// clean pages and objects immediately, dirty data after write-back. Sleeps as long as that
     /// takes, but gives up after [`DIRTY_WAIT_MAX`](super::DIRTY_WAIT_MAX) without progress, and
-    /// immediately when nothing is dirty and nothing can be reclaimed. No lock of this library may
-    /// be held.
+    /// immediately when nothing is dirty and nothing can be reclaimed, or when others are
+    /// guaranteed the room. No lock of this library may be held.
     ///
     /// # Errors
     /// [`Refusal`]; one whose [`may_pass`](Refusal::may_pass) is true says that
@@ -102,7 +102,7 @@ impl Engine {
     /// Like [`reserve`](Self::reserve), but also waits for what accounts hold and for limits to
     /// rise, until `deadline`. The waiters of a group are served in the order of their arrival; no
     /// group waits for the waiters of another. A large request is not starved: the first of those
-    /// that one limit refuses keeps what it gets while it waits for the rest.
+    /// that wait for one limit keeps what it gets while it waits for the rest.
     ///
     /// ```
     /// use std::time::{Duration, Instant};

@@ -15,13 +15,13 @@ use std::task::{Poll, Wake, Waker};
 use std::time::Duration;
 
 use umemcg_base::sync::Instant;
-use umemcg_base::{WakeSignal, assert_no_locks_held};
+use umemcg_base::{PAGE_SIZE_U64, WakeSignal, assert_no_locks_held};
 use umemcg_group::{Group, StatItem};
 use umemcg_reclaim::{PageOwner, Stalled};
 
 use super::account::Effort;
 use super::{Account, Engine, Refusal};
-use crate::waits::{LOOK_AGAIN, Ticket, Turn};
+use crate::waits::{LOOK_AGAIN, Lacks, Ticket, Turn};
 
 /// Bytes charged at a time.
 const STEP_BYTES: u64 = 1 << 20;
@@ -53,6 +53,8 @@ pub(super) struct WaitingGrowth {
     ticket: Option<Ticket>,
     /// The last refusal.
     refusal: Option<Refusal>,
+    /// Nothing was dirty after the last attempt.
+    was_clean: bool,
     /// The time that is lost for lack of memory.
     stalled: Option<Stalled>,
 }
@@ -60,7 +62,8 @@ pub(super) struct WaitingGrowth {
 impl WaitingGrowth {
     pub(super) fn new(engine: &Arc<Engine>, group: &Arc<Group>, wanted: u64, patience: Patience) -> Self {
         let account = Account::new(engine, group);
-        Self { account, wanted, patience, ticket: None, refusal: None, stalled: None }
+        let (ticket, refusal, stalled) = Default::default();
+        Self { account, wanted, patience, ticket, refusal, was_clean: false, stalled }
     }
 
     /// Goes on as far as it can without sleeping. `Pending` means that `waker` is called when it is
@@ -72,43 +75,33 @@ impl WaitingGrowth {
             return self.end(Err(never));
         }
         if self.ticket.is_none() && self.engine().waits.is_any_of(&group) {
-            self.queue(&group, waker);
+            self.queue((&group, Lacks::Memory), waker);
         }
+        let mut turn = Turn::Keeps;
         for _ in 0..STEPS_PER_POLL {
-            let turn = match self.ticket {
+            turn = match self.ticket {
                 Some(ticket) => self.engine().waits.update(ticket, None, waker),
                 None => Turn::Keeps,
             };
             if turn == Turn::Waits {
-                // What it took while another one of its group took a place before it.
-                self.account.clear();
-                return Poll::Pending;
+                return self.wait_behind();
             }
             let left = self.wanted - self.account.bytes();
             if left == 0 {
                 return self.end(Ok(()));
             }
-            let Err(refusal) = self.attempt(left, turn) else { continue };
-            if !refusal.may_pass() || self.patience == Patience::ForWriteback && !is_unclean(refusal.group())
+            if let Err(refusal) = self.attempt(left, turn)
+                && let Some(result) = self.refused(refusal, waker)
             {
-                return self.end(Err(refusal));
+                return result;
             }
-            let level = Arc::clone(refusal.group());
-            self.refusal = Some(refusal);
-            if is_unclean(&level) {
-                self.engine().cache().start_writeback(&level);
-            }
-            let Some(ticket) = self.ticket else {
-                self.queue(&level, waker);
-                continue;
-            };
-            if self.engine().waits.update(ticket, Some(&level), waker) != Turn::Keeps {
-                // Another one waits for the same, and has been waiting for longer.
-                self.account.clear();
-            }
-            return Poll::Pending;
         }
-        waker.wake_by_ref();
+        if turn == Turn::Keeps {
+            waker.wake_by_ref();
+        } else {
+            // It goes on after a while, or it would do nothing but reclaim for those that keep.
+            self.account.clear();
+        }
         Poll::Pending
     }
 
@@ -135,7 +128,7 @@ impl WaitingGrowth {
                 (least_left, give_up) = (left, now + DIRTY_WAIT_MAX);
             }
             if now >= give_up {
-                return Err(self.give_up());
+                return self.give_up();
             }
             signal.0.wait(LOOK_AGAIN.min(give_up - now));
         }
@@ -145,12 +138,73 @@ impl WaitingGrowth {
         self.account.engine()
     }
 
-    /// Grows by as much as one step may bring.
-    fn attempt(&self, left: u64, turn: Turn) -> Result<(), Refusal> {
-        if turn == Turn::Tries {
-            // All or nothing; what can be reclaimed, the first in line reclaims.
-            return self.account.grow_with(left, Effort::Takes);
+    /// Waits behind another one of its group, unless it waits for write-back and there is none.
+    fn wait_behind(&mut self) -> Poll<Result<(), Refusal>> {
+        // What it took while the other one took a place before it.
+        self.account.clear();
+        if self.patience == Patience::ForWriteback && !is_unclean(self.engine().root()) {
+            let refusal = self.last_refusal();
+            return self.end(Err(refusal));
         }
+        Poll::Pending
+    }
+
+    /// Decides what a refusal means; `None` is another attempt.
+    fn refused(&mut self, refusal: Refusal, waker: &Waker) -> Option<Poll<Result<(), Refusal>>> {
+        let (level, lacks) = (Arc::clone(refusal.group()), lacks(&refusal));
+        let does_writeback_help = lacks == Lacks::Memory && is_unclean(&level);
+        if !refusal.may_pass() {
+            return Some(self.end(Err(refusal)));
+        }
+        if self.patience == Patience::ForWriteback && !does_writeback_help {
+            // What was dirty during the attempt may have been written since: a second one tells.
+            if lacks == Lacks::Commitments || std::mem::replace(&mut self.was_clean, true) {
+                return Some(self.end(Err(refusal)));
+            }
+            self.refusal = Some(refusal);
+            return None;
+        }
+        self.was_clean = false;
+        self.refusal = Some(refusal);
+        if does_writeback_help {
+            self.engine().cache().start_writeback(&level);
+        }
+        let Some(ticket) = self.ticket else {
+            self.queue((&level, lacks), waker);
+            return None;
+        };
+        if self.engine().waits.update(ticket, Some((&level, lacks)), waker) != Turn::Keeps {
+            // Another one waits for the same, and has been waiting for longer.
+            self.account.clear();
+        }
+        Some(Poll::Pending)
+    }
+
+    /// Grows by as much as one step may bring.
+    fn attempt(&mut self, left: u64, turn: Turn) -> Result<(), Refusal> {
+        let result = if turn == Turn::Tries { self.attempt_whole(left) } else { self.attempt_step(left) };
+        if result.is_ok() {
+            self.was_clean = false;
+        }
+        result
+    }
+
+    /// Takes all or nothing. Of what is missing it reclaims a step, and does not keep it.
+    fn attempt_whole(&self, left: u64) -> Result<(), Refusal> {
+        let Err(refusal) = self.account.grow_with(left, Effort::Takes) else { return Ok(()) };
+        if let Refusal::NotNow { group, free, reclaimable, .. } = &refusal
+            && free.saturating_add(*reclaimable) >= left
+        {
+            let step = left.saturating_sub(*free).min(STEP_BYTES);
+            let goal = step.div_ceil(PAGE_SIZE_U64);
+            if goal == 0 || self.engine().reclaimer().reclaim_promptly(group, goal).pages() > 0 {
+                return Ok(());
+            }
+        }
+        Err(refusal)
+    }
+
+    fn attempt_step(&self, left: u64) -> Result<(), Refusal> {
         let is_first = self.refusal.is_none();
         if is_first {
             // Before anything is reclaimed in vain.
@@ -173,42 +227,44 @@ impl WaitingGrowth {
     }
 
     /// Takes a place among the waiters.
-    fn queue(&mut self, level: &Arc<Group>, waker: &Waker) {
+    fn queue(&mut self, refused: (&Arc<Group>, Lacks), waker: &Waker) {
         let group = self.account.group();
-        self.ticket = Some(self.engine().waits.join(group, level, waker));
+        self.ticket = Some(self.engine().waits.join(group, refused, waker));
         self.stalled = Some(Stalled::begin(group));
     }
 
-    /// Ends it; after a refusal, with nothing left and the numbers of the whole request.
+    /// Ends it. What is refused is tried once more as a whole, so that it ends with all, or with
+    /// nothing and the numbers of the whole request.
     fn end(&mut self, result: Result<(), Refusal>) -> Poll<Result<(), Refusal>> {
-        let result = result.map_err(|refusal| {
-            self.account.clear();
-            let whole = self.account.grow_with(self.wanted, Effort::Takes);
+        let result = result.or_else(|refusal| {
             self.account.clear();
             match refusal {
                 // A limit that rose since then makes the answer late, but not another one.
-                Refusal::Never { .. } => refusal,
-                _ => whole.err().unwrap_or(refusal),
+                Refusal::Never { .. } => Err(refusal),
+                _ => self.account.grow_with(self.wanted, Effort::Takes),
             }
-            .of_all(self.wanted)
         });
         self.stalled = None;
         if let Some(ticket) = self.ticket.take() {
             self.engine().waits.leave(ticket);
         }
-        Poll::Ready(result)
+        Poll::Ready(result.map_err(|refusal| refusal.of_all(self.wanted)))
     }
 
-    /// Ends it without what it wanted, and says why.
-    fn give_up(mut self) -> Refusal {
-        // One that was never its turn has not been refused yet.
+    /// Ends it at its deadline.
+    fn give_up(mut self) -> Result<Account, Refusal> {
+        let refusal = self.last_refusal();
+        match self.end(Err(refusal.clone())) {
+            Poll::Ready(result) => result.map(|()| self.take()),
+            Poll::Pending => Err(refusal),
+        }
+    }
+
+    fn last_refusal(&mut self) -> Refusal {
+        // One whose turn never came has not been refused yet.
         let group = Arc::clone(self.account.group());
         let waits = Refusal::NotNow { group, wanted: self.wanted, free: 0, reclaimable: 0 };
-        let refusal = self.refusal.take().unwrap_or(waits);
-        match self.end(Err(refusal.clone())) {
-            Poll::Ready(Err(refusal)) => refusal,
-            _ => refusal,
-        }
+        self.refusal.take().unwrap_or(waits)
     }
 }
 
@@ -216,6 +272,14 @@ impl Drop for WaitingGrowth {
     fn drop(&mut self) {
         self.account.clear();
         let _ = self.end(Ok(()));
+    }
+}
+
+/// Returns what a refused growth waits for.
+fn lacks(refusal: &Refusal) -> Lacks {
+    match refusal {
+        Refusal::Overcommitted { .. } => Lacks::Commitments,
+        Refusal::Never { .. } | Refusal::NotNow { .. } => Lacks::Memory,
     }
 }
 
@@ -267,5 +331,65 @@ mod tests {
         assert!(second.advance(Waker::noop()).is_pending());
         assert_eq!(second.account.bytes(), 0);
         assert!(first.advance(Waker::noop()).is_ready());
+    }
+
+    /// An engine, and a group in it that has room for nothing more.
+    fn full() -> (Arc<Engine>, Arc<Group>, Account) {
+        let engine = Engine::new(EngineConfig::new(16 << 20)).unwrap();
+        let group = engine.create_group(engine.root(), "g".as_ref()).unwrap();
+        engine.set_max(&group, 4 << 20, &|| false);
+        let held = engine.account(&group);
+        held.try_grow(4 << 20).unwrap();
+        (engine, group, held)
+    }
+
+    #[test]
+    fn one_behind_another_does_not_wait_when_nothing_is_dirty() {
+        let (engine, group, _held) = full();
+        let [mut first, mut behind] = [Patience::ForAnything, Patience::ForWriteback]
+            .map(|patience| WaitingGrowth::new(&engine, &group, 1 << 20, patience));
+        assert!(first.advance(Waker::noop()).is_pending());
+        engine.root().stat_add(StatItem::FileDirty, 4096);
+        assert!(behind.advance(Waker::noop()).is_pending());
+        engine.root().stat_add(StatItem::FileDirty, -4096);
+        let refused = behind.advance(Waker::noop());
+        assert!(matches!(refused, Poll::Ready(Err(Refusal::NotNow { free: 0, .. }))), "{refused:?}");
+    }
+
+    #[test]
+    fn write_back_that_ends_after_an_attempt_gets_another_one() {
+        let (engine, group, held) = full();
+        let mut growth = WaitingGrowth::new(&engine, &group, 1 << 20, Patience::ForWriteback);
+        let mut attempt = || {
+            let refusal = growth.attempt(1 << 20, Turn::Keeps).unwrap_err();
+            growth.refused(refusal, Waker::noop()).is_none()
+        };
+        // Nothing is dirty now; it may have been while the attempt was made.
+        assert_eq!([attempt(), attempt()], [true, false]);
+        drop(held);
+        assert!(growth.advance(Waker::noop()).is_ready());
+    }
+
+    #[test]
+    fn what_comes_with_the_deadline_is_taken() {
+        let (engine, group, held) = full();
+        let mut growth = WaitingGrowth::new(&engine, &group, 1 << 20, Patience::ForAnything);
+        assert!(growth.advance(Waker::noop()).is_pending());
+        drop(held);
+        assert_eq!(growth.give_up().unwrap().bytes(), 1 << 20);
+        assert_eq!(engine.root().stat_total(StatItem::Reserved), 0);
+    }
+
+    #[test]
+    fn what_guarantees_refuse_does_not_wait_for_write_back() {
+        let engine = Engine::new(EngineConfig::new(16 << 20)).unwrap();
+        let [owner, other] =
+            ["owner", "other"].map(|name| engine.create_group(engine.root(), name.as_ref()).unwrap());
+        let _share = engine.guarantee(&owner, 12 << 20).unwrap();
+        other.stat_add(StatItem::FileDirty, 4096);
+        let mut growth = WaitingGrowth::new(&engine, &other, 8 << 20, Patience::ForWriteback);
+        let refused = growth.advance(Waker::noop());
+        assert!(matches!(refused, Poll::Ready(Err(Refusal::Overcommitted { .. }))), "{refused:?}");
+        other.stat_add(StatItem::FileDirty, -4096);
     }
 }
