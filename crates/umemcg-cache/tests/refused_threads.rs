@@ -65,3 +65,17 @@ fn a_store_without_a_thread_is_served_by_that_of_another() {
     files.iter().for_each(|file| wait_until_stable(file));
     refuse_threads(0);
 }
+
+#[test]
+fn a_sync_without_a_thread_says_so_at_once() {
+    let pool = pool(16 << 20);
+    let store = MemStore::on_store(1);
+    let file = pool.open_file(store.clone(), 0).unwrap();
+    refuse_threads(u32::MAX);
+    file.write(pool.root(), 0, b"data").unwrap();
+    let lost = pool.sync_all(Duration::from_secs(1));
+    assert!(matches!(&lost[..], [lost] if lost.error.is_some() && lost.bytes == 4096), "{lost:?}");
+    refuse_threads(0);
+    assert!(pool.sync_all(Duration::from_secs(60)).is_empty());
+    assert_eq!(store.live(), b"data");
+}
