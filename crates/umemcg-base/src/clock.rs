@@ -1,5 +1,6 @@
 //! Time and threads as the layers below the engine use them, so that a test can control both.
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -99,7 +100,24 @@ impl Drop for Worker {
 /// When the operating system refuses a thread.
 pub fn spawn_detached(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     debug_assert!(name.len() <= 15, "thread name {name} is cut by the operating system");
+    let nr_refused = NR_REFUSED.get();
+    if nr_refused > 0 {
+        NR_REFUSED.set(nr_refused - 1);
+        return Err(std::io::ErrorKind::WouldBlock.into());
+    }
     start(name, body).map(drop)
+}
+
+thread_local! {
+    /// Detached threads that this thread is still refused.
+    static NR_REFUSED: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Has the calling thread refused the next `nr` detached threads that it starts. Returns how many
+/// it was to be refused still. For tests of what a shortage of threads does.
+#[doc(hidden)]
+pub fn refuse_threads(nr: u32) -> u32 {
+    NR_REFUSED.replace(nr)
 }
 
 #[cfg(not(schedule))]

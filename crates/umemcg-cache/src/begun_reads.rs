@@ -2,8 +2,10 @@
 //!
 //! A read that a store has begun costs a connection, so a flood of them could take the descriptors
 //! of the whole process. All together may use a quarter of those, a group or a store half of that,
-//! and a group on one store a quarter of it. Further reads wait without a thread. They hold nothing
-//! that others wait for except pages in flight beyond a limit, which are claimed first.
+//! and a group on one store a quarter of it. The first read of a group on a store is begun however
+//! many run, as long as all together use no more than half of the descriptors: stores that hang
+//! take nothing from the others. Further reads wait without a thread. They hold nothing that others
+//! wait for except pages in flight beyond a limit, which are claimed first.
 //!
 //! A claim is given back when the store has ended the read, whatever has become of its reader.
 
@@ -14,7 +16,7 @@ use umemcg_group::Group;
 use crate::shared_room::{Claim, Claimant, SharedRoom, TakeClaim};
 use crate::store::StoreId;
 
-/// The part of the process's descriptors that they may use.
+/// The part of the process's descriptors that they may use, without first ones.
 const DESCRIPTORS_SHARE: u64 = 4;
 /// So many may be begun however few descriptors there are.
 const NR_READS_LEAST: u64 = 64;
@@ -64,9 +66,11 @@ fn nr_reads(descriptors: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shared_room::WITH_FIRST;
 
     #[test]
     fn reads_use_a_quarter_of_the_descriptors() {
         assert_eq!([0, 1024, 4000, u64::MAX].map(nr_reads), [64, 256, 1000, 1024]);
+        assert_eq!(WITH_FIRST * nr_reads(1024), 1024 / 2, "with first ones");
     }
 }

@@ -1,20 +1,22 @@
 //! The threads of all flushers: one for each store that has dirty data, up to a bound.
 //!
 //! A thread belongs to one store while it writes, so a store that hangs keeps its own thread and no
-//! other. Beyond the bound stores wait for their turn: a thread whose store has had a round
-//! continues with the next waiting store. Only as many hanging stores as there are threads could
-//! block background write-back of the others (a sync writes by itself).
+//! other. Beyond the bound, or when the operating system refuses a thread, stores wait for their
+//! turn: a thread whose store has had a round continues with the next waiting store. Only as many
+//! hanging stores as there are threads could block background write-back of the others (a sync
+//! writes by itself).
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use umemcg_base::{LeafMutex, clock, contained};
+use umemcg_base::clock::{Clock, SystemClock};
+use umemcg_base::{LeafMutex, RateLimit, clock, contained};
 
 /// Most threads.
 pub(crate) const NR_FLUSHERS_MAX: usize = 128;
-/// The interval at which a thread looks for a waiting store while all threads are taken.
+/// The interval at which a thread looks for a waiting store while no thread is to be had.
 pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The outcome of a store's turn.
@@ -39,6 +41,9 @@ pub(crate) trait StoreFlusher: Send + Sync + fmt::Debug {
 #[derive(Debug, Default)]
 pub(crate) struct Flushers {
     queue: LeafMutex<FlusherQueue>,
+    clock: SystemClock,
+    /// Of threads, as they are told.
+    refusals: RateLimit,
 }
 
 /// The threads that run, and the stores that wait for one.
@@ -51,22 +56,37 @@ struct FlusherQueue {
 
 impl Flushers {
     /// Gives a store a thread, now or in its turn.
-    ///
-    /// # Errors
-    /// When the operating system refuses a thread and there is none that could take it.
-    pub(crate) fn start(self: &Arc<Self>, store: Arc<dyn StoreFlusher>) -> std::io::Result<()> {
-        {
+    pub(crate) fn start(self: &Arc<Self>, store: Arc<dyn StoreFlusher>) {
+        self.queue.lock().waiting.push_back(store);
+        self.start_thread();
+    }
+
+    /// Starts a thread for the store that has waited longest, unless none waits or all threads are
+    /// taken. If the operating system refuses it, the store goes on waiting for the thread of
+    /// another, or for the next call of this.
+    pub(crate) fn start_thread(self: &Arc<Self>) {
+        let store = {
             let mut queue = self.queue.lock();
             if queue.nr_threads >= NR_FLUSHERS_MAX {
-                queue.waiting.push_back(store);
-                return Ok(());
+                return;
             }
+            let Some(store) = queue.waiting.pop_front() else { return };
             queue.nr_threads += 1;
-        }
-        let flushers = Arc::clone(self);
+            store
+        };
+        let (flushers, first) = (Arc::clone(self), Arc::clone(&store));
         // Not joined: it may be in a store that hangs.
-        clock::spawn_detached("umemcg-flush", move || flushers.serve(store))
-            .inspect_err(|_| self.queue.lock().nr_threads -= 1)
+        if let Err(error) = clock::spawn_detached("umemcg-flush", move || flushers.serve(first)) {
+            let nr_threads = {
+                let mut queue = self.queue.lock();
+                queue.nr_threads -= 1;
+                queue.waiting.push_front(store);
+                queue.nr_threads
+            };
+            if let Some(nr_left_out) = self.refusals.ask(self.clock.now()) {
+                tracing::warn!(%error, nr_threads, nr_left_out, "no further thread for write-back");
+            }
+        }
     }
 
     /// Runs a thread to its end.
@@ -97,9 +117,10 @@ impl Flushers {
         !self.queue.lock().waiting.is_empty()
     }
 
-    /// Returns whether every thread is taken.
+    /// Returns whether every thread is taken, or no more are to be had.
     pub(crate) fn is_full(&self) -> bool {
-        self.queue.lock().nr_threads >= NR_FLUSHERS_MAX
+        let queue = self.queue.lock();
+        queue.nr_threads >= NR_FLUSHERS_MAX || !queue.waiting.is_empty()
     }
 
     /// Stops all turns.

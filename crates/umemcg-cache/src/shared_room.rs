@@ -4,6 +4,10 @@
 //! room alone. A request that finds no room waits behind those of the same group and store, and
 //! these queues take turns. So a claim costs as much with one request waiting as with thousands.
 //!
+//! The first claim of a group on a store needs no room, so that stores that hang take none from the
+//! others. There are as many of these as the room is large, at most; of those, a group or a store
+//! has at most half of what the others leave.
+//!
 //! Room that is given back goes to those that wait on the thread that gives it back. What they do
 //! with it may give it back again: that adds to the work of the first thread instead of nesting.
 
@@ -38,6 +42,8 @@ enum Party {
 const SHARE: u64 = 4;
 /// The part that a group may have on all stores, and a store for all groups.
 const WIDE_SHARE: u64 = 2;
+/// So many times the room may be claimed altogether, with first claims.
+pub(crate) const WITH_FIRST: u64 = 2;
 
 impl Claimant {
     pub(crate) fn of_group(group: &Group) -> Self {
@@ -137,8 +143,20 @@ impl SharedRoom {
     }
 
     fn has_room(&self, claims: &Claims, claimant: Claimant, nr: u64) -> bool {
-        claims.nr + nr <= self.max
-            && claimant.parties().all(|(party, part)| claims.of_party(party) + nr <= self.max / part)
+        let has_room = claims.nr + nr <= self.max
+            && claimant.parties().all(|(party, part)| claims.of_party(party) + nr <= self.max / part);
+        has_room || self.may_be_first(claims, claimant, nr)
+    }
+
+    /// Returns whether it is the first of a group on a store, and may be claimed beyond the room.
+    fn may_be_first(&self, claims: &Claims, claimant: Claimant, nr: u64) -> bool {
+        let left = (WITH_FIRST * self.max).saturating_sub(claims.nr);
+        let mut sums = claimant.parties().map(|(party, _)| (party, claims.of_party(party)));
+        claimant.store.is_some()
+            && sums.all(|(party, sum)| match party {
+                Party::GroupOnStore(..) => sum == 0,
+                Party::Group(_) | Party::Store(_) => sum + nr <= left,
+            })
     }
 
     fn make(self: &Arc<Self>, claims: &mut Claims, claimant: Claimant, nr: u64) -> Claim {
@@ -262,20 +280,44 @@ mod tests {
         let room = SharedRoom::new(MAX);
         let of_a_store = all(&room, on(1, 1));
         assert_eq!(of_a_store.len() as u64, MAX / SHARE);
+        // Behind the first of them, each has its first claim alone.
+        let most = (MAX / WIDE_SHARE + 7) as usize;
         let of_others: Vec<_> = (2..10).flat_map(|store| all(&room, on(1, store))).collect();
-        assert_eq!((of_a_store.len() + of_others.len()) as u64, MAX / WIDE_SHARE, "of one group");
-        assert!(!all(&room, on(2, 1)).is_empty(), "another group has room on the store");
+        assert_eq!(of_a_store.len() + of_others.len(), most, "of one group");
+        assert!(all(&room, on(2, 1)).len() > 1, "another group has room on the store");
         drop(of_others);
         let of_others: Vec<_> = (2..10).flat_map(|group| all(&room, on(group, 1))).collect();
-        assert_eq!((of_a_store.len() + of_others.len()) as u64, MAX / WIDE_SHARE, "of one store");
-        assert!(!all(&room, on(1, 2)).is_empty(), "the group has room on another store");
+        assert_eq!(of_a_store.len() + of_others.len(), most, "of one store");
+        assert!(all(&room, on(1, 2)).len() > 1, "the group has room on another store");
         drop((of_a_store, of_others));
+        check_empty(&room);
+    }
+
+    #[test]
+    fn the_first_of_a_group_on_a_store_needs_no_room() {
+        let room = SharedRoom::new(MAX);
+        let mut hanging: Vec<_> =
+            [on(1, 1), on(1, 2), on(2, 1), on(2, 2)].iter().flat_map(|&of| all(&room, of)).collect();
+        assert_eq!(hanging.len() as u64, MAX);
+        let first = all(&room, on(1, 3));
+        assert_eq!(first.len(), 1);
+        let waiting = wait(&room, &[on(1, 3)]);
+        assert!(waiting.try_recv().is_err(), "a second one does");
+        drop(first);
+        assert!(waiting.try_recv().is_ok());
+        // However many groups have one there.
+        hanging.extend((3..1000).flat_map(|group| all(&room, on(group, 1))));
+        hanging.extend((3..1000).flat_map(|group| all(&room, on(group, 2))));
+        assert!((hanging.len() as u64) < WITH_FIRST * MAX);
+        assert_eq!(all(&room, on(1000, 3)).len(), 1);
+        drop(hanging);
         check_empty(&room);
     }
 
     #[test]
     fn those_that_wait_take_turns() {
         let room = SharedRoom::new(MAX);
+        let firsts = [on(3, 3), on(4, 4)].map(|of| room.try_claim(of, 1));
         let mut full: Vec<_> = [on(1, 1), on(1, 2), on(2, 1), on(2, 2)].map(|of| all(&room, of)).into();
         let waiting = wait(&room, &[on(1, 1), on(1, 1), on(1, 1), on(3, 3), on(3, 3), on(4, 4)]);
         assert!(waiting.try_recv().is_err());
@@ -287,7 +329,7 @@ mod tests {
             at
         };
         assert_eq!([(); 6].map(|()| next()), [0, 3, 5, 1, 4, 2]);
-        drop((full, waiting));
+        drop((full, firsts, waiting));
         check_empty(&room);
     }
 

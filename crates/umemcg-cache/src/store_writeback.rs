@@ -261,11 +261,8 @@ impl StoreWriteback {
 
     /// Gets a thread for what is queued.
     fn start_flusher(&self) {
-        let Some(me) = self.me.upgrade() else { return };
-        if let Err(error) = self.pool.flushers().start(me) {
-            // The next dirty file tries again; a sync writes without it.
-            self.queue.lock().is_served = false;
-            tracing::warn!(%error, store = self.id.0, "no thread for write-back");
+        if let Some(me) = self.me.upgrade() {
+            self.pool.flushers().start(me);
         }
     }
 
@@ -283,9 +280,10 @@ impl StoreWriteback {
         self.wake_signal.raise();
     }
 
-    /// Wakes the flusher for a look.
+    /// Wakes the flusher for a look. It may be waiting for a thread that was refused before.
     pub(crate) fn wake(&self) {
         self.wake_signal.raise();
+        self.pool.flushers().start_thread();
     }
 
     /// Has a group's data written in the next round. When neither the group nor one below it has a
@@ -301,7 +299,7 @@ impl StoreWriteback {
                 None => wanted.push((Arc::clone(group), how)),
             }
         }
-        self.wake_signal.raise();
+        self.wake();
     }
 
     /// Moves the files of a removed group to its parent.
@@ -334,7 +332,7 @@ impl StoreWriteback {
     fn look_after(&self, owner: u32) {
         let gap = owner_from(owner).with_group(|group| self.pool.dirty_limits().gap_to_background(group));
         if gap.is_none() {
-            self.wake_signal.raise();
+            self.wake();
         }
         let pages = gap.unwrap_or(0) / LOOK_SHARE / PAGE_SIZE_U64;
         self.look_at
@@ -436,7 +434,7 @@ impl StoreWriteback {
     /// Has the file written soon, not at its expiry.
     pub(crate) fn flush_soon(&self, file: &dyn DirtyFile) {
         file.queue_mark().make_due();
-        self.wake_signal.raise();
+        self.wake();
     }
 
     /// Runs one round over the files that are queued when it begins: the groups' lists in turn, a

@@ -3,8 +3,10 @@
 
 mod common;
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use common::late_store::{Answer, Answerer, LateStore};
@@ -222,6 +224,58 @@ fn a_truncation_waits_for_reads_and_they_for_it() {
     let bytes = ground.read(0, MIB).unwrap();
     assert!(bytes[..4 * PAGE + 10] == ground.data[..4 * PAGE + 10]);
     assert!(bytes.len() == MIB && bytes[4 * PAGE + 10..].iter().all(|&byte| byte == 0));
+    ground.check_end();
+}
+
+#[test]
+fn operations_that_follow_each_other_let_reads_in() {
+    const NR: usize = 20;
+    let ground = Ground::new(NR * MIB, 32 << 20);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                // Long enough for the other to wait by then.
+                let change = || {
+                    std::thread::sleep(Duration::from_millis(2));
+                    Ok(())
+                };
+                while !is_over.load(Ordering::Relaxed) {
+                    ground.file.allocate(None, change).unwrap();
+                }
+            });
+        }
+        let reads = (0..NR).map(|nr| ground.begin([(nr * MIB, PAGE)]));
+        let results = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            reads.map(|steps| steps.finish().remove(0).unwrap()).collect::<Vec<_>>()
+        }));
+        is_over.store(true, Ordering::Relaxed);
+        for (nr, bytes) in results.expect("a read ends").into_iter().enumerate() {
+            assert!(bytes == ground.data[nr * MIB..nr * MIB + PAGE], "read {nr}");
+        }
+    });
+    ground.check_end();
+}
+
+#[test]
+fn a_read_that_does_not_take_its_turn_holds_up_nothing() {
+    let ground = Ground::new(MIB, 32 << 20);
+    let (file, (begun, has_begun), (go_on, may_go_on)) = (&ground.file, channel(), channel());
+    std::thread::scope(|scope| {
+        let change = move || {
+            begun.send(()).unwrap();
+            may_go_on.recv().unwrap();
+            Ok(())
+        };
+        let operation = scope.spawn(|| file.allocate(None, change));
+        has_begun.recv().unwrap();
+        let kept_out = ground.begin([(0, PAGE)]);
+        go_on.send(()).unwrap();
+        operation.join().unwrap().unwrap();
+        file.set_len(10).unwrap();
+        assert_eq!(ground.answerer.nr_begun(), 0);
+        assert!(kept_out.finish().remove(0).unwrap()[..10] == ground.data[..10]);
+    });
     ground.check_end();
 }
 

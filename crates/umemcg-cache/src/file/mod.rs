@@ -112,7 +112,7 @@ pub struct File {
     pub(crate) index: Index,
     content: RankedRwLock<()>,
     /// Where the store begins reads: what it has begun.
-    store_fills: Option<Box<StoreFills>>,
+    store_fills: Option<Arc<StoreFills>>,
     /// Held by a write that may make the file longer, over charging and reclaim: where an append
     /// goes is known when it is done, and what is refused leaves no trace.
     growth: RankedMutex<()>,
@@ -180,7 +180,7 @@ impl File {
             index: Index::new(cache.nodes(), id),
             arena: Arc::clone(cache.arena()),
             cache,
-            store_fills: store.begins_reads().then(|| Box::new(StoreFills::new())),
+            store_fills: store.begins_reads().then(|| Arc::new(StoreFills::new())),
             store,
             writeback,
             len: AtomicU64::new(len),

@@ -141,6 +141,7 @@ impl File {
                 continue;
             };
             let nr_new = new.frames.len() as u64;
+            let begun = (begun, state.turn.take());
             let Some(fill) = StoreFill::begin(self, group, new, wanted, begun) else {
                 state.claim.put_back(nr_new);
                 return Ok(Some(ReadWait::Alone));

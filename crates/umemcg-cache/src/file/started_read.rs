@@ -18,7 +18,7 @@ use super::File;
 use super::fill::Filled;
 use super::hit::segment_of;
 use super::store_fill::StoreFill;
-use super::store_fills::FillNumber;
+use super::store_fills::{FillNumber, Turn};
 use crate::cache_core::CacheCore;
 use crate::overrun::{OverrunClaim, RequestClaim};
 use crate::pinned::{KeptPages, PinnedPages};
@@ -64,6 +64,8 @@ pub(super) struct ReadState<'f> {
     pub(super) claim: RequestClaim,
     /// The claim of a read that may be begun. Given back before the read waits for anything.
     pub(super) begun: Option<Claim>,
+    /// Given up before the read waits for anything, too.
+    pub(super) turn: Option<Turn>,
     /// Why the store could not give the next page.
     pub(super) error: Option<io::Error>,
 }
@@ -72,7 +74,7 @@ impl<'f> ReadState<'f> {
     pub(super) fn new(cache: &'f CacheCore, at: ReadPosition) -> Self {
         let nr_pages = at.nr_pages();
         let pinned = PinnedPages::new(cache, nr_pages as usize);
-        Self { at, pinned, claim: RequestClaim::new(nr_pages), begun: None, error: None }
+        Self { at, pinned, claim: RequestClaim::new(nr_pages), begun: None, turn: None, error: None }
     }
 
     /// Takes what a fill has got.
@@ -86,7 +88,7 @@ impl<'f> ReadState<'f> {
     pub(super) fn keep(self, cache: &Arc<CacheCore>) -> KeptRead {
         let mut pages = self.pinned.keep(cache);
         pages.claim = self.claim.into_inner();
-        KeptRead { at: self.at, pages, begun: None, error: self.error }
+        KeptRead { at: self.at, pages, begun: None, turn: None, error: self.error }
     }
 }
 
@@ -96,6 +98,7 @@ pub(super) struct KeptRead {
     pages: KeptPages,
     /// What it has waited for.
     begun: Option<Claim>,
+    turn: Option<Turn>,
     error: Option<io::Error>,
 }
 
@@ -112,7 +115,8 @@ impl KeptRead {
     pub(super) fn resume(mut self, cache: &CacheCore) -> ReadState<'_> {
         let (pinned, claim) = self.pages.resume(cache);
         let claim = RequestClaim::resume(self.at.nr_pages(), claim);
-        ReadState { at: self.at, pinned, claim, begun: self.begun.take(), error: self.error.take() }
+        let (begun, turn) = (self.begun.take(), self.turn.take());
+        ReadState { at: self.at, pinned, claim, begun, turn, error: self.error.take() }
     }
 }
 
@@ -220,7 +224,10 @@ impl WaitingRead {
             }
             ReadWait::Alone => {
                 if let Some(fills) = &file.store_fills {
-                    fills.when_open(Box::new(move || started(id, kept)));
+                    fills.when_open(Box::new(move |turn| {
+                        kept.turn = turn;
+                        started(id, kept);
+                    }));
                 }
             }
             ReadWait::Overrun(group) => {

@@ -18,7 +18,7 @@ use umemcg_reclaim::Stalled;
 use super::File;
 use super::fill::{Fill, FillPage, Filled, RunFill};
 use super::new_pages::NewPages;
-use super::store_fills::FillNumber;
+use super::store_fills::{FillNumber, Turn};
 use crate::overrun::OverrunClaim;
 use crate::shared_room::Claim;
 use crate::store_read::StoreRead;
@@ -103,16 +103,17 @@ impl PartRead {
 
 impl StoreFill {
     /// Begins to fill the pages of `wanted` that are missing, and what is read ahead behind them.
-    /// `None` when an operation that must be alone is under way, or waits to be.
+    /// `None` when an operation that must be alone is under way, or waits to be, and it is not the
+    /// reader's turn.
     pub(super) fn begin(
         file: &Arc<File>,
         group: &Arc<Group>,
         new: NewPages<'_>,
         wanted: Range<u64>,
-        claim: Claim,
+        (claim, turn): (Claim, Option<Turn>),
     ) -> Option<Arc<Self>> {
         let pages = wanted.start..wanted.start + new.frames.len() as u64;
-        let Some(number) = file.store_fills.as_ref().and_then(|fills| fills.enter(pages)) else {
+        let Some(number) = file.store_fills.as_ref().and_then(|fills| fills.enter(pages, turn)) else {
             file.give_back(new, 0);
             return None;
         };

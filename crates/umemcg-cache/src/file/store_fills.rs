@@ -4,11 +4,22 @@
 //! cannot; it is listed here instead. An operation that must be alone closes the list, so that
 //! nothing is added, waits until the list is empty, and takes `content` exclusively. A fill that
 //! finds the list closed is told to come back: no thread waits with it.
+//!
+//! Operations follow each other without an end where several threads make them. So each that ends
+//! gives those that wait then a *turn*: the next operation lets them onto the list before it is
+//! alone, unless they take too long.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
 
+use umemcg_base::sync::Instant;
 use umemcg_base::{Condvar, Idle, LeafMutex, Rank, Wait, assert_may_wait, contained};
+
+/// Longest time in which the next operation waits for those that have a turn: what continues them
+/// may have something else to do, or be the thread of that operation.
+const TURN_MAX: Duration = Duration::from_millis(100);
 
 /// Continues something that waits; must not wait itself.
 pub(super) type Wake = Box<dyn FnOnce() + Send>;
@@ -16,6 +27,9 @@ pub(super) type Wake = Box<dyn FnOnce() + Send>;
 /// Names a fill of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct FillNumber(u64);
+
+/// Continues a read that has waited for an operation to end.
+type WakeInTurn = Box<dyn FnOnce(Option<Turn>) + Send>;
 
 struct Listed {
     pages: Range<u64>,
@@ -29,14 +43,50 @@ struct List {
     next_number: u64,
     /// Operations that are alone, or wait to be.
     nr_closing: usize,
-    /// Those that wait until there is no such operation.
-    at_gate: Vec<Wake>,
+    /// One of them is alone.
+    is_alone: bool,
+    /// Those that wait until the next one ends.
+    at_gate: Vec<WakeInTurn>,
+    /// Turns that have been neither used nor given up, since an operation ended.
+    nr_turns: usize,
+    /// Tells them from those that were cut short.
+    turn_number: u64,
+    turns_end: Option<Instant>,
+}
+
+impl List {
+    fn is_turn(&self, turn: &Turn) -> bool {
+        turn.number == self.turn_number && self.nr_turns > 0
+    }
 }
 
 /// See the module text.
 pub(super) struct StoreFills {
     list: LeafMutex<List>,
+    /// Something that an operation waits for has changed.
     emptied: Condvar,
+}
+
+/// A turn of a read: it may begin a fill although an operation waits to be alone, which waits until
+/// this is dropped. So the read waits for nothing with it.
+pub(super) struct Turn {
+    fills: Arc<StoreFills>,
+    number: u64,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut list = self.fills.list.lock();
+        if !list.is_turn(self) {
+            return;
+        }
+        list.nr_turns -= 1;
+        let is_last = list.nr_turns == 0;
+        drop(list);
+        if is_last {
+            self.fills.emptied.notify_all();
+        }
+    }
 }
 
 impl StoreFills {
@@ -44,10 +94,12 @@ impl StoreFills {
         Self { list: LeafMutex::default(), emptied: Condvar::new(Rank::StoreFills) }
     }
 
-    /// Lists a fill of `pages`, before it puts them into the index. `None` when the list is closed.
-    pub(super) fn enter(&self, pages: Range<u64>) -> Option<FillNumber> {
+    /// Lists a fill of `pages`, before it puts them into the index. `None` when the list is closed
+    /// and it is not the reader's turn.
+    pub(super) fn enter(&self, pages: Range<u64>, turn: Option<Turn>) -> Option<FillNumber> {
         let mut list = self.list.lock();
-        if list.nr_closing > 0 {
+        // The turn is dropped when the fill is listed, and after the lock.
+        if list.nr_closing > 0 && (list.is_alone || !turn.as_ref().is_some_and(|turn| list.is_turn(turn))) {
             return None;
         }
         let number = FillNumber(list.next_number);
@@ -83,47 +135,72 @@ impl StoreFills {
         wake_all(vec![wake]);
     }
 
-    /// Calls `wake` when the list is open.
-    pub(super) fn when_open(&self, wake: Wake) {
+    /// Calls `wake` when the list is open, or in its turn.
+    pub(super) fn when_open(&self, wake: WakeInTurn) {
         {
             let mut list = self.list.lock();
             if list.nr_closing > 0 {
                 return list.at_gate.push(wake);
             }
         }
-        wake_all(vec![wake]);
+        wake_all(vec![Box::new(move || wake(None))]);
     }
 
-    /// Closes the list and waits until it is empty.
-    pub(super) fn close(&self) -> Closed<'_> {
+    /// Closes the list and waits until it is empty, and until those have been there whose turn it
+    /// is. One operation is alone at a time.
+    pub(super) fn close(self: &Arc<Self>) -> Closed<'_> {
         assert_may_wait(Rank::StoreFills, "a wait for what the store has begun");
-        let is_empty = {
-            let mut list = self.list.lock();
-            list.nr_closing += 1;
-            list.begun.is_empty()
-        };
-        if !is_empty {
-            let _idle = Idle::begin(Wait::Sure);
-            let mut list = self.list.lock();
-            while !list.begun.is_empty() {
-                self.emptied.wait(&mut list);
+        let mut idle = None;
+        let mut list = self.list.lock();
+        list.nr_closing += 1;
+        loop {
+            let is_free = list.begun.is_empty() && !list.is_alone;
+            if is_free && list.nr_turns == 0 {
+                list.is_alone = true;
+                return Closed(self);
+            }
+            if idle.is_none() {
+                drop(list);
+                idle = Some(Idle::begin(Wait::Sure));
+                list = self.list.lock();
+                continue;
+            }
+            match list.turns_end {
+                Some(end) if is_free => {
+                    if self.emptied.wait_until(&mut list, end).timed_out() {
+                        list.nr_turns = 0;
+                    }
+                }
+                _ => self.emptied.wait(&mut list),
             }
         }
-        Closed(self)
     }
 }
 
 /// The list is closed until this is dropped.
 #[must_use]
-pub(super) struct Closed<'f>(&'f StoreFills);
+pub(super) struct Closed<'f>(&'f Arc<StoreFills>);
 
 impl Drop for Closed<'_> {
     fn drop(&mut self) {
         let mut list = self.0.list.lock();
         list.nr_closing -= 1;
-        let woken = if list.nr_closing == 0 { std::mem::take(&mut list.at_gate) } else { Vec::new() };
+        list.is_alone = false;
+        let woken = std::mem::take(&mut list.at_gate);
+        list.nr_turns = woken.len();
+        list.turn_number += 1;
+        list.turns_end = Some(Instant::now() + TURN_MAX);
+        let number = list.turn_number;
+        let is_awaited = list.nr_closing > 0;
         drop(list);
-        wake_all(woken);
+        if is_awaited {
+            self.0.emptied.notify_all();
+        }
+        let in_turn = |wake: WakeInTurn| -> Wake {
+            let turn = Turn { fills: Arc::clone(self.0), number };
+            Box::new(move || wake(Some(turn)))
+        };
+        wake_all(woken.into_iter().map(in_turn).collect());
     }
 }
 

@@ -50,8 +50,7 @@ impl PageCache {
     /// Starts caching a file that is `len` bytes long in its store.
     ///
     /// # Errors
-    /// `Unsupported` when the arena has no frames; else when a flusher for a new store cannot be
-    /// started.
+    /// `Unsupported` when the arena has no frames.
     pub fn open_file(self: &Arc<Self>, store: Arc<dyn BackingStore>, len: u64) -> io::Result<Arc<File>> {
         self.check_frames()?;
         Ok(self.open(store, len, None))

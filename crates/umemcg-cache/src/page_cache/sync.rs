@@ -53,11 +53,12 @@ impl PageCache {
         let asked: Vec<Arc<File>> = by_store.values().flatten().cloned().collect();
         let nr_threads = by_store.len().min(NR_SYNC_THREADS_MAX);
         let stores = Arc::new(LeafMutex::new(by_store.into_values().collect::<Vec<_>>()));
-        for _ in 0..nr_threads {
+        let mut refusal = None;
+        for nr_started in 0..nr_threads {
             let (outcome, stores) = (Arc::clone(&outcome), Arc::clone(&stores));
             // A thread of a hanging store is left behind: the caller must not wait longer than the
             // timeout.
-            let _ = clock::spawn_detached("umemcg-sync", move || {
+            let started = clock::spawn_detached("umemcg-sync", move || {
                 while let Some(files) = { stores.lock().pop() } {
                     for file in files {
                         let result = file.flush_range(0, PAGES_END, Durability::Full);
@@ -71,8 +72,16 @@ impl PageCache {
                     }
                 }
             });
+            // Those that were started serve all stores.
+            if let Err(error) = started {
+                refusal = (nr_started == 0).then(|| error.to_string());
+                break;
+            }
         }
         let mut open = outcome.0.lock();
+        if refusal.is_some() {
+            open.values_mut().for_each(|error| error.clone_from(&refusal));
+        }
         while open.values().any(Option::is_none) {
             if outcome.1.wait_until(&mut open, deadline).timed_out() {
                 break;

@@ -89,6 +89,13 @@ struct PoolState<J> {
     ended: bool,
 }
 
+impl<J: Waiting> PoolState<J> {
+    /// Returns whether something waits for a thread: to run it, or to tick for it.
+    fn wants_thread(&mut self) -> bool {
+        self.queue.may_pick() || (!self.is_ticking && self.queue.wants_processor().is_some())
+    }
+}
+
 impl<J: Waiting> Pool<J> {
     /// Creates a pool without threads.
     pub fn new(limits: PoolLimits, may_receive_ready: bool) -> Self {
@@ -160,7 +167,7 @@ impl<J: Waiting> Pool<J> {
     /// Sees to it that a thread comes for what may run, and that one looks again at what a
     /// processor is wanted for.
     fn attend(&self, state: &mut PoolState<J>, spawn: impl Fn() -> std::io::Result<()>) {
-        if state.queue.may_pick() || (!state.is_ticking && state.queue.wants_processor().is_some()) {
+        if state.wants_thread() {
             if state.nr_spare > state.nr_called {
                 self.spare.notify_one();
             } else if state.nr_coming == 0 && spawn().is_ok() {
@@ -330,7 +337,8 @@ impl<J: Waiting> Pool<J> {
                 self.attend(state, spawn);
                 return Next::Read;
             }
-            if timed_out && !ticks && !state.ended {
+            // What came since the time was over was told to a thread that did not wait any more.
+            if timed_out && !ticks && !state.wants_thread() {
                 return self.exit(state);
             }
         }

@@ -1,6 +1,7 @@
 //! Tests of the pool, without threads of its own.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::*;
 
@@ -198,6 +199,38 @@ fn a_request_that_goes_on_starts_whatever_runs() {
     assert!(pool.resume(keys(1), Job(1), || Ok(())).is_empty());
     assert_eq!(picked(pool.join(|| Ok(()))), Some((keys(1).to_go_on(), Job(1))));
     assert_eq!(pool.pool_counts().nr_parked, 0);
+}
+
+#[test]
+fn a_spare_thread_whose_time_is_over_takes_what_has_come() {
+    let limits = PoolLimits { spare_life: Duration::from_millis(20), ..pool::<Job>(4).limits };
+    let pool = Pool::new(limits, false);
+    pool.open(|| Ok(())).unwrap();
+    let (keys, has_come) = (Keys { group: 1, store: 1 }, AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let spare = scope.spawn(|| {
+            loop {
+                pool.state.lock().nr_threads += 1;
+                let next = pool.join(|| Ok(()));
+                if next != Next::Exit || has_come.load(Relaxed) {
+                    return next;
+                }
+            }
+        });
+        let mut state = pool.state.lock();
+        while state.nr_spare == 0 {
+            drop(state);
+            std::thread::yield_now();
+            state = pool.state.lock();
+        }
+        // Its time is over while it cannot look.
+        std::thread::sleep(2 * limits.spare_life);
+        has_come.store(true, Relaxed);
+        state.queue.push(keys, Job(1));
+        pool.attend(&mut state, || panic!("the spare thread is counted upon"));
+        drop(state);
+        assert_eq!(picked(spare.join().unwrap()), Some((keys, Job(1))));
+    });
 }
 
 #[test]

@@ -152,7 +152,7 @@ impl Queue {
             state.place = JobPlace::Queued;
             let own = state.own_queue.clone();
             drop(state);
-            own.as_deref().unwrap_or(self).put(job, false);
+            self.put_home(own.as_deref(), job);
         }
     }
 
@@ -180,27 +180,41 @@ impl Queue {
             job.is_backed_off.store(false, Relaxed);
             let own = state.own_queue.clone();
             drop(state);
-            own.as_deref().unwrap_or(self).put(job, false);
+            self.put_home(own.as_deref(), job);
+        }
+    }
+
+    /// Queues a job in its group's own queue; in this one, the pool's, if it has none or has lost
+    /// it since the caller looked.
+    fn put_home(&self, own: Option<&Queue>, job: &Arc<Job>) {
+        if !own.is_some_and(|own| own.put(job, false)) {
+            self.put(job, false);
         }
     }
 
     /// Queues a job: in this round, or behind all others if it was served. Wakes a sleeping worker.
-    pub(super) fn put(&self, job: &Arc<Job>, was_served: bool) {
-        self.put_back(job, was_served);
+    /// Returns `false` if this queue has been stopped: the job's place is in the pool's then.
+    pub(super) fn put(&self, job: &Arc<Job>, was_served: bool) -> bool {
+        let is_queued = self.put_back(job, was_served);
         self.wake.notify_one();
+        is_queued
     }
 
     /// Like `put`, for a worker of this queue that asks for its next job immediately afterwards, so
     /// no thread has to wake up. A worker that ends instead wakes another, see
     /// [`next`](Self::next).
-    pub(super) fn put_back(&self, job: &Arc<Job>, was_served: bool) {
-        let Some(group) = job.group.upgrade() else { return };
+    pub(super) fn put_back(&self, job: &Arc<Job>, was_served: bool) -> bool {
+        let Some(group) = job.group.upgrade() else { return true };
         let room = room(&group);
         let mut jobs = self.jobs.lock();
+        if jobs.stopped {
+            return false;
+        }
         jobs.arrivals += 1;
         let turn = (jobs.round + u64::from(was_served), room, jobs.arrivals);
         jobs.waiting.push(Waiting(Reverse(turn), Arc::clone(job)));
         self.nr_waiting.store(jobs.waiting.len(), Relaxed);
+        true
     }
 
     /// Returns whether no group waits here. May be out of date immediately.
@@ -208,13 +222,18 @@ impl Queue {
         self.nr_waiting.load(Relaxed) == 0
     }
 
-    /// Queues a job that its worker has marked as backed off.
-    pub(super) fn back_off(&self, job: &Arc<Job>, serial: u64, how_long: Duration) {
+    /// Queues a job that its worker has marked as backed off. Returns `false` as [`put`](Self::put)
+    /// does.
+    pub(super) fn back_off(&self, job: &Arc<Job>, serial: u64, how_long: Duration) -> bool {
         let mut jobs = self.jobs.lock();
+        if jobs.stopped {
+            return false;
+        }
         jobs.backed_off.push(BackedOff(Reverse(Instant::now() + how_long), serial, Arc::clone(job)));
         drop(jobs);
         // One of the workers has to wait for the time.
         self.wake.notify_one();
+        true
     }
 
     /// Waits for the next job. `None` means that the worker should end.
@@ -261,7 +280,9 @@ impl Queue {
         self.nr_waiting.store(0, Relaxed);
         drop(jobs);
         self.wake.notify_all();
-        waiting.into_iter().for_each(|Waiting(_, job)| other.put(&job, false));
+        for Waiting(_, job) in waiting {
+            other.put(&job, false);
+        }
         for BackedOff(Reverse(until), serial, job) in backed_off {
             other.back_off(&job, serial, until.saturating_duration_since(Instant::now()));
         }
@@ -286,6 +307,20 @@ mod tests {
     use umemcg_group::GroupTree;
 
     use super::*;
+
+    #[test]
+    fn a_job_for_a_queue_that_has_just_been_stopped_is_not_lost() {
+        let tree = GroupTree::new(1 << 30);
+        let (pool, own) = (Queue::default(), Arc::new(Queue::default()));
+        let job = Arc::new(Job::new(tree.root(), 1));
+        own.hand_over_to(&pool);
+        // As a thread has read it a moment before.
+        job.state.lock().own_queue = Some(Arc::clone(&own));
+        pool.enqueue_signalled(&job);
+        assert!(!pool.is_empty());
+        assert!(Arc::ptr_eq(&pool.next(&AtomicBool::new(false)).unwrap(), &job));
+        assert!(!own.put_back(&job, true) && !own.back_off(&job, 1, Duration::ZERO));
+    }
 
     #[test]
     fn a_job_is_tried_again_when_half_of_its_request_has_ended() {

@@ -190,23 +190,25 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
     let next = if next == Next::BackOff && state.ended_bytes >= wake_at { Next::Again } else { next };
     state.wake_at = wake_at;
     let own = state.own_queue.clone();
-    let home = own.as_deref().unwrap_or(reclaimer.kswapd_queue());
+    let pool = reclaimer.kswapd_queue();
+    let home = own.as_deref().unwrap_or(pool);
     match next {
         Next::Done => {
             state.place = JobPlace::Idle;
             drop(state);
             // A signal since the last check found the job running, and left it to this worker.
             if take_signal(job) {
-                reclaimer.kswapd_queue().enqueue_signalled(job);
+                pool.enqueue_signalled(job);
             }
         }
         Next::Again => {
             state.place = JobPlace::Queued;
             drop(state);
-            if std::ptr::eq(home, mine) {
-                home.put_back(job, true);
-            } else {
-                home.put(job, true);
+            let is_queued =
+                if std::ptr::eq(home, mine) { home.put_back(job, true) } else { home.put(job, true) };
+            // The group has lost its own worker since.
+            if !is_queued {
+                pool.put(job, true);
             }
         }
         Next::BackOff => {
@@ -215,7 +217,10 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
             let serial = state.backoff_serial;
             job.is_backed_off.store(true, Relaxed);
             drop(state);
-            home.back_off(job, serial, backoff_of(job));
+            let how_long = backoff_of(job);
+            if !home.back_off(job, serial, how_long) {
+                pool.back_off(job, serial, how_long);
+            }
         }
     }
 }
