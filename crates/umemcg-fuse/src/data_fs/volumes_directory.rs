@@ -134,8 +134,7 @@ impl DataFs {
             }
             work();
         });
-        let result = std::mem::replace(&mut *result.lock(), Ok(()));
-        result
+        std::mem::replace(&mut *result.lock(), Ok(()))
     }
 }
 

@@ -282,7 +282,7 @@ impl Xattrs for LateVolume {
     fn listxattr(&self, _: &Caller, _: NodeId) -> Result<Vec<u8>, VfsError> {
         Ok(Vec::new())
     }
-    fn removexattr(&self, _: NodeId, _: &OsStr) -> Result<(), VfsError> {
+    fn removexattr(&self, _: &Caller, _: NodeId, _: &OsStr) -> Result<(), VfsError> {
         read_only()
     }
 }
