@@ -140,10 +140,12 @@ impl Writer {
 
     /// Tells a failure with the daemon from one of the store.
     fn failed(&self, what: &str, name: &str, error: &str) -> Failed {
-        const NO_DAEMON: [i32; 2] = [103, 107];
-        match fs::symlink_metadata(&self.mnt) {
-            Err(error) if NO_DAEMON.contains(&error.raw_os_error().unwrap_or(0)) => Failed::Dead,
-            _ => Failed::Refused(format!("{what} of {name}: {error}")),
+        const NO_DAEMON: [&str; 2] =
+            ["Transport endpoint is not connected", "Software caused connection abort"];
+        // What the daemon was about to do when it was killed may have another error.
+        match NO_DAEMON.iter().any(|no| error.contains(no)) || fs::read_dir(&self.mnt).is_err() {
+            true => Failed::Dead,
+            false => Failed::Refused(format!("{what} of {name}: {}", error.trim())),
         }
     }
 
@@ -228,7 +230,8 @@ impl Writer {
         let script = "exec 3> \"$1\"; cat \"$2\" >&3; sync \"$1\"; echo first; cat \"$3\" >&3; [ $4 = false ] || sync \"$1\"";
         let mut command = Command::new("bash");
         command.args(["-ec", script, "bash"]).args([&self.path(name), &self.scratch, &others]);
-        let ended = command.arg(is_synced.to_string()).stdin(Stdio::null()).output().unwrap();
+        command.env("LC_ALL", "C").arg(is_synced.to_string());
+        let ended = command.stdin(Stdio::null()).output().unwrap();
         let is_first_stored = ended.stdout == b"first\n";
         if is_first_stored {
             self.known(name).is_now(Some(&first));
