@@ -11,7 +11,8 @@
 //!    on the volume's list of what is not in the store.
 //! 3. An upload stores what had changed when it began. If nothing has changed since, the draft is
 //!    noted no more, until the next change.
-//! 4. It goes with the last open file. One that was not stored stays on disk.
+//! 4. It goes with the last open file. One that was not stored stays on disk, as does the record of
+//!    an upload that could not be ended.
 //!
 //! The turn of its node (`turns`) is had by what must see the draft whole, such as an upload, and
 //! by what changes its state or its length; writes go on beside it.
@@ -142,7 +143,10 @@ impl DraftMaker<'_> {
             let file = self.engine.open_file(Arc::clone(&store) as Arc<dyn BackingStore>, len);
             Ok((file.map_err(errno_of)?, store))
         });
-        let (file, store) = made.inspect_err(|_| self.staging.remove(serial))?;
+        let (file, store) = made.inspect_err(|_| {
+            self.staging.remove_bytes(serial);
+            self.staging.remove_record(serial);
+        })?;
         let progress = Progress {
             nr_changes: 0,
             nr_stored: 0,
@@ -375,7 +379,10 @@ impl Drop for Draft {
         if is_done {
             self.file.discard();
             self.store.clear_fds();
-            self.staging.remove(self.serial);
+            self.staging.remove_bytes(self.serial);
+            if self.noted_upload().is_none() {
+                self.staging.remove_record(self.serial);
+            }
         }
     }
 }

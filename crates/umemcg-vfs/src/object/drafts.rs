@@ -175,6 +175,8 @@ impl Drafts {
         match self.upload(draft, group, &upload, (key, expected)) {
             Err(UploadError::Changed(_)) if is_elsewhere => Err(Errno::EXIST),
             Ok(info) => {
+                // One whose end had no answer; else the next start ends it.
+                let _ = self.end_noted_upload(draft);
                 self.stored(draft, upload.nr_changes, (key, &info));
                 Ok(())
             }
@@ -199,20 +201,11 @@ impl Drafts {
         (key, expected): (&str, Option<Expected>),
     ) -> Result<ObjectInfo, UploadError> {
         assert_no_locks_held("an upload");
+        // Before the record says another key.
+        self.end_noted_upload(draft).map_err(UploadError::Failed)?;
         let len = draft.sync(key).map_err(UploadError::Failed)?;
-        let bucket = &self.objects.bucket;
-        if let Some((of, upload)) = draft.noted_upload() {
-            // One that could not be ended when it failed.
-            if let Err(error) = bucket.abort_upload(&of, &upload) {
-                let errno = self.objects.failures.report(&error);
-                // A store that does not let it be ended shall take files all the same.
-                if !matches!(error, BucketError::Denied(_)) {
-                    return Err(UploadError::Failed(errno));
-                }
-            }
-            draft.forget_upload();
-        }
         let source = draft.source(key, len);
+        let bucket = &self.objects.bucket;
         let bytes = bucket.upload_bytes(len);
         let charged =
             UploadRoom::of_process().take(self.objects.reclaim_effort(), &self.objects.engine, group, bytes);
@@ -247,6 +240,20 @@ impl Drafts {
             }
             _ => Err(UploadError::Changed(changed)),
         }
+    }
+
+    /// Ends an upload in parts that could not be ended when it failed. May sleep for the store.
+    fn end_noted_upload(&self, draft: &Draft) -> Result<(), Errno> {
+        let Some((key, upload)) = draft.noted_upload() else { return Ok(()) };
+        if let Err(error) = self.objects.bucket.abort_upload(&key, &upload) {
+            let errno = self.objects.failures.report(&error);
+            // A store that does not let it be ended shall take files all the same.
+            if !matches!(error, BucketError::Denied(_)) {
+                return Err(errno);
+            }
+        }
+        draft.forget_upload();
+        Ok(())
     }
 
     /// Returns what the marks of a draft's uploads begin with.
@@ -306,8 +313,11 @@ impl Drafts {
         self.objects.unlink_node(draft.node, Instant::now());
     }
 
-    /// Notes that the name of a draft is gone, by the thread that has its turn.
+    /// Notes that the name of a draft is gone, by the thread that has its turn. May sleep for the
+    /// store.
     pub(super) fn lose_name(&self, draft: &Draft) {
+        // What cannot be ended now the next start ends.
+        let _ = self.end_noted_upload(draft);
         draft.lose_name();
         self.release(draft);
     }

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Nothing is deleted here that is not in the store, unless its name was removed. What a daemon
-//! finds of one that ended early is moved to `lost/`, and is listed with the volume.
+//! finds of one that ended early is moved to `lost/`, and is listed with the volume. A record
+//! without bytes is of an upload in parts that could not be ended yet; the next start does it.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
@@ -118,21 +119,22 @@ impl Staging {
         if durably { File::open(&self.dir)?.sync_all() } else { Ok(()) }
     }
 
-    /// Deletes a draft.
-    pub(super) fn remove(&self, serial: u64) {
-        // The record last: bytes without one would be kept at the next start.
-        for path in [self.path_of(serial), record_path(&self.dir, serial)] {
-            if let Err(error) = fs::remove_file(&path)
-                && error.kind() != io::ErrorKind::NotFound
-            {
-                tracing::warn!(path = %path.display(), %error, "cannot remove a staged file");
-            }
-        }
+    /// Deletes the bytes of a draft, before its record: bytes without one would be kept at the next
+    /// start.
+    pub(super) fn remove_bytes(&self, serial: u64) {
+        remove(&self.path_of(serial));
+    }
+
+    /// Deletes the record of a draft.
+    pub(super) fn remove_record(&self, serial: u64) {
+        remove(&record_path(&self.dir, serial));
     }
 
     /// Keeps a draft that will not be stored. Returns where its bytes are.
     pub(super) fn lose(&self, serial: u64, key: &str) -> PathBuf {
-        let path = match move_to_lost(&self.dir, serial) {
+        let record = read_record(&record_path(&self.dir, serial));
+        let has_upload = record.is_some_and(|record| record.upload.is_some());
+        let path = match move_to_lost(&self.dir, serial, has_upload) {
             Ok(path) => path,
             Err(error) => {
                 let path = self.path_of(serial);
@@ -187,30 +189,45 @@ fn serials_in(dir: &Path) -> io::Result<Vec<u64>> {
     Ok(serials)
 }
 
-/// Deletes a draft that is in the store, and moves any other to `lost/`.
+/// Ends an upload that a draft had begun, deletes the draft if it is in the store, and moves any
+/// other to `lost/`. The record stays if the upload cannot be ended yet.
 fn set_aside(dir: &Path, serial: u64, bucket: &Arc<dyn Bucket>) -> io::Result<()> {
     let _ = fs::remove_file(dir.join(format!("{serial}.new")));
     let record = read_record(&record_path(dir, serial));
     let bytes = dir.join(serial.to_string());
-    if record.as_ref().is_some_and(|record| record.is_stored) || !bytes.exists() {
-        for path in [bytes, record_path(dir, serial)] {
-            let _ = fs::remove_file(path);
-        }
-        return Ok(());
-    }
+    let mut has_upload = false;
     if let Some(DraftRecord { key, upload: Some(upload), .. }) = &record
         && let Err(error) = bucket.abort_upload(key, upload)
     {
-        tracing::warn!(%error, key, upload, "cannot end an upload that was begun before");
+        tracing::warn!(%error, key, upload, "cannot end an upload that was begun before; the next start tries again");
+        has_upload = true;
     }
-    move_to_lost(dir, serial).map(drop)
+    if record.as_ref().is_none_or(|record| !record.is_stored) && bytes.exists() {
+        return move_to_lost(dir, serial, has_upload).map(drop);
+    }
+    remove(&bytes);
+    if !has_upload {
+        remove(&record_path(dir, serial));
+    }
+    Ok(())
 }
 
-fn move_to_lost(dir: &Path, serial: u64) -> io::Result<PathBuf> {
+fn remove(path: &Path) {
+    if let Err(error) = fs::remove_file(path)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(path = %path.display(), %error, "cannot remove a staged file");
+    }
+}
+
+/// Moves a draft. Its record stays, too, if it `has_upload` that is to be ended.
+fn move_to_lost(dir: &Path, serial: u64, has_upload: bool) -> io::Result<PathBuf> {
     let lost = dir.join(LOST);
     let path = lost.join(serial.to_string());
     // The record first: it is found by what is left behind.
-    match fs::rename(record_path(dir, serial), record_path(&lost, serial)) {
+    let (record, moved) = (record_path(dir, serial), record_path(&lost, serial));
+    let moving = if has_upload { fs::copy(&record, &moved).map(drop) } else { fs::rename(&record, &moved) };
+    match moving {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => fs::rename(dir.join(serial.to_string()), &path)?,
     }

@@ -49,6 +49,8 @@ pub struct MemoryBucket {
     change_faults: Mutex<VecDeque<ChangeFault>>,
     /// Every request fails with this.
     pub failure: Mutex<Option<BucketError>>,
+    /// Uploads in parts cannot be ended, for this reason.
+    pub abort_failure: Mutex<Option<BucketError>>,
 }
 
 impl std::fmt::Debug for MemoryBucket {
@@ -285,6 +287,7 @@ impl Bucket for MemoryBucket {
 
     fn abort_upload(&self, key: &str, upload: &str) -> Result<(), BucketError> {
         self.count(&self.deletes)?;
+        self.abort_failure.lock().unwrap().clone().map_or(Ok(()), Err)?;
         let of = self.uploads.lock().unwrap().remove(upload);
         assert!(of.is_none_or(|of| of == key), "the upload of another key");
         Ok(())
