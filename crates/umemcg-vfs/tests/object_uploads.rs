@@ -1,9 +1,10 @@
-//! Uploads in parts that fail are ended, at once or at a later start, above a bucket that the test
-//! plays.
+//! What a daemon leaves that is killed: uploads in parts, which are ended at once or at a later
+//! start, and drafts with their records. Above a bucket that the test plays.
 
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::memory_bucket::{ChangeFault, PART_BYTES};
 use common::object_world::{World, errno, pattern};
@@ -96,4 +97,36 @@ fn an_upload_is_ended_under_the_key_that_it_was_begun_with() {
     fail_aborts(&w, false);
     let w = w.restart_elsewhere();
     assert!(w.bucket.uploads().is_empty());
+}
+
+/// A daemon may be killed at any moment, and would leave what is to be kept without its key.
+#[test]
+fn a_draft_is_never_without_its_record() {
+    let w = World::new();
+    let below = std::fs::read_dir(w.staging.path()).unwrap().next().unwrap().unwrap().path();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let looks = scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                for entry in std::fs::read_dir(&below).unwrap().flatten() {
+                    let (path, name) = (entry.path(), entry.file_name());
+                    let is_draft = name.to_str().is_some_and(|name| name.parse::<u64>().is_ok());
+                    let has_record = !is_draft || path.with_extension("record").exists();
+                    // The bytes go first.
+                    assert!(has_record || !path.exists(), "{}", path.display());
+                }
+            }
+        });
+        for _ in 0..200 {
+            if looks.is_finished() {
+                break;
+            }
+            let file = w.create("a").unwrap();
+            file.flush().unwrap();
+            drop(file);
+            w.unlink("a").unwrap();
+        }
+        is_over.store(true, Ordering::Relaxed);
+        looks.join().unwrap();
+    });
 }

@@ -3,8 +3,8 @@
 //! left behind. Built only with the feature `object`.
 //!
 //! `make test-object` kills a few times, `make test-object-crash` hundreds of times
-//! (`UMEMCG_OBJECT_CRASH_ROUNDS`, with `UMEMCG_CRASH_SEED` for the same rounds again). The server is
-//! SeaweedFS, which keeps what it acknowledged when it is killed.
+//! (`UMEMCG_OBJECT_CRASH_ROUNDS`, with `UMEMCG_CRASH_SEED` for the same rounds again). The server
+//! is SeaweedFS, which keeps what it acknowledged when it is killed.
 #![cfg(feature = "object")]
 
 #[path = "../real_mount/harness.rs"]

@@ -99,12 +99,15 @@ impl Staging {
         }))
     }
 
-    /// Creates the file of a draft.
-    pub(super) fn create(&self) -> io::Result<(u64, OwnedFd)> {
+    /// Creates the file of a draft, after its record: bytes without one would be kept at the next
+    /// start.
+    pub(super) fn create(&self, record: &DraftRecord) -> io::Result<(u64, OwnedFd)> {
         let serial = self.next.fetch_add(1, Ordering::Relaxed);
+        self.write_record(serial, record, false)?;
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;
-        Ok((serial, rustix::fs::openat(&*self.host_dir.root, serial.to_string(), flags, mode)?))
+        let created = rustix::fs::openat(&*self.host_dir.root, serial.to_string(), flags, mode);
+        Ok((serial, created.inspect_err(|_| self.remove_record(serial))?))
     }
 
     /// Replaces the record of a draft, `durably` if it has to be there after a power cut.
