@@ -16,6 +16,8 @@ LOOM_CRATES = $(patsubst crates/%/tests/loom_models/main.rs,%,$(wildcard crates/
 CRASH_KILLS ?= 300
 CRASH_ROUNDS ?= 100
 CRASH_FIO_MIB ?= 48
+# How often `make test-object-crash` kills a daemon, the server of a volume of objects, or both.
+OBJECT_CRASH_ROUNDS ?= 300
 # How long each half of `make test-together` makes new rounds, and the seed of one round to repeat
 # instead. CI takes 360 and 180; an hour by hand is `make test-together TOGETHER_SECONDS=1800`.
 TOGETHER_SECONDS ?= 600
@@ -36,7 +38,7 @@ BENCH_SCALE ?= 1
 # All but the stores of objects, whose libraries are many; `make test-object` has those.
 WORKSPACE = --workspace --exclude umemcg-object
 
-.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-metrics test-names test-object run-object lint-object fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench experiments lint check-portable package deps build install clean
+.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-metrics test-names test-object test-object-crash run-object lint-object fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench experiments lint check-portable package deps build install clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 14
@@ -106,6 +108,12 @@ test-object: deps ## volumes of objects, on real servers (moto, SeaweedFS) and t
 	@scripts/deps.sh --object
 	$(OBJECT_ENVIRONMENT) $(CARGO) test --locked -p umemcg-object -- --include-ignored
 	$(OBJECT_ENVIRONMENT) $(CARGO) test --locked -p umemcg-cli --features object --test real_mount -- --ignored objects
+	$(OBJECT_ENVIRONMENT) $(CARGO) test --locked -p umemcg-cli --features object --test object_crash -- --include-ignored
+
+test-object-crash: deps ## hundreds of kills of a daemon under load, of the server of its volume of objects, and of both; every file checked
+	@scripts/deps.sh --object
+	$(OBJECT_ENVIRONMENT) UMEMCG_OBJECT_CRASH_ROUNDS="$(OBJECT_CRASH_ROUNDS)" \
+		$(CARGO) test --locked -p umemcg-cli --features object --test object_crash -- --include-ignored --nocapture
 
 run-object: deps ## a bucket as a volume of two tenants: a server, a mount, who holds what; cleans up
 	@scripts/deps.sh --object

@@ -214,35 +214,6 @@ fn a_removal_whose_caller_was_killed_leaves_the_next_file() {
 }
 
 #[test]
-fn uploads_end_with_the_file_that_they_are_of() {
-    let w = World::new();
-    let file = w.create("f").unwrap();
-    w.write(&file, 0, &vec![1; 20 << 20]).unwrap();
-    w.bucket.fail_changes([ChangeFault::Crash]);
-    assert_eq!(errno(file.flush()), Some(Errno::IO));
-    assert_eq!(w.bucket.uploads().len(), 1);
-    w.unlink("f").unwrap();
-    drop(file);
-    assert!(w.bucket.uploads().is_empty());
-    assert_eq!(w.nr_staging_files(), 0);
-    // Where it cannot be ended, it is when the volume is opened again.
-    let file = w.create("g").unwrap();
-    w.write(&file, 0, &vec![1; 20 << 20]).unwrap();
-    w.bucket.fail_changes([ChangeFault::Crash]);
-    assert_eq!(errno(file.flush()), Some(Errno::IO));
-    *w.bucket.abort_failure.lock().unwrap() = Some(BucketError::Unavailable("503".into()));
-    w.unlink("g").unwrap();
-    drop(file);
-    assert_eq!((w.bucket.uploads().len(), w.nr_staging_files()), (1, 1));
-    let w = w.restart();
-    assert_eq!((w.bucket.uploads().len(), w.nr_staging_files()), (1, 1));
-    *w.bucket.abort_failure.lock().unwrap() = None;
-    let w = w.restart();
-    assert_eq!((w.bucket.uploads().len(), w.nr_staging_files()), (0, 0));
-    assert!(w.staged().is_empty());
-}
-
-#[test]
 fn a_file_that_lost_its_race_is_lost_once() {
     let w = World::new();
     w.put("f", b"first").unwrap();
@@ -317,15 +288,4 @@ fn a_read_goes_on_with_the_new_name() {
         gate.open();
         assert!(reading.join().unwrap().unwrap() == bytes);
     });
-}
-
-#[test]
-fn a_file_that_was_only_made_is_not_kept() {
-    let w = World::new();
-    let below = std::fs::read_dir(w.staging.path()).unwrap().next().unwrap().unwrap().path();
-    std::fs::write(below.join("17"), b"").unwrap();
-    std::fs::write(below.join("18"), b"bytes").unwrap();
-    let w = w.restart();
-    let staged: Vec<_> = w.staged().into_iter().map(|staged| staged.bytes).collect();
-    assert_eq!(staged, [5]);
 }

@@ -447,7 +447,7 @@ pub fn until(what: &str, condition: impl FnMut() -> bool) {
 }
 
 /// Whether a condition comes true within [`TIMEOUT`].
-fn holds_in_time(mut condition: impl FnMut() -> bool) -> bool {
+pub fn holds_in_time(mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + TIMEOUT;
     loop {
         // The clock first: a thread that was not run for long looks once more.

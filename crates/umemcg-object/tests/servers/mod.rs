@@ -3,20 +3,17 @@
 
 pub mod proxy;
 pub mod source;
+mod weed;
 
-use std::net::{TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use umemcg_object::{ObjectOptions, open};
 use umemcg_vfs::object::Bucket;
-
-const KEY: &str = "umemcg-test";
-const SECRET: &str = "umemcg-test-secret";
+use weed::{KEY, SECRET, Weed, free_pairs, installed};
 
 pub trait Server {
     fn endpoint(&self) -> String;
@@ -73,25 +70,6 @@ pub fn bucket_at(endpoint: &str, place: &str) -> Arc<dyn Bucket> {
     assert!(is_set, "run with {credentials:?} in the environment (make test-object does)");
     let (endpoint, region) = (Some(endpoint.to_owned()), Some("us-east-1".to_owned()));
     open(&format!("s3://{place}"), &ObjectOptions { endpoint, region, anonymous: false }).unwrap()
-}
-
-/// Returns a program of the virtual environment.
-fn installed(program: &str) -> PathBuf {
-    let directory = std::env::var_os("OBJECT_SERVERS").expect("OBJECT_SERVERS (make test-object sets it)");
-    PathBuf::from(directory).join("bin").join(program)
-}
-
-/// Returns four ports that are free, as those are that are 10,000 higher: SeaweedFS takes these,
-/// too. They are below those that the system gives to outgoing connections.
-fn free_pairs() -> [u16; 4] {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let first = std::process::id() as u16 % 1200 * 10;
-    let ports = std::iter::repeat_with(|| 10_000 + (first + NEXT.fetch_add(1, Ordering::Relaxed)) % 12_000);
-    let is_free = |port: &u16| {
-        [*port, *port + 10_000].iter().all(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
-    };
-    let ports: Vec<u16> = ports.filter(is_free).take(4).collect();
-    ports.try_into().unwrap()
 }
 
 /// A server's process, which ends with it.
@@ -155,39 +133,13 @@ impl Server for Moto {
 }
 
 /// SeaweedFS, which keeps everything on disk.
-pub struct SeaweedFs {
-    running: Running,
-    _directory: tempfile::TempDir,
-}
+pub struct SeaweedFs(Weed);
 
 impl SeaweedFs {
     pub fn start() -> Self {
-        let server = (0..20).find_map(|_| Self::try_start()).expect("SeaweedFS ends");
+        let server = Self(Weed::start(false));
         server.wait_until_it_stores();
         server
-    }
-
-    /// Returns `None` if it has ended.
-    fn try_start() -> Option<Self> {
-        let directory = tempfile::tempdir().unwrap();
-        let identities = directory.path().join("s3.json");
-        let json = format!(
-            r#"{{"identities":[{{"name":"t","credentials":[{{"accessKey":"{KEY}","secretKey":"{SECRET}"}}],
-            "actions":["Admin","Read","Write","List","Tagging"]}}]}}"#
-        );
-        std::fs::write(&identities, json).unwrap();
-        let ports = free_pairs();
-        let port = ports[3];
-        let mut command = Command::new(installed("weed"));
-        command.args(["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-volume.max=200", "-filer", "-s3"]);
-        command.arg("-master.volumeSizeLimitMB=64").arg(format!("-dir={}", directory.path().display()));
-        command.arg(format!("-master.port={}", ports[0])).arg(format!("-volume.port={}", ports[1]));
-        command.arg(format!("-filer.port={}", ports[2])).arg(format!("-s3.port={port}"));
-        command.arg(format!("-s3.config={}", identities.display()));
-        // Catalogs on fixed ports, of which a machine has one each.
-        command.args(["-s3.port.iceberg=0", "-s3.port.lance=0"]);
-        let running = Running::start(&mut command, port)?;
-        Some(Self { running, _directory: directory })
     }
 
     /// It listens before it can store.
@@ -202,6 +154,6 @@ impl SeaweedFs {
 
 impl Server for SeaweedFs {
     fn endpoint(&self) -> String {
-        self.running.endpoint()
+        self.0.endpoint()
     }
 }

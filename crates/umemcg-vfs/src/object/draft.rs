@@ -11,7 +11,8 @@
 //!    on the volume's list of what is not in the store.
 //! 3. An upload stores what had changed when it began. If nothing has changed since, the draft is
 //!    noted no more, until the next change.
-//! 4. It goes with the last open file. One that was not stored stays on disk.
+//! 4. It goes with the last open file. One that was not stored stays on disk, as does the record of
+//!    an upload that could not be ended.
 //!
 //! The turn of its node (`turns`) is had by what must see the draft whole, such as an upload, and
 //! by what changes its state or its length; writes go on beside it.
@@ -131,13 +132,12 @@ impl DraftMaker<'_> {
         let host_dir = &self.staging.host_dir;
         let nr_fds = if host_dir.io_mode() == IoMode::Direct { 2 } else { 1 };
         let share = DescriptorShare::take(self.group, nr_fds, Purpose::Open, Some(host_dir.store_id))?;
-        let (serial, fd) = self.staging.create().map_err(errno_of)?;
+        // Nothing is lost with it before its first change.
+        let record = DraftRecord { key: key.to_owned(), is_stored: true, ..DraftRecord::default() };
+        let (serial, fd) = self.staging.create(&record).map_err(errno_of)?;
         let made = syscalls::stat_fd(&fd).map_err(VfsError::from).and_then(|stat| {
             let store = Arc::new(HostStore::new(Arc::clone(host_dir), Stamp::of(&stat.attr)));
             store.set_fd(fd, true, share);
-            // Nothing is lost with it before its first change.
-            let record = DraftRecord { key: key.to_owned(), is_stored: true, ..DraftRecord::default() };
-            self.staging.write_record(serial, &record, false).map_err(errno_of)?;
             if let Some(fds) = store.fds() {
                 fill(&fds)?;
             }

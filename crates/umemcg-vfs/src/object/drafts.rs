@@ -216,6 +216,8 @@ impl Drafts {
         match self.upload(draft, group, &upload, (key, expected)) {
             Err(UploadError::Changed(_)) if is_elsewhere => Err(Errno::EXIST),
             Ok(info) => {
+                // One whose end had no answer; else the next start ends it.
+                let _ = self.end_noted_upload(draft);
                 self.stored(draft, &upload, (key, &info));
                 Ok(())
             }
@@ -240,14 +242,11 @@ impl Drafts {
         (key, expected): (&str, Option<Expected>),
     ) -> Result<ObjectInfo, UploadError> {
         assert_no_locks_held("an upload");
+        // Before the record says another key.
+        self.end_noted_upload(draft).map_err(UploadError::Failed)?;
         let len = draft.sync(key).map_err(UploadError::Failed)?;
-        let bucket = &self.objects.bucket;
-        match self.end_upload_of(draft) {
-            // A store that does not let it be ended shall take files all the same.
-            Ok(()) | Err(BucketError::Denied(_)) => draft.forget_upload(),
-            Err(error) => return Err(UploadError::Failed(self.objects.failures.report(&error))),
-        }
         let source = draft.source(key, len);
+        let bucket = &self.objects.bucket;
         let bytes = bucket.upload_bytes(len);
         let charged =
             UploadRoom::of_process().take(self.objects.reclaim_effort(), &self.objects.engine, group, bytes);
@@ -285,20 +284,18 @@ impl Drafts {
         }
     }
 
-    /// Ends an upload in parts that could not be ended when it failed.
-    fn end_upload_of(&self, draft: &Draft) -> Result<(), BucketError> {
+    /// Ends an upload in parts that could not be ended when it failed. May sleep for the store.
+    fn end_noted_upload(&self, draft: &Draft) -> Result<(), Errno> {
         let Some((key, upload)) = draft.noted_upload() else { return Ok(()) };
-        self.objects.bucket.abort_upload(&key, &upload)?;
+        if let Err(error) = self.objects.bucket.abort_upload(&key, &upload) {
+            let errno = self.objects.failures.report(&error);
+            // A store that does not let it be ended shall take files all the same.
+            if !matches!(error, BucketError::Denied(_)) {
+                return Err(errno);
+            }
+        }
         draft.forget_upload();
         Ok(())
-    }
-
-    /// As [`end_upload_of`](Self::end_upload_of), of a draft that will not be stored. What cannot
-    /// be ended stays in its record, and is tried again when the volume is opened.
-    fn end_last_upload_of(&self, draft: &Draft) {
-        if let Err(error) = self.end_upload_of(draft) {
-            self.objects.failures.report(&error);
-        }
     }
 
     /// Returns what the marks of a draft's uploads begin with.
@@ -348,7 +345,8 @@ impl Drafts {
     /// Keeps a draft whose object was changed elsewhere, and forgets its node: the name stands for
     /// the other change.
     fn lose(&self, draft: &Draft, key: &str, error: &BucketError) {
-        self.end_last_upload_of(draft);
+        // What cannot be ended now the next start ends.
+        let _ = self.end_noted_upload(draft);
         let path = draft.lose(key);
         tracing::error!(
             key, %error, path = %path.display(),
@@ -358,10 +356,12 @@ impl Drafts {
         self.objects.unlink_node(draft.node, Instant::now());
     }
 
-    /// Notes that the name of a draft is gone, by the thread that has its turn.
+    /// Notes that the name of a draft is gone, by the thread that has its turn. May sleep for the
+    /// store.
     pub(super) fn lose_name(&self, draft: &Draft) {
+        // What cannot be ended now the next start ends.
+        let _ = self.end_noted_upload(draft);
         draft.lose_name();
-        self.end_last_upload_of(draft);
         self.release(draft);
     }
 

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Nothing is deleted here that is not in the store, unless its name was removed. What a daemon
-//! finds of one that ended early is moved to `lost/`, and is listed with the volume.
+//! finds of one that ended early is moved to `lost/`, and is listed with the volume. A record
+//! without bytes is of an upload in parts that could not be ended yet; the next start does it.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
@@ -98,12 +99,15 @@ impl Staging {
         }))
     }
 
-    /// Creates the file of a draft.
-    pub(super) fn create(&self) -> io::Result<(u64, OwnedFd)> {
+    /// Creates the file of a draft, after its record: bytes without one would be kept at the next
+    /// start.
+    pub(super) fn create(&self, record: &DraftRecord) -> io::Result<(u64, OwnedFd)> {
         let serial = self.next.fetch_add(1, Ordering::Relaxed);
+        self.write_record(serial, record, false)?;
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;
-        Ok((serial, rustix::fs::openat(&*self.host_dir.root, serial.to_string(), flags, mode)?))
+        let created = rustix::fs::openat(&*self.host_dir.root, serial.to_string(), flags, mode);
+        Ok((serial, created.inspect_err(|_| self.remove_record(serial))?))
     }
 
     /// Replaces the record of a draft, `durably` if it has to be there after a power cut.
@@ -118,8 +122,8 @@ impl Staging {
         if durably { File::open(&self.dir)?.sync_all() } else { Ok(()) }
     }
 
-    /// Deletes the bytes of a draft: before its record, because bytes without one would be kept at
-    /// the next start.
+    /// Deletes the bytes of a draft, before its record: bytes without one would be kept at the next
+    /// start.
     pub(super) fn remove_bytes(&self, serial: u64) {
         remove(&self.path_of(serial));
     }
@@ -131,7 +135,9 @@ impl Staging {
 
     /// Keeps a draft that will not be stored. Returns where its bytes are.
     pub(super) fn lose(&self, serial: u64, key: &str) -> PathBuf {
-        let path = match move_to_lost(&self.dir, serial) {
+        let record = read_record(&record_path(&self.dir, serial));
+        let has_upload = record.is_some_and(|record| record.upload.is_some());
+        let path = match move_to_lost(&self.dir, serial, has_upload) {
             Ok(path) => path,
             Err(error) => {
                 let path = self.path_of(serial);
@@ -186,6 +192,29 @@ fn serials_in(dir: &Path) -> io::Result<Vec<u64>> {
     Ok(serials)
 }
 
+/// Ends an upload that a draft had begun, deletes the draft if it is in the store, and moves any
+/// other to `lost/`. The record stays if the upload cannot be ended yet.
+fn set_aside(dir: &Path, serial: u64, bucket: &Arc<dyn Bucket>) -> io::Result<()> {
+    let _ = fs::remove_file(dir.join(format!("{serial}.new")));
+    let record = read_record(&record_path(dir, serial));
+    let bytes = dir.join(serial.to_string());
+    let mut has_upload = false;
+    if let Some(DraftRecord { key, upload: Some(upload), .. }) = &record
+        && let Err(error) = bucket.abort_upload(key, upload)
+    {
+        tracing::warn!(%error, key, upload, "cannot end an upload that was begun before; the next start tries again");
+        has_upload = true;
+    }
+    if record.as_ref().is_none_or(|record| !record.is_stored) && bytes.exists() {
+        return move_to_lost(dir, serial, has_upload).map(drop);
+    }
+    remove(&bytes);
+    if !has_upload {
+        remove(&record_path(dir, serial));
+    }
+    Ok(())
+}
+
 fn remove(path: &Path) {
     if let Err(error) = fs::remove_file(path)
         && error.kind() != io::ErrorKind::NotFound
@@ -194,46 +223,14 @@ fn remove(path: &Path) {
     }
 }
 
-/// Deletes a draft that is in the store, or of which nothing is known, and moves any other to
-/// `lost/`. A record without bytes stays as long as its upload cannot be ended.
-fn set_aside(dir: &Path, serial: u64, bucket: &Arc<dyn Bucket>) -> io::Result<()> {
-    remove(&dir.join(format!("{serial}.new")));
-    let (bytes, record_path) = (dir.join(serial.to_string()), record_path(dir, serial));
-    let record = read_record(&record_path);
-    let is_over = end_upload(record.as_ref(), bucket);
-    let len = fs::metadata(&bytes).map(|found| found.len());
-    let is_done = match &record {
-        Some(record) => record.is_stored || len.is_err(),
-        // It was just made.
-        None => matches!(len, Ok(0)),
-    };
-    if is_done {
-        remove(&bytes);
-        if is_over {
-            remove(&record_path);
-        }
-        return Ok(());
-    }
-    move_to_lost(dir, serial).map(drop)
-}
-
-/// Ends the upload that a record names. Returns whether it is over.
-fn end_upload(record: Option<&DraftRecord>, bucket: &Arc<dyn Bucket>) -> bool {
-    let Some(DraftRecord { key, upload: Some(upload), .. }) = record else { return true };
-    match bucket.abort_upload(key, upload) {
-        Ok(()) => true,
-        Err(error) => {
-            tracing::warn!(%error, key, upload, "cannot end an upload that was begun before");
-            false
-        }
-    }
-}
-
-fn move_to_lost(dir: &Path, serial: u64) -> io::Result<PathBuf> {
+/// Moves a draft. Its record stays, too, if it `has_upload` that is to be ended.
+fn move_to_lost(dir: &Path, serial: u64, has_upload: bool) -> io::Result<PathBuf> {
     let lost = dir.join(LOST);
     let path = lost.join(serial.to_string());
     // The record first: it is found by what is left behind.
-    match fs::rename(record_path(dir, serial), record_path(&lost, serial)) {
+    let (record, moved) = (record_path(dir, serial), record_path(&lost, serial));
+    let moving = if has_upload { fs::copy(&record, &moved).map(drop) } else { fs::rename(&record, &moved) };
+    match moving {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => fs::rename(dir.join(serial.to_string()), &path)?,
     }

@@ -56,10 +56,10 @@ pub struct MemoryBucket {
     pub stores_anew: AtomicBool,
     /// Called at requests for a key, with no lock held: before COPY, GET and PUT, after DELETE.
     pub hook: Mutex<Option<Hook>>,
-    /// No upload in parts can be ended.
-    pub abort_failure: Mutex<Option<BucketError>>,
     /// Every request fails with this.
     pub failure: Mutex<Option<BucketError>>,
+    /// Uploads in parts cannot be ended, for this reason.
+    pub abort_failure: Mutex<Option<BucketError>>,
 }
 
 impl std::fmt::Debug for MemoryBucket {
