@@ -145,6 +145,10 @@ impl Drafts {
     pub(super) fn store(&self, content: &Arc<Content>, group: &Arc<Group>) -> Result<(), Errno> {
         let Some(draft) = content.draft().filter(|draft| draft.is_unsaved()) else { return Ok(()) };
         let _turn = self.turns.take(draft.node);
+        if !draft.is_unsaved() {
+            // Another thread has stored or lost it meanwhile.
+            return Ok(());
+        }
         let key = self.objects.tree.lock().path(draft.node);
         let Ok(key) = key else {
             if self.objects.tree.lock().was_removed(draft.node) {
@@ -153,8 +157,7 @@ impl Drafts {
             }
             // The volume was removed, or another program has replaced the object.
             let gone = BucketError::Changed(format!("{}: it has no name any more", content.place().key));
-            content.errors.record(Errno::IO.raw_os_error());
-            self.lose(draft, &content.place().key, &gone);
+            self.lose(content, draft, &content.place().key, &gone);
             return Err(Errno::IO);
         };
         self.store_in_turn(content, draft, group, (&key, None))
@@ -179,8 +182,7 @@ impl Drafts {
                 Ok(())
             }
             Err(UploadError::Changed(error)) => {
-                content.errors.record(Errno::IO.raw_os_error());
-                self.lose(draft, key, &error);
+                self.lose(content, draft, key, &error);
                 Err(Errno::IO)
             }
             Err(UploadError::Failed(errno)) => {
@@ -294,10 +296,10 @@ impl Drafts {
         }
     }
 
-    /// Keeps a draft whose object was changed elsewhere, and forgets its node: the name stands for
-    /// the other change.
-    fn lose(&self, draft: &Draft, key: &str, error: &BucketError) {
-        let path = draft.lose(key);
+    /// Keeps a draft whose object was changed elsewhere, tells the open files, and forgets its
+    /// node: the name stands for the other change.
+    fn lose(&self, content: &Content, draft: &Draft, key: &str, error: &BucketError) {
+        let path = draft.lose(key, || content.errors.record(Errno::IO.raw_os_error()));
         tracing::error!(
             key, %error, path = %path.display(),
             "an object was changed elsewhere; what was written here is kept, and not stored"
@@ -341,7 +343,7 @@ impl Drafts {
                     tracing::error!(key, %errno, "what is kept of a staged file may be incomplete");
                 }
                 let gone = BucketError::Unavailable(format!("{key}: the volume was removed"));
-                self.lose(draft, &key, &gone);
+                self.lose(&content, draft, &key, &gone);
             }
         }
     }

@@ -32,7 +32,7 @@ impl ObjectVolume {
         if draft.is_none_or(|draft| draft.may_have_object()) {
             self.objects.bucket.delete(&key).map_err(|error| self.objects.failures.report(&error))?;
         }
-        self.remove_name(parent, name);
+        self.remove_name(node, (parent, name));
         if let Some(draft) = draft {
             drafts.lose_name(draft);
         }
@@ -50,7 +50,7 @@ impl ObjectVolume {
             Ok(()) | Err(BucketError::NotFound(_)) => {}
             Err(error) => return Err(self.objects.failures.report(&error).into()),
         }
-        self.remove_name(parent, name);
+        self.remove_name(node, (parent, name));
         Ok(())
     }
 
@@ -65,11 +65,16 @@ impl ObjectVolume {
         Ok(is_empty && part.hidden.is_empty() && part.next.is_none())
     }
 
-    fn remove_name(&self, parent: NodeId, name: &str) {
+    /// Notes that a node has lost its name, unless the name stands for what another program has
+    /// made meanwhile.
+    fn remove_name(&self, node: NodeId, (parent, name): (NodeId, &str)) {
         let Some(lists) = self.objects.lists() else { return };
         let removed = {
             let mut tree = self.objects.tree.lock();
             tree.note_emptied(parent);
+            if !tree.stands_for((parent, name), node) {
+                return;
+            }
             tree.remove(lists, parent, name)
         };
         self.objects.dispose(removed);

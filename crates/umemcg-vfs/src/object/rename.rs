@@ -38,16 +38,15 @@ impl Renaming<'_> {
         if self.from == self.to || target.is_some_and(|target| target.node == source.node) {
             return Ok(());
         }
-        let new_key = self.volume.new_key(self.to.0, self.to.1)?;
         match (source.is_directory(), target.map(Entry::is_directory)) {
             (false, Some(true)) => Err(Errno::ISDIR.into()),
             (true, Some(false)) => Err(Errno::NOTDIR.into()),
-            (false, _) => self.rename_file(source.node, target, &new_key),
-            (true, _) => self.rename_directory(source.node, target, &new_key),
+            (false, _) => self.rename_file(source.node, target),
+            (true, _) => self.rename_directory(source.node, target),
         }
     }
 
-    fn rename_file(&self, node: NodeId, target: Option<&Entry>, new_key: &str) -> Result<(), VfsError> {
+    fn rename_file(&self, node: NodeId, target: Option<&Entry>) -> Result<(), VfsError> {
         let objects = &self.volume.objects;
         let drafts = self.volume.drafts()?;
         let target = target.map(|target| target.node);
@@ -59,6 +58,7 @@ impl Renaming<'_> {
         if objects.tree.lock().child(self.to.0, self.to.1).map(|(node, _)| node) != target {
             return Err(Errno::AGAIN.into());
         }
+        let new_key = self.volume.new_key(self.to.0, self.to.1)?;
         let (content, replaced) = (content_of(node), target.and_then(content_of));
         let draft = content.as_ref().and_then(|content| content.draft());
         let replaced = replaced.as_ref().and_then(|content| content.draft());
@@ -66,32 +66,35 @@ impl Renaming<'_> {
             let tree = objects.tree.lock();
             (tree.path(node)?, tree.get(node)?.facts.clone())
         };
+        // Whatever comes of it, an answer may be lost.
+        replaced.inspect(|replaced| replaced.expect_object());
+        objects.tree.lock().note_changed(self.to.0);
         let expected = if self.must_be_new { Expected::Absent } else { Expected::Anything };
         let mut stored = None;
         match (content.as_ref(), draft.filter(|draft| draft.is_unsaved())) {
             (Some(content), Some(draft)) => {
                 let (base, may_have_old) = (draft.base(), draft.may_have_object());
-                let (group, to) = (self.group, (new_key, Some(expected)));
+                let (group, to) = (self.group, (&*new_key, Some(expected)));
                 drafts.store_in_turn(content, draft, group, to)?;
                 stored = Some((draft, base, may_have_old));
             }
             _ => {
                 let Facts::Object(info) = &facts else { return Err(Errno::STALE.into()) };
-                let copied = self.copy(&key, info, new_key, &expected).inspect_err(|errno| {
+                let copied = self.copy(&key, info, &new_key, &expected).inspect_err(|errno| {
                     // The kernel looks the name up again, and finds what is there now.
                     if matches!(*errno, Errno::STALE | Errno::NOENT) {
                         objects.unlink_node(node, Instant::now());
                     }
                 })?;
-                self.move_object(node, (new_key, &copied));
+                self.move_object(node, (&new_key, &copied));
             }
         }
-        self.rename_in_tree();
+        let has_moved = self.rename_in_tree(node);
         if let Some(replaced) = replaced {
             drafts.lose_name(replaced);
         }
         let has_old = match stored {
-            None => true,
+            None => has_moved,
             // Not what another program has stored there meanwhile.
             Some((draft, base, may_have_old)) => {
                 may_have_old && drafts.has_own(draft, base.as_ref(), &key)?
@@ -140,21 +143,41 @@ impl Renaming<'_> {
         }
     }
 
-    fn rename_in_tree(&self) {
-        let Some(lists) = self.volume.objects.lists() else { return };
-        let removed = {
+    /// Gives the node its new name. Returns whether it had the old one still: not if another
+    /// program has replaced the object meanwhile, and a lookup has seen that.
+    fn rename_in_tree(&self, node: NodeId) -> bool {
+        let Some(lists) = self.volume.objects.lists() else { return false };
+        let (has_moved, removed) = {
             let mut tree = self.volume.objects.tree.lock();
             tree.note_emptied(self.from.0);
             tree.note_changed(self.to.0);
-            tree.rename(lists, self.from, self.to)
+            let has_moved = tree.stands_for(self.from, node);
+            let removed = match has_moved {
+                true => tree.rename(lists, self.from, self.to),
+                false => tree.remove(lists, self.to.0, self.to.1),
+            };
+            (has_moved, removed)
         };
         self.volume.objects.dispose(removed);
+        has_moved
     }
 
-    fn rename_directory(&self, node: NodeId, target: Option<&Entry>, new_key: &str) -> Result<(), VfsError> {
+    fn rename_directory(&self, node: NodeId, target: Option<&Entry>) -> Result<(), VfsError> {
         let objects = &self.volume.objects;
-        let prefix = objects.tree.lock().prefix(node)?;
+        let _turns = self.volume.drafts()?.turns.take_all();
+        // With the turns: no other renaming changes these meanwhile.
+        let new_key = self.volume.new_key(self.to.0, self.to.1)?;
         let new_prefix = format!("{new_key}/");
+        let prefix = {
+            let tree = objects.tree.lock();
+            if !tree.stands_for(self.from, node) {
+                return Err(Errno::STALE.into());
+            }
+            if tree.child(self.to.0, self.to.1).map(|(node, _)| node) != target.map(|target| target.node) {
+                return Err(Errno::AGAIN.into());
+            }
+            tree.prefix(node)?
+        };
         if new_prefix.starts_with(&prefix) {
             return Err(Errno::INVAL.into());
         }
@@ -163,13 +186,12 @@ impl Renaming<'_> {
         {
             return Err(Errno::NOTEMPTY.into());
         }
-        let _turns = self.volume.drafts()?.turns.take_all();
         self.store_below(&prefix)?;
         let keys = self.keys_below(&prefix)?;
         let bytes = keys.iter().map(|(key, _)| (2 * key.len() + 2 * size_of::<ObjectInfo>()) as u64).sum();
         let _charge = HandleCharge::take(objects.reclaim_effort(), &objects.engine, self.group, bytes)?;
         if keys.is_empty() {
-            self.volume.make_directory(new_key)?;
+            self.volume.make_directory(&new_key)?;
         }
         let mut moved = BTreeMap::new();
         for (key, info) in &keys {
@@ -182,7 +204,7 @@ impl Renaming<'_> {
                 }
             }
         }
-        self.rename_in_tree();
+        self.rename_in_tree(node);
         self.move_known(node, &moved);
         self.delete_all(keys.iter().map(|(key, _)| key.as_str())).map_or(Ok(()), |errno| Err(errno.into()))
     }

@@ -129,6 +129,11 @@ impl Tree {
         Some((node, &**self.nodes.get(&node)?))
     }
 
+    /// Returns whether a name stands for this node.
+    pub(super) fn stands_for(&self, (parent, name): (NodeId, &str), node: NodeId) -> bool {
+        self.child(parent, name).is_some_and(|(found, _)| found == node)
+    }
+
     /// Counts a lookup of a name that is known, of which the store told this or, before, less.
     /// `None` if it has to be [entered](Self::enter): a node stands for one version, so that
     /// neither attributes nor mappings of two meet in the kernel's inode.
