@@ -79,6 +79,8 @@ struct Progress {
     nr_stored: u64,
     /// As many as there were when an upload was begun last.
     nr_tried: u64,
+    /// An object of its name may be in the store.
+    may_have_object: bool,
     /// Changes that are being made.
     nr_changing: u32,
     is_noted: bool,
@@ -152,6 +154,7 @@ impl DraftMaker<'_> {
             nr_changes: 0,
             nr_stored: 0,
             nr_tried: 0,
+            may_have_object: base.is_some(),
             nr_changing: 0,
             is_noted: false,
             fate: Fate::Stored,
@@ -222,8 +225,12 @@ impl Draft {
 
     /// Returns whether an object of its name may be in the store.
     pub(super) fn may_have_object(&self) -> bool {
-        let progress = self.progress.lock();
-        progress.base.is_some() || progress.nr_tried > 0
+        self.progress.lock().may_have_object
+    }
+
+    /// Notes that one may be: another draft is about to be stored under its name.
+    pub(super) fn expect_object(&self) {
+        self.progress.lock().may_have_object = true;
     }
 
     /// Returns whether it is noted.
@@ -283,10 +290,12 @@ impl Draft {
         std::mem::take(&mut progress.is_noted)
     }
 
-    /// Keeps it in `lost/`, for good. Returns the path.
-    pub(super) fn lose(&self, key: &str) -> std::path::PathBuf {
+    /// Keeps it in `lost/`, for good, after `tell` has told the open files, of which none may be
+    /// opened or flushed in between. Returns the path.
+    pub(super) fn lose(&self, key: &str, tell: impl FnOnce()) -> std::path::PathBuf {
         {
             let mut progress = self.progress.lock();
+            tell();
             (progress.fate, progress.is_noted) = (Fate::Lost, false);
         }
         self.room.keep();
@@ -300,7 +309,7 @@ impl Draft {
         if progress.fate != Fate::Stored || progress.nr_changes == progress.nr_stored {
             return None;
         }
-        progress.nr_tried = progress.nr_changes;
+        (progress.nr_tried, progress.may_have_object) = (progress.nr_changes, true);
         let (base, labels) = (progress.base.clone(), progress.labels.clone());
         Some(Upload { nr_changes: progress.nr_changes, base, labels })
     }

@@ -183,7 +183,7 @@ impl Drafts {
         let Some(draft) = content.draft().filter(|draft| draft.is_unsaved()) else { return Ok(()) };
         let _turn = self.turn(draft.node);
         if !draft.is_unsaved() {
-            // Another has stored it meanwhile, or has lost it, and that is told, too.
+            // Another thread has stored or lost it meanwhile.
             return Ok(());
         }
         let key = self.objects.tree.lock().path(draft.node);
@@ -194,8 +194,7 @@ impl Drafts {
             }
             // The volume was removed, or another program has replaced the object.
             let gone = BucketError::Changed(format!("{}: it has no name any more", content.place().key));
-            content.errors.record(Errno::IO.raw_os_error());
-            self.lose(draft, &content.place().key, &gone);
+            self.lose(content, draft, &content.place().key, &gone);
             return Err(Errno::IO);
         };
         self.store_in_turn(content, draft, group, (&key, None))
@@ -222,8 +221,7 @@ impl Drafts {
                 Ok(())
             }
             Err(UploadError::Changed(error)) => {
-                content.errors.record(Errno::IO.raw_os_error());
-                self.lose(draft, key, &error);
+                self.lose(content, draft, key, &error);
                 Err(Errno::IO)
             }
             Err(UploadError::Failed(errno)) => {
@@ -342,12 +340,12 @@ impl Drafts {
         }
     }
 
-    /// Keeps a draft whose object was changed elsewhere, and forgets its node: the name stands for
-    /// the other change.
-    fn lose(&self, draft: &Draft, key: &str, error: &BucketError) {
+    /// Keeps a draft whose object was changed elsewhere, tells the open files, and forgets its
+    /// node: the name stands for the other change.
+    fn lose(&self, content: &Content, draft: &Draft, key: &str, error: &BucketError) {
         // What cannot be ended now the next start ends.
         let _ = self.end_noted_upload(draft);
-        let path = draft.lose(key);
+        let path = draft.lose(key, || content.errors.record(Errno::IO.raw_os_error()));
         tracing::error!(
             key, %error, path = %path.display(),
             "an object was changed elsewhere; what was written here is kept, and not stored"
@@ -398,7 +396,7 @@ impl Drafts {
                     tracing::error!(key, %errno, "what is kept of a staged file may be incomplete");
                 }
                 let gone = BucketError::Unavailable(format!("{key}: the volume was removed"));
-                self.lose(draft, &key, &gone);
+                self.lose(&content, draft, &key, &gone);
             }
         }
     }

@@ -66,6 +66,8 @@ impl ObjectVolume {
         Ok(is_empty && part.hidden.is_empty() && part.next.is_none())
     }
 
+    /// Notes that a node has lost its name, unless the name stands for what another program has
+    /// made meanwhile.
     fn remove_name(&self, node: NodeId, (parent, name): (NodeId, &str)) {
         let Some(lists) = self.objects.lists() else { return };
         let removed = {

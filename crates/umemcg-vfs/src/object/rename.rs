@@ -81,6 +81,9 @@ impl Renaming<'_> {
             let tree = objects.tree.lock();
             (tree.path(node)?, tree.get(node)?.facts.clone())
         };
+        // Whatever comes of it, an answer may be lost.
+        replaced.inspect(|replaced| replaced.expect_object());
+        objects.tree.lock().note_changed(self.to.0);
         let expected = if self.must_be_new { Expected::Absent } else { Expected::Anything };
         // Whether the old object is still there, and is not what another program has stored.
         let is_ours: Box<dyn Fn() -> Result<bool, Errno>>;
@@ -95,7 +98,7 @@ impl Renaming<'_> {
             }
             _ => {
                 let Facts::Object(info) = &facts else { return Err(Errno::STALE.into()) };
-                let copied = self.copy(&key, info, new_key, &expected).inspect_err(|errno| {
+                let copied = self.copy(&key, info, &new_key, &expected).inspect_err(|errno| {
                     // The kernel looks the name up again, and finds what is there now.
                     if matches!(*errno, Errno::STALE | Errno::NOENT) {
                         objects.unlink_node(node, Instant::now());
@@ -141,7 +144,8 @@ impl Renaming<'_> {
     }
 
     /// Gives the node its new name, and has it stand for a copy, if one was made: at once, so that
-    /// no content is made of the old object under the new name.
+    /// no content is made of the old object under the new name. A node that has lost its old name,
+    /// since another program has replaced the object and a lookup has seen that, gets none.
     fn rename_in_tree(&self, node: NodeId, copied: Option<(&str, &ObjectInfo)>) {
         let Some(lists) = self.volume.objects.lists() else { return };
         let removed = {

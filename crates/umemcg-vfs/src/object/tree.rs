@@ -136,6 +136,11 @@ impl Tree {
         Some((node, &**self.nodes.get(&node)?))
     }
 
+    /// Returns whether a name stands for this node.
+    pub(super) fn stands_for(&self, (parent, name): (NodeId, &str), node: NodeId) -> bool {
+        self.child(parent, name).is_some_and(|(found, _)| found == node)
+    }
+
     /// Counts a lookup of a name that is known, of which the store told this or, before, less.
     /// `None` if it has to be [entered](Self::enter): a node stands for one version, so that
     /// neither attributes nor mappings of two meet in the kernel's inode.
@@ -262,10 +267,7 @@ impl Tree {
         node: NodeId,
         (parent, name): (NodeId, &str),
     ) -> Vec<Removed> {
-        match self.child(parent, name) {
-            Some((found, _)) if found == node => self.remove(lists, parent, name),
-            _ => Vec::new(),
-        }
+        if self.stands_for((parent, name), node) { self.remove(lists, parent, name) } else { Vec::new() }
     }
 
     /// Returns whether the name of a node was removed here, or given to another file.
@@ -350,8 +352,9 @@ impl Tree {
         (parent, name): (NodeId, &str),
         (new_parent, new_name): (NodeId, &str),
     ) -> Vec<Removed> {
-        if self.child(parent, name).is_none_or(|(found, _)| found != node) {
-            return Vec::new();
+        if !self.stands_for((parent, name), node) {
+            // What had the new name is replaced all the same.
+            return self.remove(lists, new_parent, new_name);
         }
         let mut removed = self.remove(lists, new_parent, new_name);
         let Some((node, found)) = self.child(parent, name) else { return removed };

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 
 use umemcg_vfs::Timestamp;
 use umemcg_vfs::object::{
@@ -56,10 +56,36 @@ pub struct MemoryBucket {
     pub stores_anew: AtomicBool,
     /// Called at requests for a key, with no lock held: before COPY, GET and PUT, after DELETE.
     pub hook: Mutex<Option<Hook>>,
+    /// Uploads wait while it is closed.
+    pub gate: Gate,
+    /// Called once after the next deletion, before its answer.
+    pub after_delete: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// Every request fails with this.
     pub failure: Mutex<Option<BucketError>>,
     /// Uploads in parts cannot be ended, for this reason.
     pub abort_failure: Mutex<Option<BucketError>>,
+}
+
+/// Where uploads wait.
+#[derive(Debug, Default)]
+pub struct Gate {
+    is_closed: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    pub fn close(&self) {
+        *self.is_closed.lock().unwrap() = true;
+    }
+
+    pub fn open(&self) {
+        *self.is_closed.lock().unwrap() = false;
+        self.opened.notify_all();
+    }
+
+    fn pass(&self) {
+        drop(self.opened.wait_while(self.is_closed.lock().unwrap(), |is_closed| *is_closed).unwrap());
+    }
 }
 
 impl std::fmt::Debug for MemoryBucket {
@@ -277,6 +303,7 @@ impl Bucket for MemoryBucket {
     ) -> Result<ObjectInfo, BucketError> {
         self.count(&self.puts)?;
         self.call_hook("PUT", key);
+        self.gate.pass();
         let fault = self.next_fault();
         let failed = |error: std::io::Error| BucketError::Source(format!("{key}: {error}"));
         let upload = (source.size() > PART_BYTES).then(|| {
@@ -333,6 +360,8 @@ impl Bucket for MemoryBucket {
             Ok(None)
         });
         self.call_hook("DELETE", key);
+        let after = self.after_delete.lock().unwrap().take();
+        after.into_iter().for_each(|after| after());
         removed.map(|_| ())
     }
 

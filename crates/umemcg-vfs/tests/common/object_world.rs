@@ -73,6 +73,14 @@ impl World {
         Self::of((engine, me.group), bucket, staging, max_bytes)
     }
 
+    /// Returns the same volume for another thread.
+    pub fn of_thread(&self, thread: u32) -> Self {
+        let (volume, bucket, engine) =
+            (Arc::clone(&self.volume), Arc::clone(&self.bucket), Arc::clone(&self.engine));
+        let (me, staging) = (Caller { thread, ..self.me.clone() }, Arc::clone(&self.staging));
+        Self { volume, bucket, engine, me, staging, max_bytes: self.max_bytes }
+    }
+
     /// Leaves the volume as a killed daemon would, and opens one on a copy of the staging
     /// directory: the lock goes with a process only.
     pub fn restart_elsewhere(self) -> Self {
