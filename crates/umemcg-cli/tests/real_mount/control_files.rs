@@ -1,6 +1,6 @@
 //! The control tree as a cgroupfs, used with shells, cat, ls and find.
 
-use crate::harness::{Mount, needs_mount};
+use crate::harness::{Mount, needs_mount, until};
 
 /// One daemon for many small claims: starting one takes longer than making a group.
 fn on_a_fresh_group(claim: impl FnOnce(&Mount, &str)) {
@@ -126,7 +126,8 @@ fn force_empty_leaves_nothing_that_can_go() {
             .good();
         assert!(mount.value(group, "memory.stat", "cache") >= 8 << 20);
         mount.sh("echo 0 > $CG/g/memory.force_empty").good();
-        assert_eq!(mount.value(group, "memory.stat", "cache"), 0);
+        // Pages that the kernel keeps may be on their way out for longer than that waits.
+        until("nothing is left", || mount.value(group, "memory.stat", "cache") == 0);
         mount.sh("cmp $MNT/file $DATA/file").good();
         mount.sh("cat $CG/g/memory.force_empty").bad("Invalid argument");
     });
@@ -199,8 +200,9 @@ fn a_thousand_groups_come_and_go() {
             .good();
         assert_eq!(mount.value("g", "cgroup.stat", "nr_descendants"), 0);
         mount.sh("echo 0 > $CG/g/memory.force_empty").good();
-        let left = mount.number("g", "memory.usage_in_bytes").saturating_sub(empty);
-        assert!(left <= 64 << 10, "{left} bytes are left behind");
+        // The kernel forgets removed files when it gets round to it.
+        let left = || mount.number("g", "memory.usage_in_bytes").saturating_sub(empty);
+        until("no more than a little is left behind", || left() <= 64 << 10);
     });
 }
 
