@@ -70,7 +70,7 @@ fn a_killed_reader_is_gone_even_if_its_turn_has_not_come() {
     assert!(within(TIMEOUT, || pool_counts().nr_running + pool_counts().nr_waiting == 0).is_some());
     let nr_run = memory.nr_reads.load(Ordering::Relaxed) as usize;
     assert!(nr_run == nr_running && nr_run < 40, "what waited was run in vain: {nr_run} of {nr_running}");
-    assert_eq!(mount.session.nr_inflight(), 0);
+    assert!(within(TIMEOUT, || mount.session.nr_inflight() == 0).is_some());
 }
 
 #[test]
@@ -120,8 +120,9 @@ fn a_delayed_write_keeps_its_writer_waiting_until_its_answer() {
     let writer = std::thread::spawn(move || std::fs::write(path, "four"));
     assert!(within(TIMEOUT, || !memory.parked.lock().unwrap().is_empty()).is_some());
     assert!(!writer.is_finished());
-    let pool_counts = mount.session.pool_counts();
-    assert_eq!((pool_counts.nr_running, pool_counts.nr_waiting), (0, 0), "no thread waits with the writer");
+    let pool_counts = || mount.session.pool_counts();
+    let is_idle = within(TIMEOUT, || pool_counts().nr_running + pool_counts().nr_waiting == 0);
+    assert!(is_idle.is_some(), "no thread waits with the writer");
     let (mut reply, written) = memory.parked.lock().unwrap().remove(0);
     reply.written(written as usize).ignore();
     writer.join().unwrap().unwrap();
@@ -141,7 +142,7 @@ fn a_killed_writer_is_gone_before_its_delayed_answer() {
     let (mut reply, written) = memory.parked.lock().unwrap().remove(0);
     assert!(reply.is_cancelled());
     assert!(reply.written(written as usize).is_gone());
-    assert_eq!(mount.session.nr_inflight(), 0);
+    assert!(within(TIMEOUT, || mount.session.nr_inflight() == 0).is_some());
 }
 
 #[test]

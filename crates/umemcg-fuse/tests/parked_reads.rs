@@ -18,8 +18,10 @@ use umemcg_vfs::{RemoveError, Volumes};
 const PAGE: usize = 4096;
 const NR_FILES: usize = 4;
 const NR_READS: usize = 200;
-/// Threads that they may take.
+/// Threads that are left while they wait: fewer than the 16 that reads of one group would hold.
 const NR_THREADS_MAX: usize = 10;
+/// Threads that they may take when they go on, far more than may run then.
+const NR_THREADS_GOING_ON_MAX: usize = NR_READS / 2;
 
 struct Ground {
     mount: TestMount,
@@ -86,7 +88,10 @@ fn reads_that_wait_for_their_store_hold_no_threads() {
             })
             .collect();
         ground.wait_parked(NR_READS);
-        let counts = ground.mount.session.pool_counts();
+        // A busy machine has some more start, which end when they were not needed for ten seconds.
+        let counts = || ground.mount.session.pool_counts();
+        let are_few = within(TIMEOUT, || counts().nr_threads <= NR_THREADS_MAX);
+        let waiting = counts();
         let nr_begun = ground.volume.answerer.nr_begun();
         // The mount still answers, and one more read of a page is no read of the store.
         assert_eq!(ground.mount.path("1").metadata().unwrap().len(), 200 * PAGE as u64);
@@ -97,10 +102,9 @@ fn reads_that_wait_for_their_store_hold_no_threads() {
             assert!(reader.join().unwrap().unwrap() == ground.contents[file][offset..offset + PAGE], "{nr}");
         }
         assert_eq!(nr_begun, NR_READS);
-        assert!(counts.nr_threads <= NR_THREADS_MAX, "{counts:?}");
+        assert!(are_few.is_some(), "{waiting:?}");
         assert!(charged >= (NR_READS * PAGE) as u64, "{charged} bytes are charged");
-        let counts = ground.mount.session.pool_counts();
-        assert!(counts.nr_threads <= NR_THREADS_MAX, "when they went on: {counts:?}");
+        assert!(counts().nr_threads <= NR_THREADS_GOING_ON_MAX, "when they went on: {:?}", counts());
     });
     ground.wait_settled();
     ground.mount.unmount(Unmount::ByForce).unwrap();

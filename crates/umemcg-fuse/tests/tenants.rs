@@ -148,7 +148,7 @@ fn slowed_writers_and_a_hanging_store_leave_readers_alone() {
     let volume = Hanging::new(&files, 32 << 20);
     assert_eq!(fs::read(volume.path("calm")).unwrap().len(), 4096);
     let calm = fs::File::open(volume.path("calm")).unwrap();
-    let (parked, running) = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         for name in &names {
             let path = volume.path(name);
             // Their data stays in the pool: nothing gets into the store.
@@ -157,20 +157,23 @@ fn slowed_writers_and_a_hanging_store_leave_readers_alone() {
             });
         }
         let filesystem = volume.daemon().filesystem();
-        // Half of the data fits below the dirty limit, give or take some writers.
-        let slowed = within(SOON, || filesystem.nr_delayed() >= NR_WRITERS / 4);
-        let parked = filesystem.nr_delayed();
+        // Half of the data fits below the dirty limit, give or take some writers. Those that are
+        // slowed hold no thread, but others may still be at work.
+        let nr_running = || volume.daemon().session().pool_counts().nr_running;
+        let slowed = within(SOON, || {
+            let nr_delayed = filesystem.nr_delayed();
+            nr_delayed >= NR_WRITERS / 4 && nr_running() < nr_delayed
+        });
+        let nr_delayed = filesystem.nr_delayed();
         let pool_counts = volume.daemon().session().pool_counts();
         for _ in 0..200 {
             calm.read_exact_at(&mut [0; 4096], 0).unwrap();
         }
         let uncached = fs::read(volume.path("other"));
         volume.memory.gate.open();
-        assert!(slowed.is_some(), "{parked} of {NR_WRITERS} writers were slowed; {pool_counts:?}");
+        assert!(slowed.is_some(), "{nr_delayed} of {NR_WRITERS} writers are slowed; {pool_counts:?}");
         assert_eq!(uncached.unwrap().len(), 4096);
-        (parked, pool_counts.nr_running)
     });
-    assert!(running < parked, "writers that are slowed hold no thread: {running} run, {parked} are slowed");
     assert!(volume.memory.largest_write.load(Ordering::Relaxed) > 0);
 }
 
