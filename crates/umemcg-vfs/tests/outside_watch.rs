@@ -57,6 +57,13 @@ impl KernelCache for Kernel {
     }
 }
 
+/// Threads of all watches of this process.
+fn nr_watching_threads() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    names.filter(|name| name.starts_with("umemcg-watch")).count()
+}
+
 /// A volume that is watched.
 struct World {
     fixture: Fixture,
@@ -67,6 +74,27 @@ struct World {
 impl World {
     /// Returns `None` where nothing can be watched.
     fn new() -> Option<Self> {
+        // A process has few watches, and those of tests that have ended go with their threads.
+        let (deadline, mut nr_alone) = (Instant::now() + WAIT_MAX, 0);
+        while nr_alone < 20 {
+            let is_last = Instant::now() >= deadline;
+            if let Some(world) = Self::watched() {
+                return Some(world);
+            }
+            if is_last {
+                break;
+            }
+            // A thread that starts has no name yet.
+            nr_alone += u32::from(nr_watching_threads() == 0);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let must_run = std::env::var_os("CI").is_some_and(|value| value == "true");
+        assert!(!must_run, "the file system cannot be watched");
+        eprintln!("SKIPPED: the file system cannot be watched");
+        None
+    }
+
+    fn watched() -> Option<Self> {
         let fixture = Fixture::new();
         let (told, heard) = channel();
         let kernel = Arc::new(Kernel {
@@ -76,13 +104,8 @@ impl World {
             nr_all: AtomicU32::new(0),
         });
         fixture.vfs.set_kernel(Arc::<Kernel>::clone(&kernel));
-        if fixture.vfs.moment().is_some() {
-            return Some(Self { fixture, kernel, told: heard });
-        }
-        let must_run = std::env::var_os("CI").is_some_and(|value| value == "true");
-        assert!(!must_run, "the file system cannot be watched");
-        eprintln!("SKIPPED: the file system cannot be watched");
-        None
+        let is_watched = fixture.vfs.moment().is_some();
+        is_watched.then_some(Self { fixture, kernel, told: heard })
     }
 
     /// Changes the directory as another program.
@@ -140,17 +163,25 @@ fn each_change_by_another_program_is_told() {
 fn what_the_volume_does_itself_is_not_told() {
     let Some(world) = World::new() else { return };
     let vfs = &world.fixture.vfs;
-    for n in 0..100 {
-        vfs.mkdir(&world.fixture.root, ROOT, name(&format!("d{n}")), 0o755).unwrap();
-    }
-    world.outside("touch last");
-    let deadline = Instant::now() + WAIT_MAX;
-    loop {
-        match world.told.recv_timeout(deadline.saturating_duration_since(Instant::now())).unwrap() {
-            Told::Attributes(ROOT) => {}
-            told => return assert_eq!(told, named("last")),
+    // Again if events were lost, or held up by a busy machine, which tells of all names.
+    for round in 0..20 {
+        for n in 0..100 {
+            vfs.mkdir(&world.fixture.root, ROOT, name(&format!("d{round}-{n}")), 0o755).unwrap();
+        }
+        let last = format!("last{round}");
+        world.outside(&format!("touch {last}"));
+        loop {
+            match world.told.recv_timeout(WAIT_MAX).unwrap() {
+                Told::All => break,
+                told if told == named(&last) => return,
+                Told::Attributes(ROOT) => {}
+                // The last of a round before.
+                Told::Name(ROOT, name, false) if name.starts_with("last") => {}
+                told => panic!("{told:?}"),
+            }
         }
     }
+    panic!("all names are told of, again and again");
 }
 
 #[test]
@@ -188,10 +219,15 @@ fn a_name_that_is_held_up_has_all_names_expire() {
     }
     drop(busy);
     world.expect(&named("f1"));
-    let nr_all = world.kernel.nr_all.load(Ordering::Relaxed);
-    world.outside("echo > g");
-    world.expect(&named("g"));
-    assert_eq!(world.kernel.nr_all.load(Ordering::Relaxed), nr_all, "only while one is held up");
+    let nr_all = || world.kernel.nr_all.load(Ordering::Relaxed);
+    // A busy machine may hold one up, too.
+    let is_told_alone = |n| {
+        let before = nr_all();
+        world.outside(&format!("echo > g{n}"));
+        world.expect(&named(&format!("g{n}")));
+        nr_all() == before
+    };
+    assert!((0..20).any(is_told_alone), "only while one is held up");
 }
 
 #[test]
@@ -208,17 +244,13 @@ fn more_names_than_can_wait_have_all_names_expire() {
 #[test]
 fn a_watch_ends_with_its_volume() {
     let Some(world) = World::new() else { return };
-    let nr_threads = || {
-        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
-        let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
-        names.filter(|name| name.starts_with("umemcg-watch")).count()
-    };
-    let (World { fixture, kernel, .. }, before) = (world, nr_threads());
+    let (World { fixture, kernel, .. }, before) = (world, nr_watching_threads());
     drop(fixture);
     // Other tests have some, too.
     let deadline = Instant::now() + WAIT_MAX;
     while Arc::strong_count(&kernel) > 1 {
-        assert!(Instant::now() < deadline, "its threads run on; of {before} there are {}", nr_threads());
+        let now = nr_watching_threads();
+        assert!(Instant::now() < deadline, "its threads run on; of {before} there are {now}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }

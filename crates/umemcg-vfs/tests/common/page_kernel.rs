@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use umemcg::{Group, StatItem};
 use umemcg_vfs::{
@@ -25,15 +25,21 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Does what it was asked for, one thing every few milliseconds, until `is_over`.
-    pub fn obey_slowly(&self, is_over: &AtomicBool) {
+    /// Does what it was asked for, one thing every few milliseconds, until `is_over`. Returns the
+    /// longest time between two of them.
+    pub fn obey_slowly(&self, is_over: &AtomicBool) -> Duration {
+        let (mut longest, mut before) = (Duration::ZERO, Instant::now());
         while !is_over.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(4));
             let first = self.drops.lock().unwrap().pop();
             if let Some(drop) = first {
                 drop.task.done(true);
             }
+            let now = Instant::now();
+            longest = longest.max(now - before);
+            before = now;
         }
+        longest
     }
 
     /// Does all that it was asked for; returns the first page of each range, and the one behind it.
