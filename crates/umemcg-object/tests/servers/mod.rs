@@ -81,10 +81,6 @@ fn installed(program: &str) -> PathBuf {
     PathBuf::from(directory).join("bin").join(program)
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 /// Returns four ports that are free, as those are that are 10,000 higher: SeaweedFS takes these,
 /// too. They are below those that the system gives to outgoing connections.
 fn free_pairs() -> [u16; 4] {
@@ -105,16 +101,25 @@ struct Running {
 }
 
 impl Running {
-    fn start(command: &mut Command, port: u16) -> Self {
+    /// Returns `None` if it has ended instead of listening, as it does where another program was
+    /// faster to take its port.
+    fn start(command: &mut Command, port: u16) -> Option<Self> {
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let mut running = Self { child, port };
         let until = Instant::now() + Duration::from_secs(120);
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(running.child.try_wait().unwrap().is_none(), "{command:?} has ended");
+        loop {
+            let listens = TcpStream::connect(("127.0.0.1", port)).is_ok();
+            // What listens may be that other program.
+            if running.child.try_wait().unwrap().is_some() {
+                eprintln!("{command:?} has ended");
+                return None;
+            }
+            if listens {
+                return Some(running);
+            }
             assert!(Instant::now() < until, "{command:?} does not listen");
             std::thread::sleep(Duration::from_millis(50));
         }
-        running
     }
 
     fn endpoint(&self) -> String {
@@ -134,9 +139,12 @@ pub struct Moto(Running);
 
 impl Moto {
     pub fn start() -> Self {
-        let port = free_port();
-        let mut command = Command::new(installed("moto_server"));
-        Self(Running::start(command.args(["-H", "127.0.0.1", "-p", &port.to_string()]), port))
+        let start = |_| {
+            let port = free_pairs()[0];
+            let mut command = Command::new(installed("moto_server"));
+            Running::start(command.args(["-H", "127.0.0.1", "-p", &port.to_string()]), port)
+        };
+        Self((0..20).find_map(start).expect("moto ends"))
     }
 }
 
@@ -154,6 +162,13 @@ pub struct SeaweedFs {
 
 impl SeaweedFs {
     pub fn start() -> Self {
+        let server = (0..20).find_map(|_| Self::try_start()).expect("SeaweedFS ends");
+        server.wait_until_it_stores();
+        server
+    }
+
+    /// Returns `None` if it has ended.
+    fn try_start() -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         let identities = directory.path().join("s3.json");
         let json = format!(
@@ -171,10 +186,8 @@ impl SeaweedFs {
         command.arg(format!("-s3.config={}", identities.display()));
         // Catalogs on fixed ports, of which a machine has one each.
         command.args(["-s3.port.iceberg=0", "-s3.port.lance=0"]);
-        let running = Running::start(&mut command, port);
-        let server = Self { running, _directory: directory };
-        server.wait_until_it_stores();
-        server
+        let running = Running::start(&mut command, port)?;
+        Some(Self { running, _directory: directory })
     }
 
     /// It listens before it can store.
