@@ -1,7 +1,7 @@
 //! The selection tests of the kernel's suite for `memory.min` and `memory.low`, half as large, on
 //! page cache of a directory volume with memory in a tmpfs volume that cannot go.
 
-use crate::harness::{HOST_PAGE_CACHE, Mount, Options, needs_mount};
+use crate::harness::{HOST_PAGE_CACHE, Mount, Options, needs_mount, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -36,26 +36,40 @@ fn is_close(a: u64, b: u64, percent: u64) -> bool {
     a.abs_diff(b) * 100 <= (a + b) * percent
 }
 
-#[track_caller]
-fn assert_shares(mount: &Mount) {
+/// Returns what differs from the expected shares, if anything does.
+fn check_shares(mount: &Mount) -> Result<(), String> {
     let [b, c, d, e, f] = ["", "/C", "/D", "/E", "/F"].map(|name| usage(mount, &format!("A/B{name}")));
     let shown = format!("B {b}, C {c}, D {d}, E {e}, F {f}");
-    assert!(is_close(b, 25 * MIB, 5), "{shown}");
     // Between what the two suites expect, 29 and 33 of 50, 21 and 17, with their tolerances.
-    assert!((29 * MIB / 2 * 80 / 100..=33 * MIB / 2 * 120 / 100).contains(&c), "{shown}");
-    assert!((17 * MIB / 2 * 67 / 100..=21 * MIB / 2 * 120 / 100).contains(&d), "{shown}");
+    let c_fits = (29 * MIB / 2 * 80 / 100..=33 * MIB / 2 * 120 / 100).contains(&c);
+    let d_fits = (17 * MIB / 2 * 67 / 100..=21 * MIB / 2 * 120 / 100).contains(&d);
     // Bytes in the stocks of threads count as used. A kernel that is busy gives pages back late;
     // reclaim waits for it a moment, and then goes on with what is protected by `memory.low`.
-    let left = if std::env::var("UMEMCG_TEST_PAGE_CACHE").is_ok_and(|whose| whose == "kernel") {
-        6 * MIB
-    } else {
-        3 * MIB / 2
-    };
-    assert!(e <= left && f <= MIB, "{shown}");
+    let left = if keeps_pages() { 6 * MIB } else { 3 * MIB / 2 };
+    let fits = is_close(b, 25 * MIB, 5) && c_fits && d_fits && e <= left && f <= MIB;
+    if fits { Ok(()) } else { Err(shown) }
 }
 
-fn many() -> Mount {
-    Mount::start_with(&Options { volumes: true, ..Options::default() })
+/// Returns whether the kernel keeps the pages.
+fn keeps_pages() -> bool {
+    std::env::var("UMEMCG_TEST_PAGE_CACHE").is_ok_and(|whose| whose == "kernel")
+}
+
+/// Returns a mount on which the tree has the expected shares. Reclaim waits two seconds for the
+/// kernel's pages, in which the daemon's thread that asks for them may not run: then again.
+#[track_caller]
+fn mount_with_shares(promise: &str) -> Mount {
+    let mut differing = Vec::new();
+    for _ in 0..if keeps_pages() { 5 } else { 1 } {
+        let mut mount = Mount::start_with(&Options { volumes: true, ..Options::default() });
+        set_up(&mount, promise);
+        match check_shares(&mount) {
+            Ok(()) => return mount,
+            Err(shown) => differing.push(shown),
+        }
+        mount.umount();
+    }
+    panic!("{differing:?}");
 }
 
 #[test]
@@ -63,9 +77,7 @@ fn memory_min_is_kept_and_a_charge_beyond_the_rest_refused() {
     needs_mount!();
     // What the host drops is not protected.
     let _kept = HOST_PAGE_CACHE.read();
-    let mut mount = many();
-    set_up(&mount, "memory.min");
-    assert_shares(&mount);
+    let mut mount = mount_with_shares("memory.min");
     assert!(mount.value("A/B", "memory.stat", "min_effective") == 0, "A has no share of the pool to give");
     assert!(mount.value("A", "memory.stat", "min_claimed_below") >= 24 * MIB);
     mount
@@ -88,12 +100,12 @@ fn memory_low_is_kept_until_nothing_else_is_left_says_top() {
     needs_mount!();
     // What the host drops is not protected.
     let _kept = HOST_PAGE_CACHE.read();
-    let mut mount = many();
-    set_up(&mount, "memory.low");
-    assert_shares(&mount);
+    let mut mount = mount_with_shares("memory.low");
     let events = |group: &str, key: &str| mount.value(&format!("A/{group}"), "memory.events", key);
     assert_eq!((events("B/C", "low"), events("B/D", "low")), (0, 0));
-    mount.sh_in("A/G", "rm $MNT/held/f; head -c 85M /dev/zero > $MNT/held/f").good();
+    mount.sh_in("A/G", "rm $MNT/held/f").good();
+    until("the file's memory is back", || usage(&mount, "A/G") < 8 * MIB);
+    mount.sh_in("A/G", "head -c 85M /dev/zero > $MNT/held/f").good();
     let b = usage(&mount, "A/B");
     assert!(is_close(b, 15 * MIB, 5), "{b}");
     assert!(events("B/C", "low") > 0 && events("B/D", "low") > 0);
