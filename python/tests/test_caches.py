@@ -124,8 +124,8 @@ def test_ctrl_c_ends_a_wait_for_another_threads_load(engine, group):
     loader.start()
     assert loading.wait(60)
     timer = threading.Timer(0.2, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
+        timer.start()
         cache.get_or_insert(b"k", lambda: b"not this", group)
     timer.join(60)
     assert loader.is_alive() and cache.get(b"k") is None

@@ -78,7 +78,8 @@ fn disturb(mount: &Mount, random: &mut Random) -> u64 {
         1 => drop(mount.umemcg(&["sync", mount.mnt().to_str().unwrap()])),
         // A thread that is inside may finish, and the kill comes first.
         2 => mount.signal(Signal::TERM),
-        3 => write("c/memory.limit_in_bytes", "1m"),
+        // Busy if what is dirty does not get durable in time.
+        3 => drop(fs::write(mount.cg().join("c/memory.limit_in_bytes"), "1m")),
         4 => write("b/memory.low_wmark_distance", "0"),
         5 => drop(fs::write(mount.cg().join("a/memory.force_empty"), "0")),
         _ => {}

@@ -18,10 +18,11 @@ fn value_of(text: &str, series: &str) -> f64 {
 
 /// Asks a server for a page; returns what it answers after its headers, if it has it.
 fn try_ask(mut stream: impl Read + Write, path: &str) -> Result<String, String> {
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
+    let failed = |error: std::io::Error| format!("{path}: {error}");
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").map_err(failed)?;
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer:?}"));
+    stream.read_to_string(&mut answer).map_err(failed)?;
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| format!("{path}: {answer:?}"))?;
     if head.contains(" 200 OK") { Ok(body.to_owned()) } else { Err(format!("{path}: {head}\n{body}")) }
 }
 
@@ -173,7 +174,7 @@ fn prometheus_scrapes_a_mount_and_answers_queries() {
     let prometheus = Ends(prometheus.spawn().expect("Prometheus"));
     let query = |query: &str| -> Option<f64> {
         let stream = TcpStream::connect(&theirs).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         // While it starts it is not ready.
         let answer = try_ask(stream, &format!("/api/v1/query?query={}", escaped(query))).ok()?;
         let answer: serde_json::Value = serde_json::from_str(&answer).ok()?;
