@@ -105,7 +105,7 @@ mod tests {
     fn a_ring_wakes_a_sleeper() {
         let wake_signal = Arc::new(WakeSignal::new());
         let other = Arc::clone(&wake_signal);
-        let sleeper = std::thread::spawn(move || other.wait(Duration::from_secs(30)));
+        let sleeper = std::thread::spawn(move || other.wait(Duration::from_secs(60)));
         wake_signal.raise();
         assert!(sleeper.join().unwrap());
     }

@@ -362,7 +362,7 @@ mod tests {
         let notifier = Notifier::start(transport, MINOR_PRUNE).unwrap();
         let mut left = vec![(7, OsString::from("b")), (7, OsString::from("a"))];
         assert!(notifier.inval_entries(move || left.pop()));
-        assert!(notifier.wait_until_sent(Duration::from_secs(10)));
+        assert!(notifier.wait_until_sent(Duration::from_secs(60)));
         let names: Vec<_> = sent.try_iter().map(|(header, body)| (header.error, body[16])).collect();
         assert_eq!(names, [(3, b'a'), (3, b'b')]);
     }

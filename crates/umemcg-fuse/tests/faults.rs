@@ -394,7 +394,7 @@ fn an_end_with_a_failing_store_lists_exactly_what_is_lost() {
         fs::write(ground.path(volume, name), &bytes).unwrap();
     }
     // Long enough for what does not fail, however busy the machine is; what fails takes all of it.
-    let lost = ground.daemon.take().unwrap().shut_down(Instant::now() + Duration::from_secs(10));
+    let lost = ground.daemon.take().unwrap().shut_down(Instant::now() + Duration::from_secs(60));
     assert_eq!(lost.len(), 1, "{lost:?}");
     assert!(
         lost[0].path.ends_with("bad") && lost[0].bytes >= 30_000 && !lost[0].error.is_empty(),

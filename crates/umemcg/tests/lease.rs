@@ -90,7 +90,7 @@ impl Ground {
             let (used, charged) = (self.blocks.used_bytes(), self.lease.charged_bytes());
             (used, charged, self.tenant.stat_total(StatItem::SlabReclaimable) as u64)
         };
-        for _ in 0..1000 {
+        for _ in 0..12_000 {
             let (used, charged, counted) = figures();
             if used <= charged && counted == charged {
                 return;

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #define NR_CHILDREN 40
-#define SECONDS_MAX 20
+#define SECONDS_MAX 60
 
 static volatile int is_over;
 

@@ -68,7 +68,7 @@ fn trim_frees_idle_groups_and_spares_a_reader() {
     let missed = || mount.value("busy", "memory.stat", "cache_miss");
     let before = missed();
     // Far longer than the reader can be kept from its next read.
-    let shown = mount.umemcg(&["trim", "--idle", "5s", "--control", &cg]);
+    let shown = mount.umemcg(&["trim", "--idle", "20s", "--control", &cg]);
     let text = shown.good().to_owned();
     // No wait is needed: the memory has been returned when the command ends.
     let (left, now) = (mount.number("idle", "memory.usage_in_bytes"), mount.daemon_memory("VmRSS"));

@@ -94,7 +94,7 @@ pub fn mirror_or_skip() -> Option<Mirror> {
 
 /// Waits until something is so; what is waited for happens by itself, soon.
 pub fn wait_until(is_so: impl Fn() -> bool) {
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !is_so() {
         assert!(std::time::Instant::now() < deadline, "it never happened");
         std::thread::yield_now();

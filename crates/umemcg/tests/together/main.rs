@@ -44,7 +44,7 @@ const NR_OPERATIONS: usize = 200;
 /// Threads that end what the store has begun.
 const NR_ANSWERERS: usize = 2;
 /// Longest that a process may pass no switch point.
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// A short run, when nothing else is said.
 const SECONDS_DEFAULT: u64 = 20;
 const SEED: &str = "UMEMCG_TOGETHER_SEED";
