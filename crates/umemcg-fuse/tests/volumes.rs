@@ -48,8 +48,8 @@ impl Many {
         self.daemon.remove_volume(name, force, Instant::now() + common::TIMEOUT, &mut |_| {})
     }
 
-    /// Removes a volume, without `force` when the kernel has told that its files are closed, which it
-    /// does when it gets round to it.
+    /// Removes a volume, without `force` when the kernel has told that its files are closed, which
+    /// it does when it gets round to it.
     fn remove_closed(&self, name: &str, force: bool) {
         let is_gone = || match self.remove(name, force) {
             Ok(_) => true,
