@@ -17,6 +17,7 @@ pub mod baseline;
 #[doc(hidden)]
 pub use baseline as mechanism;
 mod group_reclaim;
+mod isolation;
 pub mod kswapd;
 mod leaving_bytes;
 mod list_lru;

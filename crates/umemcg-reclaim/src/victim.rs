@@ -10,6 +10,7 @@ use umemcg_base::{PAGE_SIZE_U64, RankedMutexGuard};
 use umemcg_group::{Group, StatItem};
 
 use crate::group_reclaim::{GroupReclaim, advance_age};
+use crate::isolation::Isolation;
 use crate::lruvec::{Lists, LruKind};
 use crate::mechanism;
 use crate::page_owner::Eviction;
@@ -173,7 +174,11 @@ impl<'r> Victim<'r> {
         let Some(owner) = reclaimer.page_owner() else { return Progress::default() };
         let arena = reclaimer.arena();
         let mut isolated = Vec::with_capacity(nr as usize);
-        isolate(&mut part.lruvec(node).lock(), reclaimer, kind, nr, &mut isolated);
+        let _isolation = {
+            let mut lists = part.lruvec(node).lock();
+            isolate(&mut lists, reclaimer, kind, nr, &mut isolated);
+            Isolation::begin(&mut lists, &**group, node)
+        };
         if isolated.is_empty() {
             return Progress::default();
         }

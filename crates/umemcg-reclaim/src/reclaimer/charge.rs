@@ -4,11 +4,13 @@
 use std::sync::Arc;
 
 use thiserror::Error;
+use umemcg_base::sync::thread;
 use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::{Charge, EventKind, Group, Refused};
 
 use super::Reclaimer;
 use super::memory_high::note_charged;
+use crate::isolation::has_isolated;
 use crate::scan_control::{MAX_RECLAIM_RETRIES, Reason};
 use crate::stall::StalledHere;
 
@@ -16,6 +18,12 @@ use crate::stall::StalledHere;
 const COSTLY_PAGES: u64 = 8;
 /// Attempts whose freed memory other threads took, before a small charge is refused.
 const MAX_LOST_RACES: u32 = 1024;
+
+/// Looks for isolated pages before a charge fails; between the first ones the thread yields …
+const ISOLATED_YIELDS: u32 = 100;
+/// … and between the others, up to this many, it sleeps for 20 ms at most: two seconds in all, in
+/// which a thread that has been preempted comes back.
+const ISOLATED_LOOKS_MAX: u32 = 200;
 
 /// Why a charge failed for good.
 #[derive(Debug, Clone, Error)]
@@ -163,6 +171,10 @@ impl Reclaimer {
                 continue;
             }
             retries -= 1;
+            if retries == 1 && persistent && self.wait_for_isolated(&refused.group, cancelled) {
+                // What has been freed may be in a stock.
+                drained = false;
+            }
             if retries == 0 || hopeless {
                 if persistent {
                     refused.group.event(EventKind::Oom);
@@ -171,5 +183,21 @@ impl Reclaimer {
                 return Err(ChargeError::Limit(refused));
             }
         }
+    }
+
+    /// Waits for what other threads have isolated of a group and those below it, as long as that
+    /// may take. Returns whether it has waited.
+    fn wait_for_isolated(&self, group: &Arc<Group>, cancelled: &dyn Fn() -> bool) -> bool {
+        for nr_looks in 0..ISOLATED_LOOKS_MAX {
+            if !has_isolated(group) || cancelled() {
+                return nr_looks > 0;
+            }
+            if nr_looks < ISOLATED_YIELDS {
+                thread::yield_now();
+            } else {
+                self.pending_releases().wait_for_any(self.released_bytes());
+            }
+        }
+        true
     }
 }

@@ -6,10 +6,11 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use umemcg_arena::{FrameFlags as Flag, FrameId, SparseFrame};
 use umemcg_base::assert_no_locks_held;
-use umemcg_group::{OwnerId, StatItem};
+use umemcg_group::{Group, OwnerId, StatItem};
 
 use super::Reclaimer;
 use crate::group_reclaim::{GroupReclaim, advance_age, owner_from, with_lists};
+use crate::isolation::Isolation;
 use crate::lruvec::LruKind;
 use crate::page_owner::Eviction;
 use crate::shadow::Shadow;
@@ -39,6 +40,7 @@ impl Reclaimer {
         let mut of_owner: Option<(u32, bool)> = None;
         for batch in frames.chunks(BATCH_PAGES) {
             let mut taken = Vec::with_capacity(batch.len());
+            let mut isolations = Vec::new();
             for sparse in batch {
                 let record = self.arena().record(sparse.frame);
                 if !record.try_pin() {
@@ -53,7 +55,11 @@ impl Reclaimer {
                     of_owner = Some((raw, is_protected));
                     !is_protected
                 };
-                let kind = if is_wanted { self.isolate_one(owner_from(raw), sparse.frame) } else { None };
+                let kind = if is_wanted {
+                    self.isolate_one(owner_from(raw), sparse.frame, &mut isolations)
+                } else {
+                    None
+                };
                 match kind {
                     Some(kind) => taken.push((sparse.frame, kind)),
                     None => self.unpin(sparse.frame),
@@ -79,10 +85,21 @@ impl Reclaimer {
         false
     }
 
-    /// Takes a pinned page off its list; `None` if it is on none.
-    fn isolate_one(&self, owner: OwnerId, frame: FrameId) -> Option<LruKind> {
-        let arena = self.arena();
-        with_lists(owner, arena.node_of(frame), self.nr_nodes(), |lists, _| lists.remove(arena, frame))
+    /// Takes a pinned page off its list; `None` if it is on none. Keeps an isolation for each run
+    /// of pages of the same lists.
+    fn isolate_one(
+        &self,
+        owner: OwnerId,
+        frame: FrameId,
+        isolations: &mut Vec<Isolation<Arc<Group>>>,
+    ) -> Option<LruKind> {
+        let (arena, node) = (self.arena(), self.arena().node_of(frame));
+        with_lists(owner, node, self.nr_nodes(), |lists, group| {
+            if !isolations.last().is_some_and(|last| last.is_of(group, node)) {
+                isolations.push(Isolation::begin(lists, Arc::clone(group), node));
+            }
+            lists.remove(arena, frame)
+        })
     }
 
     /// Evicts isolated pages; those that cannot leave go back to their lists. Returns how many
