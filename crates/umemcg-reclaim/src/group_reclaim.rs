@@ -1,7 +1,7 @@
 //! Reclaim's state of a group: its lists on each node, its shrinkers' bits, its lists of objects,
 //! its marks, and the positions of walks over its subtree. Created with the group's first page.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use umemcg_arena::Arena;
@@ -36,8 +36,6 @@ pub struct GroupReclaim {
     /// Evictions and activations on behalf of this group; see [`crate::shadow`]. (A)
     age: AtomicU64,
     arrival_balance: ArrivalBalance,
-    /// Threads that have isolated pages of this group. (A)
-    nr_isolations: AtomicU32,
     /// With write-back, when this group is reclaimed from.
     pub(crate) backoff: WritebackBackoff,
     /// The positions of the walks over this group's subtree; taken by concurrent reclaimers in
@@ -58,7 +56,6 @@ impl GroupReclaim {
             leaving_bytes: LeavingBytes::default(),
             age: AtomicU64::new(0),
             arrival_balance: ArrivalBalance::default(),
-            nr_isolations: AtomicU32::new(0),
             backoff: WritebackBackoff::default(),
             position: WalkPosition::new(),
         })
@@ -97,24 +94,6 @@ impl GroupReclaim {
     /// Returns the balance of what is kept in the order of its arrival.
     pub(crate) fn arrival_balance(&self) -> &ArrivalBalance {
         &self.arrival_balance
-    }
-
-    /// Counts a thread that is about to isolate pages of the group.
-    pub(crate) fn begin_isolation(&self) {
-        // Relaxed: a thread that finds the pages gone has the lock of their list later.
-        self.nr_isolations.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Counts it no more.
-    pub(crate) fn end_isolation(&self) {
-        // Release: pairs with the Acquire in `has_isolations`. What was freed is free by then.
-        self.nr_isolations.fetch_sub(1, Ordering::Release);
-    }
-
-    /// Returns whether a thread has isolated pages of the group.
-    pub(crate) fn has_isolations(&self) -> bool {
-        // Acquire: pairs with the Release in `end_isolation`.
-        self.nr_isolations.load(Ordering::Acquire) > 0
     }
 
     /// Returns the shrinker bits of a node.

@@ -10,30 +10,32 @@ use std::sync::Arc;
 use umemcg_group::Group;
 
 use crate::group_reclaim::GroupReclaim;
+use crate::lruvec::{Lists, Lruvec};
 
-/// Isolated pages of a group, until this is dropped; from before they are taken off their lists.
+/// Isolated pages of a group on one node, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Isolation<G: Deref<Target = Group>>(G);
+pub(crate) struct Isolation<G: Deref<Target = Group>> {
+    group: G,
+    node: usize,
+}
 
 impl<G: Deref<Target = Group>> Isolation<G> {
-    /// Begins an isolation of pages of a group that has lists.
-    pub(crate) fn begin(group: G) -> Self {
-        if let Some(part) = GroupReclaim::if_present(&group) {
-            part.begin_isolation();
-        }
-        Self(group)
+    /// Begins an isolation of pages of the group's lists on the node, which are locked.
+    pub(crate) fn begin(lists: &mut Lists, group: G, node: usize) -> Self {
+        lists.nr_isolations += 1;
+        Self { group, node }
     }
 
-    /// Returns the group.
-    pub(crate) fn group(&self) -> &Group {
-        &self.0
+    /// Returns whether it is of these lists.
+    pub(crate) fn is_of(&self, group: &Group, node: usize) -> bool {
+        std::ptr::eq(&raw const *self.group, group) && self.node == node
     }
 }
 
 impl<G: Deref<Target = Group>> Drop for Isolation<G> {
     fn drop(&mut self) {
-        if let Some(part) = GroupReclaim::if_present(&self.0) {
-            part.end_isolation();
+        if let Some(part) = GroupReclaim::if_present(&self.group) {
+            part.lruvec(self.node).end_isolation();
         }
     }
 }
@@ -41,9 +43,10 @@ impl<G: Deref<Target = Group>> Drop for Isolation<G> {
 /// Returns whether a thread has isolated pages of a group, or of one below it. A group that is
 /// removed meanwhile takes the count along.
 pub(crate) fn has_isolated(root: &Arc<Group>) -> bool {
+    let has_isolated_here = |part: &GroupReclaim| part.lruvecs().iter().any(Lruvec::has_isolated);
     let mut left = vec![Arc::clone(root)];
     while let Some(group) = left.pop() {
-        if GroupReclaim::if_present(&group).is_some_and(GroupReclaim::has_isolations) {
+        if GroupReclaim::if_present(&group).is_some_and(has_isolated_here) {
             return true;
         }
         left.extend(group.children());

@@ -17,8 +17,8 @@ pub mod baseline;
 #[doc(hidden)]
 pub use baseline as mechanism;
 mod group_reclaim;
-pub mod isolation;
-mod kswapd;
+mod isolation;
+pub mod kswapd;
 mod leaving_bytes;
 mod list_lru;
 mod list_slots;

@@ -105,6 +105,8 @@ pub struct Lists {
     pub(crate) active: List,
     /// Set when the group was removed; the lists are empty for good.
     pub(crate) dead: bool,
+    /// Isolations of pages that have begun, ever.
+    pub(crate) nr_isolations: u64,
 }
 
 impl Lists {
@@ -206,6 +208,8 @@ pub struct Lruvec {
     pub(crate) lists: RankedMutex<Lists>,
     /// Pages scanned since one was last freed. (A)
     fruitless: AtomicU64,
+    /// Isolations of pages that have ended, ever.
+    nr_isolations_ended: AtomicU64,
 }
 
 /// Times that lists are scanned without success before they count as unreclaimable.
@@ -216,9 +220,10 @@ impl Lruvec {
         Self {
             lists: RankedMutex::new(
                 Rank::Lruvec,
-                Lists { inactive: List::new(), active: List::new(), dead: false },
+                Lists { inactive: List::new(), active: List::new(), dead: false, nr_isolations: 0 },
             ),
             fruitless: AtomicU64::new(0),
+            nr_isolations_ended: AtomicU64::new(0),
         }
     }
 
@@ -241,6 +246,19 @@ impl Lruvec {
             self.fruitless.store(0, Ordering::Relaxed);
         }
         was_fruitless
+    }
+
+    /// Notes that what was isolated has been freed or put back.
+    pub(crate) fn end_isolation(&self) {
+        // Release: pairs with the Acquire in `has_isolated`. What was freed is free by then.
+        self.nr_isolations_ended.fetch_add(1, Ordering::Release);
+    }
+
+    /// Returns whether a thread has isolated pages of the lists.
+    pub(crate) fn has_isolated(&self) -> bool {
+        let lists = self.lock();
+        // Acquire: pairs with the Release in `end_isolation`.
+        self.nr_isolations_ended.load(Ordering::Acquire) != lists.nr_isolations
     }
 
     /// Locks the lists, dead or not.

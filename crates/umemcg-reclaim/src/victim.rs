@@ -174,8 +174,11 @@ impl<'r> Victim<'r> {
         let Some(owner) = reclaimer.page_owner() else { return Progress::default() };
         let arena = reclaimer.arena();
         let mut isolated = Vec::with_capacity(nr as usize);
-        let _isolation = Isolation::begin(&**group);
-        isolate(&mut part.lruvec(node).lock(), reclaimer, kind, nr, &mut isolated);
+        let _isolation = {
+            let mut lists = part.lruvec(node).lock();
+            isolate(&mut lists, reclaimer, kind, nr, &mut isolated);
+            Isolation::begin(&mut lists, &**group, node)
+        };
         if isolated.is_empty() {
             return Progress::default();
         }

@@ -86,17 +86,17 @@ impl Reclaimer {
     }
 
     /// Takes a pinned page off its list; `None` if it is on none. Keeps an isolation for each run
-    /// of pages of one group.
+    /// of pages of the same lists.
     fn isolate_one(
         &self,
         owner: OwnerId,
         frame: FrameId,
         isolations: &mut Vec<Isolation<Arc<Group>>>,
     ) -> Option<LruKind> {
-        let arena = self.arena();
-        with_lists(owner, arena.node_of(frame), self.nr_nodes(), |lists, group| {
-            if !isolations.last().is_some_and(|last| std::ptr::eq(last.group(), &**group)) {
-                isolations.push(Isolation::begin(Arc::clone(group)));
+        let (arena, node) = (self.arena(), self.arena().node_of(frame));
+        with_lists(owner, node, self.nr_nodes(), |lists, group| {
+            if !isolations.last().is_some_and(|last| last.is_of(group, node)) {
+                isolations.push(Isolation::begin(lists, Arc::clone(group), node));
             }
             lists.remove(arena, frame)
         })
