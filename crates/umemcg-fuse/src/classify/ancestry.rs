@@ -326,7 +326,7 @@ mod tests {
         assert!(ancestry.attach(7, child.id(), true));
         child.tell("go");
         child.wait_until_zombie();
-        assert_eq!(ancestry.list(7, true), []);
+        assert_eq!(ancestry.list(7, true), Vec::<u32>::new());
         assert!(!ancestry.attach(7, child.id(), true));
         child.reap();
         assert_eq!(ancestry.serial_of(child.id()), None);

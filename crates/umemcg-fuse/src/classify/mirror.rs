@@ -263,7 +263,7 @@ mod tests {
         mirror.attach(3, child.id(), true).unwrap();
         child.tell("go");
         child.wait_until_zombie();
-        assert_eq!(mirror.list(3, true), []);
+        assert_eq!(mirror.list(3, true), Vec::<u32>::new());
         assert_eq!(mirror.remove(3), Ok(()));
         child.reap();
     }
@@ -311,7 +311,7 @@ mod tests {
     fn a_missing_process_is_no_such_process() {
         let Some(mirror) = mirror_or_skip() else { return };
         assert_eq!(mirror.attach(9, i32::MAX as u32, true), Err(Errno::SRCH));
-        assert_eq!(mirror.list(9, true), []);
+        assert_eq!(mirror.list(9, true), Vec::<u32>::new());
     }
 
     #[test]

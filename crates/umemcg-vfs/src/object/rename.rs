@@ -98,7 +98,7 @@ impl Renaming<'_> {
             }
             _ => {
                 let Facts::Object(info) = &facts else { return Err(Errno::STALE.into()) };
-                let copied = self.copy(&key, info, &new_key, &expected).inspect_err(|errno| {
+                let copied = self.copy(&key, info, new_key, &expected).inspect_err(|errno| {
                     // The kernel looks the name up again, and finds what is there now.
                     if matches!(*errno, Errno::STALE | Errno::NOENT) {
                         objects.unlink_node(node, Instant::now());

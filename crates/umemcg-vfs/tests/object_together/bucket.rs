@@ -308,7 +308,7 @@ impl Bucket for FaultyBucket {
     }
     fn replaces_metadata(&self, size: u64) -> bool {
         // Of some lengths only, as real stores do.
-        size % 3 != 0
+        !size.is_multiple_of(3)
     }
     fn replace_metadata(
         &self,
