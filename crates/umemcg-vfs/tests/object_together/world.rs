@@ -112,6 +112,9 @@ impl Together {
     pub fn new(seed: u64, dice: &mut Dice) -> Arc<Self> {
         let pool_bytes = [6 << 20, 8 << 20, 16 << 20][dice.below(3) as usize];
         let engine = Engine::new(EngineConfig::new(pool_bytes).nr_kswapd(1)).unwrap();
+        // Write-back by age in a round of seconds, too.
+        engine.cache().dirty_limits().set_interval(Duration::from_millis(100));
+        engine.cache().dirty_limits().set_expire(Duration::from_millis(300));
         let usage_before = engine.root().usage_exact();
         let groups = (0..NR_GROUPS)
             .map(|nr| engine.create_group(engine.root(), OsStr::new(&format!("g{nr}"))).unwrap())
