@@ -61,6 +61,8 @@ pub struct FaultyBucket {
     seen: Mutex<HashSet<Arc<str>>>,
     /// Objects in `lock/` that the volume replaced although it was never told of them.
     pub overwritten: Mutex<Vec<String>>,
+    /// Held by a change that looks before.
+    changing: Mutex<()>,
     answers: Mutex<Sender<Answer>>,
 }
 
@@ -102,6 +104,7 @@ impl FaultyBucket {
             history: Mutex::default(),
             seen: Mutex::default(),
             overwritten: Mutex::default(),
+            changing: Mutex::default(),
             answers: Mutex::new(answers),
         })
     }
@@ -114,8 +117,15 @@ impl FaultyBucket {
 
     /// Another program stores an object.
     pub fn put(&self, key: &str, bytes: Vec<u8>) {
+        let _alone = lock(&self.changing);
         self.note(key, &bytes);
         self.memory.put(key, bytes);
+    }
+
+    /// Another program removes an object.
+    pub fn remove(&self, key: &str) {
+        let _alone = lock(&self.changing);
+        self.memory.delete(key);
     }
 
     fn note(&self, key: &str, bytes: &[u8]) {
@@ -274,6 +284,7 @@ impl Bucket for FaultyBucket {
         let source = Bytes { of: source, bytes };
         let is_conditional = !matches!(expected, Expected::Anything);
         self.change(key, is_conditional, || {
+            let _alone = lock(&self.changing);
             let there = self.memory.head(key).ok();
             let info = self.memory.upload(key, &source, metadata, expected)?;
             // Under a condition it still was that one.

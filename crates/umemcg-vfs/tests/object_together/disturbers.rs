@@ -137,7 +137,7 @@ fn be_rival(together: &Together, _: &Doing, dice: &mut Dice) {
     let place = dice.of_these(&["swap", "lock"]);
     let key = format!("{place}/{}", dice.below(NR_SHARED as u64));
     match dice.below(5) {
-        0 => together.bucket.memory.delete(&key),
+        0 => together.bucket.remove(&key),
         _ => together.bucket.put(&key, versions::whole((RIVAL, together.next_serial()))),
     }
 }

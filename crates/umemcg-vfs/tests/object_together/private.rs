@@ -61,6 +61,10 @@ pub struct Private {
     has_extra_directory: bool,
 }
 
+fn errno_is<T>(result: &Result<T, VfsError>, errno: Errno) -> bool {
+    result.as_ref().is_err_and(|error| error.errno() == errno)
+}
+
 /// Returns whether an operation may fail so while the store does, or with little memory or room.
 pub fn is_excused(error: Errno) -> bool {
     matches!(error, Errno::IO | Errno::NOMEM | Errno::NOSPC | Errno::TIMEDOUT)
@@ -337,7 +341,12 @@ impl Private {
     fn check_both(&mut self, from: &'static str, to: &'static str) {
         let found = [from, to].map(|name| {
             let path = self.path(name);
-            self.insist("a read", |w| read_all(w, &w.open(&path, OFlags::RDONLY)?, 128 << 10, true))
+            self.insist("a read", |w| {
+                let read = w.open(&path, OFlags::RDONLY).and_then(|f| read_all(w, &f, 128 << 10, true));
+                // What it left was stored over meanwhile.
+                let is_stale = errno_is(&read, Errno::STALE);
+                if is_stale { Err(Errno::IO.into()) } else { read }
+            })
         });
         let known = |name| self.names.get(name).map(|number: &usize| &self.files[*number]);
         let (source, target) = (known(from), known(to));
