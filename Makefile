@@ -16,8 +16,8 @@ LOOM_CRATES = $(patsubst crates/%/tests/loom_models/main.rs,%,$(wildcard crates/
 CRASH_KILLS ?= 300
 CRASH_ROUNDS ?= 100
 CRASH_FIO_MIB ?= 48
-# How long each half of `make test-together` makes new rounds, and the seed of one round to repeat
-# instead. CI takes 360 and 180; an hour by hand is `make test-together TOGETHER_SECONDS=1800`.
+# How long each part of `make test-together` makes new rounds, and the seed of one round to repeat
+# instead. CI takes 360 and 180; an hour by hand is `make test-together TOGETHER_SECONDS=1200`.
 TOGETHER_SECONDS ?= 600
 TOGETHER_SEED ?=
 # The seed of the first new round; from the clock if it is not given. `make test` repeats the same
@@ -36,7 +36,7 @@ BENCH_SCALE ?= 1
 # All but the stores of objects, whose libraries are many; `make test-object` has those.
 WORKSPACE = --workspace --exclude umemcg-object
 
-.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-metrics test-names test-object run-object lint-object fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench experiments lint check-portable package deps build install clean
+.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-together-objects test-metrics test-names test-object run-object lint-object fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench experiments lint check-portable package deps build install clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 14
@@ -78,7 +78,7 @@ test-crash: deps ## hundreds of kills of a daemon under load, thousands of power
 	UMEMCG_CRASH_ROUNDS="$(CRASH_ROUNDS)" $(CARGO) test --locked -p umemcg-cache --test crash -- --nocapture cut
 	UMEMCG_CRASH_ROUNDS="$(CRASH_ROUNDS)" $(CARGO) test --locked -p umemcg-fuse --test power_cut -- --nocapture
 
-test-together: test-together-engine test-together-mount ## everything at once against a sequential model, both halves, TOGETHER_SECONDS each (1800: an hour)
+test-together: test-together-engine test-together-mount test-together-objects ## everything at once against a sequential model, in three parts, TOGETHER_SECONDS each
 
 # A build of its own: every lock, atomic and look at the clock is the scheduler's.
 test-together-engine: deps ## the half in one process, under a scheduler that a seed repeats exactly
@@ -93,6 +93,12 @@ test-together-mount: deps ## the half on real mounts, with a daemon that is kill
 	UMEMCG_TEST_PAGE_CACHE="$(TOGETHER_PAGE_CACHE)" UMEMCG_TOGETHER_SECONDS="$(TOGETHER_SECONDS)" $(if $(TOGETHER_SEED),UMEMCG_TOGETHER_SEED="$(TOGETHER_SEED)") \
 		$(if $(TOGETHER_FIRST),UMEMCG_TOGETHER_FIRST="$(TOGETHER_FIRST)") \
 		$(CARGO) test $(WORKSPACE) --locked --test together -- --nocapture
+
+# Threads run as the system lets them: a seed repeats what they do, not when.
+test-together-objects: deps ## the same for volumes of objects, above a bucket in memory that fails and that another program changes
+	UMEMCG_TOGETHER_SECONDS="$(TOGETHER_SECONDS)" $(if $(TOGETHER_SEED),UMEMCG_TOGETHER_SEED="$(TOGETHER_SEED)") \
+		$(if $(TOGETHER_FIRST),UMEMCG_TOGETHER_FIRST="$(TOGETHER_FIRST)") \
+		$(CARGO) test $(WORKSPACE) --locked --test object_together -- --nocapture
 
 test-metrics: deps ## a real Prometheus scrapes a mount, and answers queries
 	@scripts/deps.sh --metrics
