@@ -289,3 +289,24 @@ fn a_read_goes_on_with_the_new_name() {
         assert!(reading.join().unwrap().unwrap() == bytes);
     });
 }
+
+#[test]
+fn nothing_is_made_in_a_directory_that_is_replaced() {
+    let w = World::new();
+    w.bucket.put("d/a", "a");
+    w.mkdir("e").unwrap();
+    let gate = Gate::at(&w, "COPY", "d/a");
+    thread::scope(|threads| {
+        let renaming = threads.spawn(|| w.rename("d", "e", RenameFlags::empty()));
+        gate.is_reached();
+        let making = threads.spawn(|| errno(w.put("e/new", b"new")));
+        while !making.is_finished() && !w.volume.waits_for_turn() {
+            thread::yield_now();
+        }
+        gate.open();
+        renaming.join().unwrap().unwrap();
+        // The directory that it is made in is gone, which is told at once and not at the close.
+        assert_eq!(making.join().unwrap(), Some(Errno::STALE));
+    });
+    assert!(w.staged().is_empty() && w.stored("e/a").is_some());
+}

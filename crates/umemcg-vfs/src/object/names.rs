@@ -13,6 +13,7 @@ use super::bucket::BucketError;
 use super::create::new_key_part;
 use super::objects::key_part;
 use super::rename::Renaming;
+use super::turns::Claim;
 use crate::attr::{Entry, FileKind, NodeId};
 use crate::caller::Caller;
 use crate::error::VfsError;
@@ -41,7 +42,7 @@ impl ObjectVolume {
     }
 
     fn remove_directory(&self, node: NodeId, (parent, name): (NodeId, &str)) -> Result<(), VfsError> {
-        let _turn = self.drafts()?.turn(node);
+        let _turn = self.drafts()?.turn_for(&Claim { whole: &[node], ..Claim::default() });
         let prefix = self.objects.tree.lock().prefix(node)?;
         if !self.is_empty(node, &prefix)? {
             return Err(Errno::NOTEMPTY.into());

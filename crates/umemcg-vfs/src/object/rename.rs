@@ -67,7 +67,7 @@ impl Renaming<'_> {
         let drafts = self.volume.drafts()?;
         let target = target.map(|target| target.node);
         let alone: Vec<_> = [node].into_iter().chain(target).collect();
-        let _turn = drafts.turn_for(&Claim { alone: &alone, keep: Some(self.to.0), rename: None });
+        let _turn = drafts.turn_for(&Claim { alone: &alone, keep: Some(self.to.0), whole: &[] });
         self.check_names(node, target)?;
         let new_key = &*self.volume.new_key(self.to.0, self.to.1)?;
         let content_of = |node| {
@@ -181,8 +181,8 @@ impl Renaming<'_> {
     fn rename_directory(&self, node: NodeId, target: Option<&Entry>) -> Result<(), VfsError> {
         let objects = &self.volume.objects;
         let target = target.map(|target| target.node);
-        let alone: Vec<_> = target.into_iter().collect();
-        let claim = Claim { alone: &alone, keep: Some(self.to.0), rename: Some(node) };
+        let whole: Vec<_> = [node].into_iter().chain(target).collect();
+        let claim = Claim { alone: &[], keep: Some(self.to.0), whole: &whole };
         let _turn = self.volume.drafts()?.turn_for(&claim);
         self.check_names(node, target)?;
         let new_key = &*self.volume.new_key(self.to.0, self.to.1)?;

@@ -27,9 +27,9 @@ struct Taken {
     alone: HashSet<NodeId>,
     /// Whose names stay: how many turns each has.
     kept: HashMap<NodeId, usize>,
-    /// Directories that are renamed, or are about to be.
-    renamed: HashSet<NodeId>,
-    /// Counts the renamings of directories that are over.
+    /// Directories on which, and below which, a thread is alone or about to be.
+    whole: HashSet<NodeId>,
+    /// Counts the turns for such that are over.
     nr_renamed: u64,
 }
 
@@ -40,8 +40,8 @@ pub(super) struct Claim<'a> {
     pub(super) alone: &'a [NodeId],
     /// To keep the name of this one, and of all above.
     pub(super) keep: Option<NodeId>,
-    /// To rename this directory.
-    pub(super) rename: Option<NodeId>,
+    /// To be alone on these directories and below them: they are renamed or replaced.
+    pub(super) whole: &'a [NodeId],
 }
 
 /// Has a turn; gives it back when dropped.
@@ -51,7 +51,7 @@ pub(super) struct TurnGuard<'t> {
     turns: &'t Turns,
     alone: Vec<NodeId>,
     kept: Vec<NodeId>,
-    renamed: Option<NodeId>,
+    whole: Vec<NodeId>,
 }
 
 impl Turns {
@@ -64,11 +64,11 @@ impl Turns {
             // What is renamed is not kept from being renamed.
             let below = claim.alone.iter().chain(&claim.keep).copied();
             let mut kept: Vec<NodeId> = below.flat_map(|node| [vec![node], above(node)].concat()).collect();
-            kept.extend(claim.rename.map(&above).unwrap_or_default());
+            kept.extend(claim.whole.iter().copied().flat_map(&above));
             let mut taken = self.taken.lock();
             let is_free = |taken: &Taken| {
-                let is_renamed = kept.iter().chain(&claim.rename).any(|node| taken.renamed.contains(node));
-                !is_renamed && !claim.alone.iter().any(|node| taken.alone.contains(node))
+                let is_others = kept.iter().chain(claim.whole).any(|node| taken.whole.contains(node));
+                !is_others && !claim.alone.iter().any(|node| taken.alone.contains(node))
             };
             while taken.nr_renamed == nr_renamed && !is_free(&taken) {
                 taken.nr_waiting += 1;
@@ -85,17 +85,17 @@ impl Turns {
         for &node in &kept {
             *taken.kept.entry(node).or_default() += 1;
         }
-        if let Some(directory) = claim.rename {
-            // From here on no other comes to be below it.
-            taken.renamed.insert(directory);
+        // From here on no other comes to be below them.
+        taken.whole.extend(claim.whole);
+        for directory in claim.whole {
             // A thread that would rename one to below itself is told so afterwards.
-            let nr_own = kept.iter().filter(|&&node| node == directory).count();
-            while taken.kept.get(&directory).is_some_and(|&nr| nr > nr_own) {
+            let nr_own = kept.iter().filter(|&node| node == directory).count();
+            while taken.kept.get(directory).is_some_and(|&nr| nr > nr_own) {
                 self.given.wait(&mut taken);
             }
         }
         drop(taken);
-        TurnGuard { turns: self, alone: claim.alone.to_vec(), kept, renamed: claim.rename }
+        TurnGuard { turns: self, alone: claim.alone.to_vec(), kept, whole: claim.whole.to_vec() }
     }
 }
 
@@ -121,8 +121,8 @@ impl Drop for TurnGuard<'_> {
                     }
                 }
             }
-            if let Some(directory) = &self.renamed {
-                taken.renamed.remove(directory);
+            for directory in &self.whole {
+                taken.whole.remove(directory);
                 taken.nr_renamed += 1;
             }
         }
@@ -161,8 +161,8 @@ mod tests {
         Claim { alone: nodes, ..Claim::default() }
     }
 
-    fn renames(directory: NodeId) -> Claim<'static> {
-        Claim { rename: Some(directory), keep: Some(ROOT), ..Claim::default() }
+    fn renames(directories: &[NodeId]) -> Claim<'_> {
+        Claim { whole: directories, keep: Some(ROOT), ..Claim::default() }
     }
 
     #[test]
@@ -173,23 +173,23 @@ mod tests {
         thread::scope(|threads| {
             let turns = &turns;
             threads.spawn(move || {
-                let renaming = turns.take(&renames(D), above);
+                let renaming = turns.take(&renames(&[D]), above);
                 sender.send(()).unwrap();
                 drop(renaming);
             });
-            while !turns.taken.lock().renamed.contains(&D) {
+            while !turns.taken.lock().whole.contains(&D) {
                 thread::yield_now();
             }
             // Elsewhere all goes on, while it waits.
             drop(turns.take(&alone(&[IN_E]), above));
-            drop(turns.take(&renames(E), above));
+            drop(turns.take(&renames(&[E]), above));
             assert!(receiver.try_recv().is_err());
             drop(upload);
             receiver.recv_timeout(BOUND).unwrap();
             drop(turns.take(&alone(&[IN_D]), above));
         });
         let taken = turns.taken.lock();
-        assert!(taken.alone.is_empty() && taken.kept.is_empty() && taken.renamed.is_empty());
+        assert!(taken.alone.is_empty() && taken.kept.is_empty() && taken.whole.is_empty());
     }
 
     #[test]
@@ -199,7 +199,7 @@ mod tests {
         // Then the file is in e.
         let above =
             |node| if node == IN_D && *is_moved.lock().unwrap() { vec![E, ROOT] } else { above(node) };
-        let renaming = turns.take(&renames(D), above);
+        let renaming = turns.take(&renames(&[D]), above);
         thread::scope(|threads| {
             let (sender, receiver) = channel();
             let (turns, above) = (&turns, &above);
@@ -223,7 +223,7 @@ mod tests {
                 threads.spawn(move || {
                     for round in 0..200 {
                         let turn = match (nr + round) % 3 {
-                            0 => turns.take(&renames(D), above),
+                            0 => turns.take(&renames(&[D]), above),
                             1 => turns.take(&alone(&[IN_D, IN_E]), above),
                             _ => turns.take(&alone(&[IN_D]), above),
                         };
