@@ -85,8 +85,12 @@ struct Totals {
     nr_errors: u64,
     /// Kills at which an upload in parts was noted.
     nr_in_parts: u64,
+    /// Uploads in parts that daemons have left.
+    nr_uploads_left: usize,
     nr_lost: u64,
+    /// Files whose last change was not acknowledged.
     nr_unsure: u64,
+    /// Those of which the store has the change.
     nr_new: u64,
 }
 
@@ -136,6 +140,7 @@ impl Life {
             } else {
                 self.world.wait_until_none_is_connected();
             }
+            totals.nr_uploads_left += self.world.uploads().len();
             self.world.mount_again();
         } else if random.below(3) == 0 {
             // The end of the mount stores what is not stored yet.
@@ -164,7 +169,7 @@ impl Life {
     /// Looks at everything; from then on what is there is what was acknowledged.
     fn check(&mut self, kill: Kill, totals: &mut Totals) {
         let world = &self.world;
-        assert_eq!(world.uploads(), "", "no upload in parts is left");
+        assert_eq!(world.uploads(), [""; 0], "uploads in parts that are left");
         // Files are let go of after the answer to their close.
         let mut drafts = Vec::new();
         let are_gone = crate::harness::holds_in_time(|| {

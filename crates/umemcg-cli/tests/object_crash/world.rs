@@ -104,10 +104,9 @@ impl World {
         values(&listed, "Key").map(|key| key.trim_start_matches("p/").to_owned()).collect()
     }
 
-    /// Returns the uploads in parts that are not over.
-    pub fn uploads(&self) -> String {
-        let listed = self.list("/bucket?uploads");
-        if listed.contains("<UploadId>") { listed } else { String::new() }
+    /// Returns the ids of the uploads in parts that are not over.
+    pub fn uploads(&self) -> Vec<String> {
+        values(&self.list("/bucket?uploads"), "UploadId").map(str::to_owned).collect()
     }
 
     fn list(&self, path: &str) -> String {
