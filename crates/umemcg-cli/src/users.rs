@@ -1,20 +1,29 @@
 //! The processes that keep a mount busy, for messages. A best effort: only root sees the processes
-//! of other users. It reads only links in `/proc`, so it sends no request to the mount.
+//! of other users, and a machine may have too many of them to look at all while the mount waits. It
+//! reads only links in `/proc`, so it sends no request to the mount.
 
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// The most processes that a message names.
 const MAX_NAMED: usize = 8;
+/// The longest look: what comes after it waits.
+const LOOK_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Returns the processes that have a file open or their working directory below `mountpoint`, as
 /// `name (pid)`.
 pub fn users_of(mountpoint: &Path) -> Vec<String> {
+    users_until(mountpoint, Instant::now() + LOOK_TIME_MAX)
+}
+
+fn users_until(mountpoint: &Path, until: Instant) -> Vec<String> {
     let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
     processes
         .flatten()
+        .take_while(|_| Instant::now() < until)
         .filter(|entry| entry.file_name().to_string_lossy().bytes().all(|byte| byte.is_ascii_digit()))
-        .filter(|entry| uses(&entry.path(), mountpoint))
+        .filter(|entry| uses(&entry.path(), mountpoint, until))
         .take(MAX_NAMED)
         .map(|entry| {
             let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
@@ -23,10 +32,12 @@ pub fn users_of(mountpoint: &Path) -> Vec<String> {
         .collect()
 }
 
-fn uses(process: &Path, mountpoint: &Path) -> bool {
+fn uses(process: &Path, mountpoint: &Path, until: Instant) -> bool {
     let leads_there = |link: &Path| fs::read_link(link).is_ok_and(|target| target.starts_with(mountpoint));
     ["cwd", "root", "exe"].iter().any(|name| leads_there(&process.join(name)))
-        || fs::read_dir(process.join("fd")).is_ok_and(|fds| fds.flatten().any(|fd| leads_there(&fd.path())))
+        || fs::read_dir(process.join("fd")).is_ok_and(|fds| {
+            fds.flatten().take_while(|_| Instant::now() < until).any(|fd| leads_there(&fd.path()))
+        })
 }
 
 #[cfg(test)]
@@ -40,6 +51,8 @@ mod tests {
         let mine = format!("({})", std::process::id());
         assert!(!users_of(&path).iter().any(|user| user.ends_with(&mine)));
         let _open = fs::File::create(path.join("open")).unwrap();
-        assert!(users_of(&path).iter().any(|user| user.ends_with(&mine)));
+        let until = Instant::now() + Duration::from_secs(3600);
+        assert!(users_until(&path, until).iter().any(|user| user.ends_with(&mine)));
+        assert!(users_until(&path, Instant::now()).is_empty(), "no time to look");
     }
 }
