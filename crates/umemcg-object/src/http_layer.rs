@@ -2,7 +2,7 @@
 //! trouble, and takes keys out of listings that are no paths.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -42,6 +42,8 @@ pub(crate) struct RequestCounts {
     refusals: AtomicU64,
     pub(crate) failures: AtomicU64,
     trouble: LeafMutex<Option<String>>,
+    /// It has answered since the bucket was opened.
+    has_answered: AtomicBool,
 }
 
 impl RequestCounts {
@@ -228,9 +230,16 @@ impl HttpService for CountingService {
             Ok(response) => response,
             Err(error) => {
                 self.counts.note(Some(chain(&error)));
-                return Err(if kind.may_repeat() { repeatable(error) } else { error });
+                let is_unknown = !self.counts.has_answered.load(Ordering::Relaxed);
+                return Err(match error.kind() {
+                    // A wrong address, as it seems: to be told at the mount, and not a minute later.
+                    HttpErrorKind::Connect if is_unknown => HttpError::new(HttpErrorKind::Unknown, error),
+                    _ if kind.may_repeat() => repeatable(error),
+                    _ => error,
+                });
             }
         };
+        self.counts.has_answered.store(true, Ordering::Relaxed);
         let status = response.status();
         let is_trouble = status.is_server_error()
             || matches!(

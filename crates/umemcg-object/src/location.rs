@@ -23,7 +23,15 @@ use crate::store_bucket::StoreBucket;
 /// How long a request is sent again that the store refuses or does not answer.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often.
-const NR_RETRIES: usize = 10;
+const NR_RETRIES: usize = 40;
+/// The pauses: each is random, between the first and this many times the one before. With twice as
+/// much they would not grow on the average, and ten would be over in two seconds: less than a
+/// server takes to start again.
+const BACKOFF: BackoffConfig = BackoffConfig {
+    init_backoff: Duration::from_millis(100),
+    max_backoff: Duration::from_secs(5),
+    base: 3.0,
+};
 
 /// What a URL does not say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -210,7 +218,7 @@ fn has_variable(name: &str) -> bool {
 }
 
 fn retries() -> RetryConfig {
-    RetryConfig { backoff: BackoffConfig::default(), max_retries: NR_RETRIES, retry_timeout: RETRY_TIMEOUT }
+    RetryConfig { backoff: BACKOFF, max_retries: NR_RETRIES, retry_timeout: RETRY_TIMEOUT }
 }
 
 /// The URL says whether connections are encrypted; timeouts are those of the connector.

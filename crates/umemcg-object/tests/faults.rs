@@ -61,6 +61,20 @@ fn what_comes_in_part_is_asked_for_again() {
 
 #[test]
 #[ignore = "needs moto (make test-object)"]
+fn a_server_that_starts_again_is_waited_for() {
+    let (_moto, proxy) = world();
+    let bucket = bucket_at(&proxy.endpoint(), "faults");
+    proxy.fail_next(12, "HEAD", &Fault::Status(503));
+    bucket.head("o").unwrap();
+    // One that never answered is a wrong address.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let nowhere = bucket_at(&format!("http://127.0.0.1:{port}"), "faults");
+    assert!(matches!(nowhere.head("o"), Err(BucketError::Unavailable(_))));
+    assert_eq!(nowhere.figures().heads, 1, "told at once");
+}
+
+#[test]
+#[ignore = "needs moto (make test-object)"]
 fn another_object_than_was_asked_for_is_none() {
     let (_moto, proxy) = world();
     let bucket = bucket_at(&proxy.endpoint(), "faults");
