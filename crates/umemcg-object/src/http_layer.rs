@@ -232,7 +232,8 @@ impl HttpService for CountingService {
                 self.counts.note(Some(chain(&error)));
                 let is_unknown = !self.counts.has_answered.load(Ordering::Relaxed);
                 return Err(match error.kind() {
-                    // A wrong address, as it seems: to be told at the mount, and not a minute later.
+                    // A wrong address, as it seems: to be told at the mount, and not a minute
+                    // later.
                     HttpErrorKind::Connect if is_unknown => HttpError::new(HttpErrorKind::Unknown, error),
                     _ if kind.may_repeat() => repeatable(error),
                     _ => error,
