@@ -65,6 +65,8 @@ pub(crate) struct Found {
     pub(crate) info: ObjectInfo,
     /// The store's generation of it.
     pub(crate) version: Option<String>,
+    /// With those that are no metadata: how its bytes are to be read.
+    pub(crate) attributes: Attributes,
 }
 
 impl AskedBucket {
@@ -225,6 +227,11 @@ impl AskedBucket {
         Ok(Ok(len))
     }
 
+    /// Returns whether a failure is that the store does not know what a header asks for.
+    pub(crate) fn is_unknown_to_store(error: &BucketError) -> bool {
+        matches!(error, BucketError::Unavailable(text) if text.contains("405 Method Not Allowed"))
+    }
+
     pub(crate) fn failed(&self, what: &str, key: &str, error: &Error) -> BucketError {
         let cause = chain(error);
         // Of a listing the library tells no more than the status in the text.
@@ -301,7 +308,7 @@ pub(crate) fn info_of(meta: &ObjectMeta) -> ObjectInfo {
 
 fn found_of(meta: &ObjectMeta, attributes: &Attributes) -> Found {
     let info = ObjectInfo { metadata: metadata_of(attributes), ..info_of(meta) };
-    Found { info, version: meta.version.clone() }
+    Found { info, version: meta.version.clone(), attributes: attributes.clone() }
 }
 
 #[cfg(test)]

@@ -58,6 +58,11 @@ impl Copy<'_> {
                 {
                     round += 1;
                 }
+                Err(error)
+                    if *self.expected == Expected::Anything && AskedBucket::is_unknown_to_store(&error) =>
+                {
+                    return self.copy(&Expected::Anything);
+                }
                 copied => return copied,
             }
         }

@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use object_store::Attributes;
 use umemcg_vfs::Timestamp;
 use umemcg_vfs::object::{BucketError, Expected, ObjectInfo};
 
@@ -38,7 +39,9 @@ impl<'a> LocalDirectory<'a> {
 
     fn find(&self) -> Result<Option<Found>, BucketError> {
         match fs::metadata(&self.path) {
-            Ok(metadata) if metadata.is_dir() => Ok(Some(Found { info: info_of(&metadata), version: None })),
+            Ok(metadata) if metadata.is_dir() => {
+                Ok(Some(Found { info: info_of(&metadata), version: None, attributes: Attributes::new() }))
+            }
             Ok(_) => Ok(None),
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
             Err(error) => Err(self.failed("HEAD", &error)),

@@ -6,12 +6,15 @@
 
 use std::sync::Arc;
 
-use http::header::{HeaderName, HeaderValue};
-use object_store::{CopyOptions, Error};
+use http::header::{
+    CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_TYPE, HeaderName,
+    HeaderValue,
+};
+use object_store::{Attribute, CopyOptions, Error};
 use umemcg_vfs::object::{BucketError, Expected, Metadata, ObjectInfo};
 
 use crate::amendment::{AMENDMENT, Amendment};
-use crate::asked_bucket::{AskedBucket, Place, strong_etag};
+use crate::asked_bucket::{AskedBucket, Found, Place, strong_etag};
 use crate::copy::SOURCE_IF_MATCH;
 use crate::metadata::{attributes_of, mark_of};
 use crate::upload::headers_of;
@@ -20,6 +23,7 @@ use crate::upload::headers_of;
 pub(crate) const COPY_BYTES_MAX: u64 = 5 << 30;
 
 const DIRECTIVE: HeaderName = HeaderName::from_static("x-amz-metadata-directive");
+const STORAGE_CLASS: HeaderName = HeaderName::from_static("x-amz-storage-class");
 const PREFIX: &str = "x-amz-meta-";
 
 /// See the module text.
@@ -35,13 +39,23 @@ pub(crate) struct Relabeling<'a> {
 
 impl Relabeling<'_> {
     pub(crate) fn run(&self) -> Result<ObjectInfo, BucketError> {
-        let (asked, path) = (self.asked, &self.place.path);
-        let amendment = self.amendment()?;
+        let asked = self.asked;
         // Some stores take no notice of the conditions.
         let before = asked.find(self.key, &self.place)?;
         if !before.info.is_same(self.info) {
             return Err(asked.changed("COPY", self.key, Some(&before)));
         }
+        match self.copy(self.amendment(&before, true)?) {
+            // Others do not know them.
+            Err(error) if AskedBucket::is_unknown_to_store(&error) => {
+                self.copy(self.amendment(&before, false)?)
+            }
+            copied => copied,
+        }
+    }
+
+    fn copy(&self, amendment: Amendment) -> Result<ObjectInfo, BucketError> {
+        let (asked, path) = (self.asked, &self.place.path);
         let copied = asked.store.objects.copy_opts(path, path, CopyOptions::default());
         let copied = asked.runtime.block_on(AMENDMENT.scope(amendment, copied));
         let found = match &copied {
@@ -61,16 +75,32 @@ impl Relabeling<'_> {
         })
     }
 
-    fn amendment(&self) -> Result<Amendment, BucketError> {
+    /// Returns the headers. What is not said anew goes, also how the bytes are to be read.
+    fn amendment(&self, before: &Found, is_conditional: bool) -> Result<Amendment, BucketError> {
         let no_header = || {
             let url = &self.asked.url;
             BucketError::Source(format!("COPY of {:?} in {url}: metadata that no header can have", self.key))
         };
         attributes_of(self.metadata).ok_or_else(no_header)?;
-        let mut headers = headers_of(&Expected::Same(self.info.clone()));
-        let etag = strong_etag(self.info).and_then(|etag| HeaderValue::from_str(etag).ok());
-        headers.extend(etag.map(|etag| (SOURCE_IF_MATCH, etag)));
+        let mut headers = Vec::new();
+        if is_conditional {
+            headers = headers_of(&Expected::Same(self.info.clone()));
+            let etag = strong_etag(self.info).and_then(|etag| HeaderValue::from_str(etag).ok());
+            headers.extend(etag.map(|etag| (SOURCE_IF_MATCH, etag)));
+        }
         headers.push((DIRECTIVE, HeaderValue::from_static("REPLACE")));
+        for (attribute, value) in &before.attributes {
+            let name = match attribute {
+                Attribute::ContentDisposition => CONTENT_DISPOSITION,
+                Attribute::ContentEncoding => CONTENT_ENCODING,
+                Attribute::ContentLanguage => CONTENT_LANGUAGE,
+                Attribute::ContentType => CONTENT_TYPE,
+                Attribute::CacheControl => CACHE_CONTROL,
+                Attribute::StorageClass => STORAGE_CLASS,
+                _ => continue,
+            };
+            headers.push((name, HeaderValue::from_str(value).map_err(|_| no_header())?));
+        }
         for (name, value) in self.metadata {
             let name = HeaderName::try_from(format!("{PREFIX}{name}")).map_err(|_| no_header())?;
             headers.push((name, HeaderValue::from_str(value).map_err(|_| no_header())?));

@@ -97,6 +97,10 @@ impl Bucket for StoreBucket {
         if let Some(directory) = LocalDirectory::of(&self.asked, key)? {
             return directory.head();
         }
+        if key.ends_with('/') && self.asked.store.last_slash.is_none() {
+            // It has no objects for directories.
+            return Err(BucketError::NotFound(format!("{}: {key:?}", self.asked.url)));
+        }
         self.asked.find(key, &self.asked.place(key)?).map(|found| found.info)
     }
 

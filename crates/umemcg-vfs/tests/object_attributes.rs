@@ -108,6 +108,36 @@ fn a_new_file_has_what_its_maker_gives() {
 }
 
 #[test]
+fn a_change_while_a_file_is_written_does_not_store_it() {
+    let w = World::new();
+    let file = w.create("a").unwrap();
+    w.write(&file, 0, b"half").unwrap();
+    shows_all(&w.set("a", &all()).unwrap(), 0o100_000);
+    assert_eq!(w.stored("a"), None, "not half of it");
+    w.write(&file, 4, b" and whole").unwrap();
+    w.set("a", &mode(0o750)).unwrap();
+    file.flush().unwrap();
+    assert_eq!(w.stored("a").unwrap(), b"half and whole");
+    assert_eq!(other(&w).attr("a").unwrap().mode, 0o100_750);
+    // Also one that has no name any more, as the kernel asks for at a cut.
+    w.unlink("a").unwrap();
+    let cut = SetAttr { size: Some(2), kill_set_id: true, ..SetAttr::default() };
+    assert_eq!(file.setattr(&w.me, &cut).unwrap().size, 2);
+    assert_eq!(w.stored("a"), None);
+}
+
+#[test]
+fn what_leaves_no_room_for_attributes_is_not_written() {
+    let w = World::new();
+    w.bucket.put_with("a", b"a".to_vec(), vec![("long".into(), "x".repeat(2000))]);
+    let file = w.open("a", OFlags::RDWR).unwrap();
+    assert_eq!(errno(w.write(&file, 0, b"b")), Some(Errno::NOSPC), "and not at the close");
+    assert_eq!(errno(w.set("a", &all())), Some(Errno::NOSPC));
+    file.flush().unwrap();
+    assert_eq!(w.stored("a").unwrap(), b"a");
+}
+
+#[test]
 fn a_change_of_what_is_stored_stores_no_bytes() {
     let w = World::new();
     w.bucket.put("a", pattern(100_000, 1));
@@ -163,6 +193,7 @@ fn a_change_that_comes_too_late_changes_nothing() {
     w.bucket.put("a", b"another".to_vec());
     assert_eq!(errno(file.setattr(&w.me, &all())), Some(Errno::STALE));
     assert_eq!(metadata(&w, "a", "mode"), None);
+    assert_eq!(w.attr("a").unwrap().size, 7, "the name stands for the other at once");
     drop(file);
     let unavailable = BucketError::Unavailable("503".into());
     w.attr("a").unwrap();
@@ -233,6 +264,8 @@ fn extended_attributes_are_stored() {
             errno(set_xattr(&w, path, "trusted.x", b"1", XattrFlags::empty())),
             Some(Errno::OPNOTSUPP)
         );
+        // One that is being written is stored when it is closed.
+        file.flush().unwrap();
         for w in [&w, &other(&w)] {
             assert_eq!(xattr(w, path, "user.x").unwrap(), b"1", "{path}");
             assert_eq!(xattr(w, path, "user.y").unwrap(), b"\0\xff");

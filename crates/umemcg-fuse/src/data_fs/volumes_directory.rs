@@ -111,12 +111,15 @@ impl DataFs {
     /// Write-back errors, and the host's.
     pub fn sync_volumes(&self) -> Result<(), VfsError> {
         // A single volume is synced even if no change was noted.
-        let must_sync = |member: &Arc<Member>| member.take_touched() || self.volumes.whole().is_some();
-        let mut members = self.volumes.list(0, usize::MAX);
-        members.retain(must_sync);
+        let is_single = self.volumes.whole().is_some();
+        let members = self.volumes.list(0, usize::MAX);
         let (next, result) = (AtomicUsize::new(0), LeafMutex::new(Ok(())));
         let work = || {
             while let Some(member) = members.get(next.fetch_add(1, Ordering::Relaxed)) {
+                // Not before its turn: another sync would take it for synced.
+                if !member.take_touched() && !is_single {
+                    continue;
+                }
                 let synced = member.volume().syncfs();
                 if let Err(error) = synced {
                     member.touch();

@@ -28,7 +28,7 @@ impl ObjectVolume {
                 Some(draft) => Ok(draft.labels()),
                 None => {
                     let key = objects.tree.lock().path(node)?;
-                    Ok(objects.labels_of(&key, &info)?.1)
+                    Ok(objects.labels_of(node, &key, &info)?.1)
                 }
             },
             Facts::Directory(_) => self.labels_of_directory(node),

@@ -217,6 +217,13 @@ impl Draft {
         progress.fate == Fate::Stored && progress.nr_changes != progress.nr_stored
     }
 
+    /// Returns whether the store has all of it, and no change is being made.
+    pub(super) fn is_clean(&self) -> bool {
+        let progress = self.progress.lock();
+        let is_stored = progress.fate == Fate::Stored && progress.nr_changes == progress.nr_stored;
+        is_stored && progress.nr_changing == 0
+    }
+
     /// Returns whether it has changed since an upload was last begun.
     pub(super) fn has_news(&self) -> bool {
         let progress = self.progress.lock();
@@ -337,10 +344,16 @@ impl Draft {
         self.progress.lock().base = Some(info.without_metadata());
     }
 
-    /// As [`rebase`](Self::rebase), on one whose labels are others.
-    pub(super) fn relabel(&self, info: &ObjectInfo, labels: FileLabels) {
+    /// As [`rebase`](Self::rebase), on one whose labels are others by a change. A write that came
+    /// meanwhile has changed them, too.
+    pub(super) fn relabel(&self, info: &ObjectInfo, labels: FileLabels, change: LabelChange<'_>) {
         let mut progress = self.progress.lock();
-        (progress.base, progress.labels) = (Some(info.without_metadata()), labels);
+        progress.base = Some(info.without_metadata());
+        if progress.nr_changing == 0 && progress.nr_changes == progress.nr_stored {
+            progress.labels = labels;
+        } else if change(&mut progress.labels).is_err() {
+            // The store has them as they were to be, and the next upload those of the draft.
+        }
     }
 
     /// Makes its bytes durable on the staging disk. Returns how many they are: what is written

@@ -104,7 +104,7 @@ impl Drafts {
                 return Err(Errno::FBIG.into());
             }
             let copy = |fds: &StoreFds| copy_to(&self.objects, group, &place, len, fds);
-            let labels = self.labels_of(&place)?;
+            let labels = self.labels_of(node, &place)?;
             let base = (Some(place.info.clone()), &*place.key);
             let draft = self.maker(group).make(node, base, (labels, len), copy)?;
             if len < place.info.size {
@@ -121,11 +121,15 @@ impl Drafts {
     /// Returns what is stored beside the bytes of an object. May sleep for the store.
     ///
     /// # Errors
-    /// `ESTALE` when it has another version by now; the store's.
-    fn labels_of(&self, place: &Place) -> Result<FileLabels, Errno> {
+    /// `ESTALE` when it has another version by now, `ENOSPC` when its metadata leave no room for
+    /// attributes; the store's.
+    fn labels_of(&self, node: NodeId, place: &Place) -> Result<FileLabels, Errno> {
         let shown = &self.objects.shown;
         if shown.are_stored {
-            return Ok(self.objects.labels_of(&place.key, &place.info)?.1);
+            let (_, labels) = self.objects.labels_of(node, &place.key, &place.info)?;
+            // Before a write is accepted that the store would not take.
+            labels.check_room()?;
+            return Ok(labels);
         }
         let known = place.info.attributes.unwrap_or(shown.of_file(place.info.modified));
         Ok(FileLabels::new(known))

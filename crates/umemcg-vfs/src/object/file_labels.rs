@@ -80,11 +80,18 @@ impl FileLabels {
         xattrs.insert(name.to_owned(), value.to_vec());
         let mut changed = self.clone();
         changed.set_xattrs(xattrs);
-        if changed.bytes() + UPLOAD_MARK.len() + MARK_BYTES > BYTES_MAX {
-            return Err(Errno::NOSPC);
-        }
+        changed.check_room()?;
         *self = changed;
         Ok(())
+    }
+
+    /// Checks that a store takes so many bytes.
+    ///
+    /// # Errors
+    /// `ENOSPC`.
+    pub(super) fn check_room(&self) -> Result<(), Errno> {
+        let bytes = self.bytes() + UPLOAD_MARK.len() + MARK_BYTES;
+        if bytes <= BYTES_MAX { Ok(()) } else { Err(Errno::NOSPC) }
     }
 
     /// Removes an extended attribute.

@@ -189,13 +189,22 @@ impl Attributes for ObjectVolume {
         if FileKind::from_mode(attr.mode) == Some(FileKind::Directory) {
             return self.change_directory(node, change);
         }
-        if change.size.is_none() && !changes_attributes(change) {
+        let shown = &self.objects.shown;
+        if !shown.are_stored {
+            FileAttributes::new(attr.mode, (attr.uid, attr.gid), attr.mtime).check_unchanged(change)?;
+        }
+        if change.size.is_none() && !shown.is_changed_by(change) {
             return Ok(attr);
         }
         let file = self.open_file(caller, node, OFlags::RDWR)?;
+        // What is being written is stored by the close of its writer, or by a sync; another length
+        // at once.
+        let is_being_written = file.is_unsaved() && change.size.is_none();
         let changed = file.setattr(caller, change)?;
-        // No close follows.
-        file.fsync(false)?;
+        if !is_being_written {
+            // No close follows.
+            file.fsync(false)?;
+        }
         Ok(changed)
     }
     fn readlink(&self, node: NodeId) -> Result<OsString, VfsError> {

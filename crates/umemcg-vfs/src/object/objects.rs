@@ -180,14 +180,23 @@ impl Objects {
     ///
     /// # Errors
     /// `ESTALE` when it has another version by now; the store's.
-    pub(super) fn labels_of(&self, key: &str, base: &ObjectInfo) -> Result<(ObjectInfo, FileLabels), Errno> {
+    pub(super) fn labels_of(
+        &self,
+        node: NodeId,
+        key: &str,
+        base: &ObjectInfo,
+    ) -> Result<(ObjectInfo, FileLabels), Errno> {
         assert_no_locks_held("a request to a store");
         match self.bucket.head(key) {
             Ok(there) if there.is_same(base) => {
                 let labels = self.shown.labels(&there);
                 Ok((there, labels))
             }
-            Ok(_) | Err(BucketError::NotFound(_)) => Err(Errno::STALE),
+            Ok(_) | Err(BucketError::NotFound(_)) => {
+                // The kernel looks the name up again, and finds what is there now.
+                self.unlink_node(node, Instant::now());
+                Err(Errno::STALE)
+            }
             Err(error) => Err(self.failures.report(&error)),
         }
     }

@@ -13,7 +13,7 @@ use umemcg_base::ErrorCursor;
 use super::content::Content;
 use super::draft::Draft;
 use super::drafts::Drafts;
-use super::file_attributes::{FileAttributes, changes_attributes};
+use super::file_attributes::FileAttributes;
 use super::file_labels::FileLabels;
 use super::node::Facts;
 use super::objects::Objects;
@@ -72,6 +72,11 @@ impl OpenFile {
     /// Returns the object that is open.
     pub(super) fn object(&self) -> &Arc<Content> {
         &self.content
+    }
+
+    /// Returns whether it has changes that the store has not.
+    pub(super) fn is_unsaved(&self) -> bool {
+        self.content.draft().is_some_and(|draft| draft.is_unsaved())
     }
 
     fn is_append(&self) -> bool {
@@ -163,8 +168,7 @@ impl OpenFile {
             labels.attributes.change(change);
             Ok(())
         };
-        let is_unsaved = self.content.draft().is_some_and(|draft| draft.is_unsaved());
-        if self.objects.shown.are_stored || is_unsaved {
+        if self.objects.shown.are_stored || self.is_unsaved() {
             let (drafts, node, content) = (self.drafts()?, self.node, &self.content);
             return Relabeling { drafts, node, content, group, change: &change_labels }.run();
         }
@@ -354,7 +358,7 @@ impl VolumeFile for OpenFile {
         if let Some(len) = change.size {
             self.truncate(&caller.group, len)?;
         }
-        if changes_attributes(change) {
+        if self.objects.shown.is_changed_by(change) {
             self.change_attributes(&caller.group, change)?;
         }
         self.getattr()

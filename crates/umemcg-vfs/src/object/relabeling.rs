@@ -34,12 +34,14 @@ impl Relabeling<'_> {
     /// Those of `change`; `ESTALE` when the object was replaced meanwhile; as a write's.
     pub(super) fn run(&self) -> Result<(), VfsError> {
         let Self { drafts, node, content, group, change } = *self;
-        let replaces = drafts.objects.bucket.replaces_metadata(content.place().info.size);
-        let is_unsaved = || content.draft().is_some_and(|draft| draft.is_unsaved());
-        if replaces && !is_unsaved() {
+        let objects = &drafts.objects;
+        let len = content.file().len();
+        let replaces = objects.shown.are_stored && objects.bucket.replaces_metadata(len);
+        let is_clean = || content.draft().is_none_or(|draft| draft.is_clean());
+        if replaces && is_clean() {
             let _turn = drafts.turn(node);
             // It may have begun to change meanwhile.
-            if !is_unsaved() {
+            if is_clean() {
                 return self.replace();
             }
         }
@@ -56,8 +58,9 @@ impl Relabeling<'_> {
         let base = draft.map_or_else(|| Some(content.place().info), |draft| draft.base());
         let base = base.ok_or(Errno::STALE)?;
         let key = objects.tree.lock().path(node)?;
-        let (there, mut labels) = objects.labels_of(&key, &base)?;
+        let (there, mut labels) = objects.labels_of(node, &key, &base)?;
         change(&mut labels)?;
+        labels.check_room()?;
         let replaced = objects.bucket.replace_metadata(&key, &there, &labels.to_metadata());
         let info = replaced.map_err(|error| objects.failures.report(&error))?;
         let info = ObjectInfo { attributes: Some(labels.attributes), ..info.without_metadata() };
@@ -67,7 +70,7 @@ impl Relabeling<'_> {
         }
         content.move_to(&key, &info);
         if let Some(draft) = draft {
-            draft.relabel(&info, labels);
+            draft.relabel(&info, labels, change);
         }
         Ok(())
     }

@@ -2,10 +2,10 @@
 //! all with the same.
 
 use super::bucket::{Metadata, ObjectInfo};
-use super::file_attributes::{DIRECTORY, FileAttributes, REGULAR};
+use super::file_attributes::{DIRECTORY, FileAttributes, REGULAR, changes_attributes};
 use super::file_labels::FileLabels;
 use super::node::Facts;
-use crate::attr::{Attr, Timestamp};
+use crate::attr::{Attr, SetAttr, Timestamp};
 
 /// Preferred size of a request, in bytes.
 const BLOCK_BYTES: u32 = 128 << 10;
@@ -35,6 +35,11 @@ impl ShownAttributes {
     /// Returns those of a directory whose object has these metadata.
     pub(super) fn in_directory(&self, metadata: &Metadata) -> FileAttributes {
         FileAttributes::of(metadata, &self.of_directory())
+    }
+
+    /// Returns whether a change of a file changes anything but its length.
+    pub(super) fn is_changed_by(&self, change: &SetAttr) -> bool {
+        if self.are_stored { changes_attributes(change) } else { change.mtime.is_some() }
     }
 
     /// Returns what is stored beside the bytes of an object.

@@ -29,7 +29,7 @@ struct Taken {
     kept: HashMap<NodeId, usize>,
     /// Directories on which, and below which, a thread is alone or about to be.
     whole: HashSet<NodeId>,
-    /// Counts the turns for such that are over.
+    /// Counts the turns that are over in which a node may have come below another directory.
     nr_renamed: u64,
 }
 
@@ -52,6 +52,8 @@ pub(super) struct TurnGuard<'t> {
     alone: Vec<NodeId>,
     kept: Vec<NodeId>,
     whole: Vec<NodeId>,
+    /// A file is renamed: it keeps the name of what that comes to.
+    moves: bool,
 }
 
 impl Turns {
@@ -95,7 +97,8 @@ impl Turns {
             }
         }
         drop(taken);
-        TurnGuard { turns: self, alone: claim.alone.to_vec(), kept, whole: claim.whole.to_vec() }
+        let moves = claim.keep.is_some() && !claim.alone.is_empty();
+        TurnGuard { turns: self, alone: claim.alone.to_vec(), kept, whole: claim.whole.to_vec(), moves }
     }
 }
 
@@ -123,6 +126,8 @@ impl Drop for TurnGuard<'_> {
             }
             for directory in &self.whole {
                 taken.whole.remove(directory);
+            }
+            if self.moves || !self.whole.is_empty() {
                 taken.nr_renamed += 1;
             }
         }
@@ -208,6 +213,30 @@ mod tests {
                 sender.send(turns.taken.lock().kept.contains_key(&E)).unwrap();
                 drop(turn);
             });
+            *is_moved.lock().unwrap() = true;
+            drop(renaming);
+            assert!(receiver.recv_timeout(BOUND).unwrap());
+        });
+    }
+
+    #[test]
+    fn a_turn_follows_a_file_that_was_renamed() {
+        let turns = Turns::default();
+        let is_moved = Mutex::new(false);
+        let above =
+            |node| if node == IN_D && *is_moved.lock().unwrap() { vec![E, ROOT] } else { above(node) };
+        let renaming = turns.take(&Claim { alone: &[IN_D], keep: Some(E), ..Claim::default() }, above);
+        thread::scope(|threads| {
+            let (sender, receiver) = channel();
+            let (turns, above) = (&turns, &above);
+            threads.spawn(move || {
+                let turn = turns.take(&alone(&[IN_D]), above);
+                sender.send(turns.taken.lock().kept.contains_key(&E)).unwrap();
+                drop(turn);
+            });
+            while turns.nr_waiting() == 0 {
+                thread::yield_now();
+            }
             *is_moved.lock().unwrap() = true;
             drop(renaming);
             assert!(receiver.recv_timeout(BOUND).unwrap());

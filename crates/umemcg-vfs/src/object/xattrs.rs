@@ -31,9 +31,11 @@ impl ObjectVolume {
             return self.relabel_directory(node, change);
         }
         let file = self.open_file(caller, node, OFlags::RDWR)?;
+        // What is being written is stored by the close of its writer, or by a sync.
+        let is_being_written = file.is_unsaved();
         Relabeling { drafts, node, content: file.object(), group: &caller.group, change }.run()?;
         // No close follows.
-        file.fsync(false)
+        if is_being_written { Ok(()) } else { file.fsync(false) }
     }
 }
 

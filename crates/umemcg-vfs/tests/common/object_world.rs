@@ -267,7 +267,8 @@ impl World {
         }
         drop(directory);
         for (name, len) in names.iter_mut().filter(|(_, len)| *len == u64::MAX) {
-            *len = self.attr(&format!("{path}/{name}")).unwrap().size;
+            // Another thread may have removed it meanwhile.
+            *len = self.attr(&format!("{path}/{name}")).map_or(u64::MAX, |attr| attr.size);
         }
         entry.inspect(|entry| self.volume.forget(entry.node, 1));
         names.sort();
