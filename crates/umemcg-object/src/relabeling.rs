@@ -40,6 +40,7 @@ pub(crate) struct Relabeling<'a> {
 impl Relabeling<'_> {
     pub(crate) fn run(&self) -> Result<ObjectInfo, BucketError> {
         let asked = self.asked;
+        attributes_of(self.metadata).ok_or_else(|| self.no_header())?;
         // Some stores take no notice of the conditions.
         let before = asked.find(self.key, &self.place)?;
         if !before.info.is_same(self.info) {
@@ -77,11 +78,6 @@ impl Relabeling<'_> {
 
     /// Returns the headers. What is not said anew goes, also how the bytes are to be read.
     fn amendment(&self, before: &Found, is_conditional: bool) -> Result<Amendment, BucketError> {
-        let no_header = || {
-            let url = &self.asked.url;
-            BucketError::Source(format!("COPY of {:?} in {url}: metadata that no header can have", self.key))
-        };
-        attributes_of(self.metadata).ok_or_else(no_header)?;
         let mut headers = Vec::new();
         if is_conditional {
             headers = headers_of(&Expected::Same(self.info.clone()));
@@ -99,13 +95,18 @@ impl Relabeling<'_> {
                 Attribute::StorageClass => STORAGE_CLASS,
                 _ => continue,
             };
-            headers.push((name, HeaderValue::from_str(value).map_err(|_| no_header())?));
+            headers.push((name, HeaderValue::from_str(value).map_err(|_| self.no_header())?));
         }
         for (name, value) in self.metadata {
-            let name = HeaderName::try_from(format!("{PREFIX}{name}")).map_err(|_| no_header())?;
-            headers.push((name, HeaderValue::from_str(value).map_err(|_| no_header())?));
+            let name = HeaderName::try_from(format!("{PREFIX}{name}")).map_err(|_| self.no_header())?;
+            headers.push((name, HeaderValue::from_str(value).map_err(|_| self.no_header())?));
         }
         Ok(Amendment { headers, ..Amendment::default() })
+    }
+
+    fn no_header(&self) -> BucketError {
+        let url = &self.asked.url;
+        BucketError::Source(format!("COPY of {:?} in {url}: metadata that no header can have", self.key))
     }
 
     fn failed(&self, error: &Error) -> BucketError {

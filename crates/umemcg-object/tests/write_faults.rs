@@ -148,6 +148,16 @@ fn replaced_metadata_are_known_when_the_answer_was_lost() {
         assert!(info.metadata.as_ref().unwrap().contains(&of(nr)[0]), "{fault:?}");
         assert!(w.is(b"bytes"));
     }
+    // How its bytes are to be read stays.
+    let typed = "ContentType='text/x-test', CacheControl='no-store', ContentEncoding='x'";
+    w.moto.python(&format!("client.put_object(Bucket='faults', Key='typed', Body=b't', {typed})"));
+    let typed = w.bucket.head("typed").unwrap();
+    w.bucket.replace_metadata("typed", &typed, &of(1)).unwrap();
+    let shown = w.moto.python(
+        "h = client.head_object(Bucket='faults', Key='typed')\n\
+         print(h['ContentType'], h['CacheControl'], h['ContentEncoding'], h['Metadata']['mode'])",
+    );
+    assert_eq!(shown.trim(), "text/x-test no-store x 1");
     // Another program is there first.
     let theirs = put(&*w.other, b"theirs", &Expected::Anything).unwrap();
     let late = w.bucket.replace_metadata("o", &info, &of(9));
