@@ -127,10 +127,11 @@ impl Listing {
         self.first += self.names.len() as u64;
         self.told = Told { at: Instant::now(), thread: 0 };
         let (tree, new_names) = (objects.tree.lock(), std::mem::take(&mut self.new_names));
-        // As they are now: they may have been stored since this began.
-        let still_there =
-            new_names.into_iter().filter_map(|(name, _)| Some((tree.child(node, &name)?.1.shown(), name)));
-        self.names = still_there
+        // As they are now: they may have been stored since this began, and then be known no more.
+        let shown = |name: &str| tree.child(node, name).map(|(_, found)| found.shown());
+        self.names = new_names
+            .into_iter()
+            .map(|(name, facts)| (shown(&name).unwrap_or(facts), name))
             .map(|(facts, name)| ListedName {
                 name: (*name).to_owned(),
                 object: match facts {
