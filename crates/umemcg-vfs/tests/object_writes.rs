@@ -367,3 +367,19 @@ fn all_that_was_charged_comes_back() {
     w.group().drain_stocks();
     assert!(w.group().usage_bytes() < 4096, "{}", w.group().usage_bytes());
 }
+
+#[test]
+fn a_file_that_the_store_refuses_keeps_no_other_from_it() {
+    let w = World::new();
+    let files = ["a", "b", "c"].map(|name| {
+        let file = w.create(name).unwrap();
+        w.write(&file, 0, name.as_bytes()).unwrap();
+        file
+    });
+    w.bucket.fail_changes([ChangeFault::Refused(BucketError::Denied("403".into()))]);
+    assert_eq!(errno(w.volume.syncfs()), Some(Errno::ACCESS));
+    assert_eq!(["a", "b", "c"].map(|name| w.stored(name).is_some()), [false, true, true]);
+    w.volume.syncfs().unwrap();
+    assert_eq!(w.stored("a").unwrap(), b"a");
+    drop(files);
+}

@@ -380,10 +380,6 @@ impl Drafts {
                 tracing::warn!(key, %errno, path = %draft.path().display(), "not in the store; kept");
             }
             result = result.and(stored);
-            if stored.is_err() && self.objects.bucket.trouble().is_some() {
-                // Each further one would wait as long for an answer.
-                break;
-            }
         }
         result
     }

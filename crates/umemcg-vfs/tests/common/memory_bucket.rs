@@ -60,6 +60,8 @@ pub struct MemoryBucket {
     pub gate: Gate,
     /// Called once after the next deletion, before its answer.
     pub after_delete: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    /// Why the last change was refused, if it was.
+    trouble: Mutex<Option<String>>,
     /// Every request fails with this.
     pub failure: Mutex<Option<BucketError>>,
     /// Uploads in parts cannot be ended, for this reason.
@@ -141,7 +143,9 @@ impl MemoryBucket {
         fault: Option<&ChangeFault>,
         make: impl FnOnce(&mut BTreeMap<String, Object>) -> Result<Option<ObjectInfo>, BucketError>,
     ) -> Result<Option<ObjectInfo>, BucketError> {
+        *self.trouble.lock().unwrap() = None;
         if let Some(ChangeFault::Refused(error)) = fault {
+            *self.trouble.lock().unwrap() = Some(error.to_string());
             return Err(error.clone());
         }
         let mut objects = self.objects.lock().unwrap();
@@ -428,6 +432,6 @@ impl Bucket for MemoryBucket {
     }
 
     fn trouble(&self) -> Option<String> {
-        None
+        self.trouble.lock().unwrap().clone()
     }
 }
