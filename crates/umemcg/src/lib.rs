@@ -82,3 +82,9 @@ pub use umemcg_group::{
     StatUnit, UNLIMITED, UserData,
 };
 pub use umemcg_reclaim::{ChargeError, InvalidMarks, Marks, PressureLevel};
+
+/// The blocks of the pages for authors of services, compiled and run as examples.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../../../docs/services.md")]
+struct PagesForAuthors;

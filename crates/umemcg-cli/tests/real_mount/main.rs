@@ -4,6 +4,7 @@
 mod background;
 mod bad_input;
 mod control_files;
+mod documents;
 mod durability;
 mod ending;
 mod events;

@@ -1,0 +1,116 @@
+//! The pages for users, block by block: a page's `sh` blocks run in one shell, in an empty
+//! directory, and what each prints is compared with the `text` block below it. In that, `…` stands
+//! for any text of a line, and alone on a line for any further lines.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::harness::{PROGRAM, needs_mount, run};
+
+/// Between the outputs of two blocks.
+const END_OF_BLOCK: &str = "--- end of block ---";
+
+/// A command, and what it prints if the page says so.
+struct Step {
+    script: String,
+    output: Option<String>,
+}
+
+#[test]
+fn experiments_with_limits_print_what_their_page_says() {
+    needs_mount!();
+    walk("docs/learning.md");
+}
+
+/// Walks through a page of the repository.
+#[track_caller]
+fn walk(page: &str) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let steps = steps_of(&fs::read_to_string(root.join(page)).unwrap());
+    assert!(steps.iter().any(|step| step.output.is_some()), "{page} shows no output");
+    let dir = TempDir::with_prefix("umemcg-test-page-").unwrap();
+    // Whatever happens to the page, no mount and no daemon stays.
+    let mut script = String::from(
+        "set -euo pipefail
+         trap 'umount -l mnt cg 2>/dev/null || :; kill $(jobs -p) 2>/dev/null || :' EXIT\n",
+    );
+    for step in &steps {
+        script += &format!("{}\necho '{END_OF_BLOCK}'\n", step.script);
+    }
+    let bin = Path::new(PROGRAM).parent().unwrap().display().to_string();
+    let path = format!("{bin}:{}", std::env::var("PATH").unwrap());
+    let mut shell = Command::new("bash");
+    shell.arg("-c").arg(&script).current_dir(dir.path()).env("PATH", path);
+    let ended = run(None, shell);
+    let printed: Vec<_> = ended.stdout.split(&format!("{END_OF_BLOCK}\n")).collect();
+    assert!(ended.status.success(), "{page} fails after {} blocks: {ended:?}", printed.len() - 1);
+    for (step, printed) in steps.iter().zip(printed) {
+        let expected = step.output.as_deref().unwrap_or_default();
+        assert!(
+            is_as_shown(printed, expected),
+            "{page}: {}\nprints:\n{printed}\nnot:\n{expected}",
+            step.script
+        );
+    }
+}
+
+/// Returns the blocks of a page.
+fn steps_of(page: &str) -> Vec<Step> {
+    let mut steps: Vec<Step> = Vec::new();
+    let mut lines = page.lines();
+    while let Some(line) = lines.next() {
+        let Some(kind) = line.strip_prefix("```") else { continue };
+        let block: String =
+            lines.by_ref().take_while(|line| *line != "```").map(|line| line.to_owned() + "\n").collect();
+        match kind {
+            "sh" => steps.push(Step { script: block, output: None }),
+            "text" => steps.last_mut().expect("output of nothing").output = Some(block),
+            _ => {}
+        }
+    }
+    steps
+}
+
+/// Returns whether a text is one that a page shows.
+fn is_as_shown(printed: &str, shown: &str) -> bool {
+    let (mut printed, mut shown) = (printed.lines(), shown.lines());
+    loop {
+        match (shown.next(), printed.next()) {
+            (None, None) => return true,
+            (Some("…"), _) => {
+                // What follows it is the end of the text.
+                let rest: Vec<_> = shown.collect();
+                let left: Vec<_> = printed.collect();
+                let ending = left.len().checked_sub(rest.len()).map(|from| &left[from..]);
+                return ending.is_some_and(|ending| {
+                    ending.iter().zip(&rest).all(|(printed, shown)| is_line_as_shown(printed, shown))
+                });
+            }
+            (Some(shown), Some(printed)) if is_line_as_shown(printed, shown) => {}
+            _ => return false,
+        }
+    }
+}
+
+fn is_line_as_shown(printed: &str, shown: &str) -> bool {
+    match shown.split_once('…') {
+        None => printed == shown,
+        Some((start, end)) => {
+            printed.len() >= start.len() + end.len() && printed.starts_with(start) && printed.ends_with(end)
+        }
+    }
+}
+
+#[test]
+fn other_output_than_the_page_shows_is_noticed() {
+    let shown = "a …\n…\nend\n";
+    assert!(is_as_shown("a 1\nx\ny\nend\n", shown));
+    assert!(is_as_shown("a 1\nx\nend\n", shown));
+    for other in ["b 1\nx\nend\n", "a 1\nx\nfin\n", "a 1\n", ""] {
+        assert!(!is_as_shown(other, shown), "{other}");
+    }
+    assert!(!is_as_shown("a\nb\n", "a\n") && !is_as_shown("a\n", "a\nb\n"));
+}
