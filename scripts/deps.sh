@@ -17,6 +17,7 @@ needs=(
     "diff diffutils"
     "find findutils"
     "busybox busybox"
+    "tmux tmux"
     "python3 python3"
     "perl perl-base"
     "mkfs.ext2 e2fsprogs"

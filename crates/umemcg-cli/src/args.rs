@@ -80,7 +80,13 @@ Exit status:
 const TOP_HELP: &str = "\
 Show the groups and their activity, refreshed at an interval.
 
-On a terminal the table is redrawn in place until Ctrl-C; elsewhere each table is printed as plain text.
+On a terminal it is a program of pages: a tree of groups that can be folded, sorted and filtered, a page for each
+group, and a page of volumes with the requests and bytes of each store. Keys: arrows move and fold, Enter shows a
+group, s sorts, / filters, v shows the volumes, ? all keys, q quits. NO_COLOR is respected. A sample reads what is on
+the screen; of other groups as many as an eighth of the interval allows.
+
+Elsewhere (a pipe, a file, TERM=dumb), and with --once or --json, each table of all groups is printed as plain text or
+as a line of JSON.
 
 Columns (`-` means none):
   usage      bytes charged, including the groups below; likewise limit, high (memory.high) and dirty

@@ -5,13 +5,16 @@ use std::ffi::OsString;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use rustix::fs::{FileType, Mode, OFlags};
 
 /// The value at which a version 1 file shows that there is no limit.
 const UNLIMITED_SHOWN: u64 = i64::MAX as u64 / 4096 * 4096;
+
+/// The longest part of a path that is opened at once, in bytes; the system refuses 4096.
+const PIECE_BYTES_MAX: usize = 3800;
 
 /// The numbers of one group.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -36,13 +39,12 @@ impl GroupSample {
         self.stat.get(name).copied().unwrap_or(0)
     }
 
-    fn read(directory: &OwnedFd) -> io::Result<Self> {
-        let read = |name: &str| -> io::Result<String> {
-            let file = rustix::fs::openat(directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-            let mut text = String::new();
-            std::fs::File::from(file).read_to_string(&mut text)?;
-            Ok(text)
-        };
+    /// Reads the files of the group whose directory this is.
+    ///
+    /// # Errors
+    /// When a file that every group has cannot be read.
+    pub fn read(directory: &OwnedFd) -> io::Result<Self> {
+        let read = |name: &str| read_text(directory, name);
         // Our own file exists in every style of the control files; the others may have the name of
         // one version only.
         let stat = read("umemcg.stat")?;
@@ -177,17 +179,72 @@ impl TreeSample {
     }
 }
 
-fn open_directory(from: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
+/// Returns the text of a file of a group.
+///
+/// # Errors
+/// The system's.
+pub fn read_text(directory: &OwnedFd, name: &str) -> io::Result<String> {
+    let file = rustix::fs::openat(directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut text = String::new();
+    std::fs::File::from(file).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Returns the usage of a group, in bytes, by reading one file. The root of version 2 has none.
+///
+/// # Errors
+/// The system's; `InvalidData` if the file holds no number.
+pub fn read_usage(directory: &OwnedFd) -> io::Result<u64> {
+    let text =
+        read_text(directory, "memory.current").or_else(|_| read_text(directory, "memory.usage_in_bytes"))?;
+    text.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// Opens the directory of a group, given the names on the way to it. The path may be longer than
+/// the system lets a path be.
+///
+/// # Errors
+/// The system's.
+pub fn open_group(control: &OwnedFd, names: &[OsString]) -> io::Result<OwnedFd> {
+    let mut directory = open_directory(control, Path::new("."))?;
+    let mut piece = PathBuf::new();
+    for name in names {
+        if piece.as_os_str().len() + name.len() > PIECE_BYTES_MAX {
+            directory = open_directory(&directory, &piece)?;
+            piece.clear();
+        }
+        piece.push(name);
+    }
+    if !piece.as_os_str().is_empty() {
+        directory = open_directory(&directory, &piece)?;
+    }
+    Ok(directory)
+}
+
+/// Opens a directory.
+///
+/// # Errors
+/// The system's.
+pub fn open_directory(from: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(from, path, flags, Mode::empty())?)
 }
 
+/// Returns the inodes and names of the groups in a directory.
+///
+/// # Errors
+/// The system's.
+pub fn list_groups(directory: &OwnedFd) -> io::Result<Vec<(u64, OsString)>> {
+    let entries = rustix::fs::Dir::read_from(directory)?;
+    let groups = entries.flatten().filter(|entry| entry.file_type() == FileType::Directory);
+    let named = groups.map(|entry| (entry.ino(), OsString::from_vec(entry.file_name().to_bytes().to_vec())));
+    Ok(named.filter(|(_, name)| name != "." && name != "..").collect())
+}
+
 /// Returns the names of the groups in a directory in descending order.
 fn children(directory: &OwnedFd) -> Vec<OsString> {
-    let Ok(entries) = rustix::fs::Dir::read_from(directory) else { return Vec::new() };
-    let groups = entries.flatten().filter(|entry| entry.file_type() == FileType::Directory);
-    let names = groups.map(|entry| OsString::from_vec(entry.file_name().to_bytes().to_vec()));
-    let mut names: Vec<_> = names.filter(|name| name != "." && name != "..").collect();
+    let listed = list_groups(directory).unwrap_or_default();
+    let mut names: Vec<_> = listed.into_iter().map(|(_, name)| name).collect();
     names.sort_unstable_by(|a, b| b.cmp(a));
     names
 }
@@ -214,6 +271,23 @@ mod tests {
         );
         let sample = GroupSample::parse(&files, "low_wmark 500\nhigh_wmark 500\n", "", "");
         assert_eq!(sample.low_wmark_bytes, None, "a mark at the limit is off");
+    }
+
+    #[test]
+    fn a_group_is_opened_however_long_its_path_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let control = open_directory(rustix::fs::CWD, directory.path()).unwrap();
+        let names = vec![OsString::from("n".repeat(200)); 30];
+        let mut below = open_group(&control, &[]).unwrap();
+        for name in &names {
+            rustix::fs::mkdirat(&below, name, Mode::RWXU).unwrap();
+            below = open_directory(&below, Path::new(name)).unwrap();
+        }
+        let inode = |directory: &OwnedFd| rustix::fs::fstat(directory).unwrap().st_ino;
+        assert_eq!(inode(&open_group(&control, &names).unwrap()), inode(&below));
+        let listed = list_groups(&open_group(&control, &names[1..]).unwrap()).unwrap();
+        assert_eq!(listed, [(inode(&below), names[0].clone())]);
+        assert!(open_group(&control, &["missing".into()]).is_err());
     }
 
     #[test]

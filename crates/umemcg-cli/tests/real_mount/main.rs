@@ -26,6 +26,7 @@ mod programs;
 mod protection;
 mod silent_opens;
 mod top;
+mod top_screen;
 mod transcript;
 mod umount;
 mod user;

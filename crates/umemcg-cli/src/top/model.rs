@@ -1,0 +1,452 @@
+//! The state of the live view: which page is shown, and what is selected.
+//!
+//! It changes by keys, by the size of the terminal and by what was read; it reads nothing and draws
+//! nothing.
+
+use std::time::Duration;
+
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+
+use crate::args::TopSort;
+
+use super::detail::Detail;
+use super::groups::{Groups, Order, ROOT};
+use super::layout::Layout;
+use super::sampler::Taken;
+use super::volume_rates::Volumes;
+
+/// The most children of a group that its page shows.
+pub const NR_CHILDREN: usize = 100;
+/// The longest filter, in characters.
+const FILTER_CHARS_MAX: usize = 200;
+
+/// The order in which `s` goes through the columns.
+const SORTS: [TopSort; 9] = [
+    TopSort::Usage,
+    TopSort::Limit,
+    TopSort::Dirty,
+    TopSort::Misses,
+    TopSort::Refaults,
+    TopSort::Stalls,
+    TopSort::Reclaim,
+    TopSort::Excess,
+    TopSort::Name,
+];
+
+/// What the terminal shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Page {
+    /// All groups.
+    Groups,
+    /// One group.
+    Group(u64),
+    /// The volumes.
+    Volumes,
+    /// The keys.
+    Help,
+}
+
+/// What a key asks of the program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// To show the model as it is now.
+    Show,
+    /// To end.
+    Quit,
+    /// To draw everything anew.
+    Redraw,
+    /// To stop as Ctrl-Z stops programs.
+    Suspend,
+}
+
+/// The state of the live view.
+#[derive(Debug)]
+pub struct Model {
+    /// The control tree, as the user named it.
+    pub control: String,
+    /// The time between two samples.
+    pub interval: Duration,
+    /// What is known of the groups.
+    pub groups: Groups,
+    /// The order of the groups.
+    pub order: Order,
+    /// The groups of the tree.
+    pub nr_groups: u64,
+    /// The page that is shown.
+    pub page: Page,
+    /// Whether keys are added to the filter.
+    pub is_typing: bool,
+    /// The first line of a page without a selection. Drawing keeps it within the page.
+    pub scroll: usize,
+    /// The page of a group; `None` until it has been read.
+    pub detail: Option<(u64, Detail)>,
+    /// The volumes.
+    pub volumes: Volumes,
+    /// Why the volumes cannot be listed.
+    pub volumes_trouble: Option<String>,
+    /// Something the user should know, until the next key.
+    pub message: Option<String>,
+    /// How long the daemon has not answered, if that is long.
+    pub silence: Option<Duration>,
+    /// The groups to show.
+    lines: Vec<u64>,
+    selected: usize,
+    /// The line that is selected stays with its group.
+    selected_group: u64,
+    first: usize,
+    selected_volume: usize,
+    has_volumes: bool,
+    /// Where `Help` goes back to.
+    behind_help: Page,
+    layout: Layout,
+}
+
+impl Model {
+    /// Creates a model of which nothing has been read.
+    pub fn new(control: String, sort: TopSort, interval: Duration) -> Self {
+        Self {
+            control,
+            interval,
+            groups: Groups::new(),
+            order: Order { sort, is_reversed: false, filter: String::new() },
+            nr_groups: 1,
+            page: Page::Groups,
+            is_typing: false,
+            scroll: 0,
+            detail: None,
+            volumes: Volumes::default(),
+            volumes_trouble: None,
+            message: None,
+            silence: None,
+            lines: vec![ROOT],
+            selected: 0,
+            selected_group: ROOT,
+            first: 0,
+            selected_volume: 0,
+            has_volumes: false,
+            behind_help: Page::Groups,
+            layout: Layout::of(24),
+        }
+    }
+
+    /// Takes the height of the terminal.
+    pub fn resize(&mut self, height: u16) {
+        self.layout = Layout::of(height);
+        self.follow();
+    }
+
+    /// Returns the layout of the terminal.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Returns the groups on the screen, and the place of the selected one among them.
+    pub fn visible(&self) -> (&[u64], usize) {
+        let end = (self.first + self.layout.nr_lines()).min(self.lines.len());
+        (&self.lines[self.first.min(end)..end], self.selected.saturating_sub(self.first))
+    }
+
+    /// Returns the number of groups that can be scrolled to, and which of them is selected.
+    pub fn place(&self) -> (usize, usize) {
+        (self.selected, self.lines.len())
+    }
+
+    /// Returns the place of the selected volume.
+    pub fn selected_volume(&self) -> usize {
+        self.selected_volume
+    }
+
+    /// Returns whether the volumes have been listed, or it is known why not.
+    pub fn knows_volumes(&self) -> bool {
+        self.has_volumes
+    }
+
+    /// Takes what was read.
+    pub fn take(&mut self, taken: Taken) {
+        self.nr_groups = taken.nr_groups;
+        taken.listings.into_iter().for_each(|(group, listed)| self.groups.take_listing(group, listed));
+        for (group, at, sample, has_children) in taken.samples {
+            self.groups.take_sample(group, at, sample, has_children);
+        }
+        taken.usages.iter().for_each(|&(group, usage)| self.groups.take_usage(group, usage));
+        if taken.detail.is_some() {
+            self.detail = taken.detail;
+        }
+        if let Some((at, listed)) = taken.volumes {
+            self.has_volumes = true;
+            match listed {
+                Ok(rows) => {
+                    self.volumes.take(at, rows);
+                    self.volumes_trouble = None;
+                }
+                Err(trouble) => self.volumes_trouble = Some(trouble),
+            }
+            self.selected_volume = self.selected_volume.min(self.volumes.list.len().saturating_sub(1));
+        }
+        taken.gone.iter().for_each(|&group| self.groups.remove(group));
+        if let Page::Group(group) = self.page
+            && self.groups.get(group).is_none()
+        {
+            self.page = Page::Groups;
+            self.message = Some("the group is gone".into());
+        }
+        self.refresh();
+    }
+
+    /// Starts an interval.
+    pub fn begin_tick(&mut self) {
+        self.groups.begin_tick();
+    }
+
+    /// Returns the groups that can be scrolled to.
+    pub fn lines(&self) -> &[u64] {
+        &self.lines
+    }
+
+    /// Returns the children that a group's page shows, those first of which most is reclaimed.
+    pub fn children(&self, group: u64) -> Vec<u64> {
+        let order = Order { sort: TopSort::Reclaim, is_reversed: false, filter: String::new() };
+        let mut children = self.groups.sorted_children(group, &order);
+        children.truncate(NR_CHILDREN);
+        children
+    }
+
+    /// Takes a key.
+    pub fn key(&mut self, key: KeyEvent) -> Outcome {
+        if key.kind == KeyEventKind::Release {
+            return Outcome::Show;
+        }
+        self.message = None;
+        if key.modifiers.contains(KeyModifiers::CONTROL) {
+            return match key.code {
+                KeyCode::Char('c') => Outcome::Quit,
+                KeyCode::Char('z') => Outcome::Suspend,
+                KeyCode::Char('l') => Outcome::Redraw,
+                _ => Outcome::Show,
+            };
+        }
+        if self.is_typing {
+            self.type_key(key.code);
+            return Outcome::Show;
+        }
+        match key.code {
+            KeyCode::Char('q') => return Outcome::Quit,
+            KeyCode::Char('?') | KeyCode::F(1) if self.page != Page::Help => {
+                self.behind_help = self.page;
+                self.go(Page::Help);
+            }
+            KeyCode::Char('v') if self.page != Page::Volumes => self.go(Page::Volumes),
+            code => match self.page {
+                Page::Groups => self.groups_key(code),
+                Page::Volumes => self.volumes_key(code),
+                Page::Group(_) | Page::Help => self.scroll_key(code),
+            },
+        }
+        Outcome::Show
+    }
+
+    fn go(&mut self, page: Page) {
+        self.page = page;
+        self.scroll = 0;
+        self.follow();
+    }
+
+    fn type_key(&mut self, code: KeyCode) {
+        match code {
+            KeyCode::Enter => self.is_typing = false,
+            KeyCode::Esc => {
+                self.is_typing = false;
+                self.order.filter.clear();
+            }
+            KeyCode::Backspace => drop(self.order.filter.pop()),
+            KeyCode::Char(c) if self.order.filter.chars().count() < FILTER_CHARS_MAX => {
+                self.order.filter.push(c);
+            }
+            _ => {}
+        }
+        self.refresh();
+    }
+
+    fn groups_key(&mut self, code: KeyCode) {
+        let group = self.selected_group;
+        match code {
+            KeyCode::Enter => return self.go(Page::Group(group)),
+            KeyCode::Char('s' | 'S') => {
+                let place = SORTS.iter().position(|&sort| sort == self.order.sort).unwrap_or(0);
+                let step = if code == KeyCode::Char('s') { 1 } else { SORTS.len() - 1 };
+                self.order.sort = SORTS[(place + step) % SORTS.len()];
+            }
+            KeyCode::Char('r') => self.order.is_reversed = !self.order.is_reversed,
+            KeyCode::Char('/') => self.is_typing = true,
+            KeyCode::Esc => self.order.filter.clear(),
+            KeyCode::Char(' ') => {
+                let is_unfolded = self.groups.get(group).is_some_and(super::groups::Group::is_unfolded);
+                self.groups.unfold(group, !is_unfolded);
+            }
+            KeyCode::Right | KeyCode::Char('l') => self.groups.unfold(group, true),
+            KeyCode::Left | KeyCode::Char('h') => self.fold_or_go_up(group),
+            KeyCode::Char('*') => self.groups.unfold_all(group, true),
+            KeyCode::Char('-') => self.groups.unfold_all(group, false),
+            code => {
+                let (last, lines) = (self.lines.len().saturating_sub(1), self.layout.nr_lines());
+                self.selected = moved(self.selected, code, last, lines);
+                self.selected_group = self.lines.get(self.selected).copied().unwrap_or(ROOT);
+                return self.follow();
+            }
+        }
+        self.refresh();
+    }
+
+    fn fold_or_go_up(&mut self, group: u64) {
+        let Some(known) = self.groups.get(group) else { return };
+        if known.is_unfolded() && known.has_children == Some(true) {
+            self.groups.unfold(group, false);
+        } else {
+            self.selected_group = known.parent;
+        }
+    }
+
+    fn volumes_key(&mut self, code: KeyCode) {
+        match code {
+            KeyCode::Esc | KeyCode::Backspace | KeyCode::Left | KeyCode::Char('v') => self.go(Page::Groups),
+            code => {
+                let last = self.volumes.list.len().saturating_sub(1);
+                self.selected_volume = moved(self.selected_volume, code, last, self.layout.nr_lines());
+            }
+        }
+    }
+
+    fn scroll_key(&mut self, code: KeyCode) {
+        match code {
+            KeyCode::Esc | KeyCode::Backspace | KeyCode::Left | KeyCode::Enter | KeyCode::Char('?') => {
+                let behind = if self.page == Page::Help { self.behind_help } else { Page::Groups };
+                self.go(behind);
+            }
+            code => self.scroll = moved(self.scroll, code, usize::MAX, self.layout.nr_lines()),
+        }
+    }
+
+    /// Orders the lines again. The selection stays with its group, or in its place if that is gone.
+    fn refresh(&mut self) {
+        self.lines = self.groups.lines(&self.order);
+        let place = self.lines.iter().position(|&group| group == self.selected_group);
+        self.selected = place.unwrap_or(self.selected.min(self.lines.len().saturating_sub(1)));
+        self.selected_group = self.lines.get(self.selected).copied().unwrap_or(ROOT);
+        self.follow();
+    }
+
+    /// Scrolls so that the selected line is on the screen, and the screen full.
+    fn follow(&mut self) {
+        let nr_lines = self.layout.nr_lines().max(1);
+        self.first = self.first.min(self.lines.len().saturating_sub(nr_lines)).min(self.selected);
+        self.first = self.first.max((self.selected + 1).saturating_sub(nr_lines));
+    }
+}
+
+/// Returns the place that a key goes to from `at`.
+fn moved(at: usize, code: KeyCode, last: usize, nr_lines: usize) -> usize {
+    let page = nr_lines.max(2) - 1;
+    let to = match code {
+        KeyCode::Up | KeyCode::Char('k') => at.saturating_sub(1),
+        KeyCode::Down | KeyCode::Char('j') => at.saturating_add(1),
+        KeyCode::PageUp => at.saturating_sub(page),
+        KeyCode::PageDown => at.saturating_add(page),
+        KeyCode::Home | KeyCode::Char('g') => 0,
+        KeyCode::End | KeyCode::Char('G') => last,
+        _ => at,
+    };
+    to.min(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    fn nothing() -> Taken {
+        Taken {
+            nr_groups: 1,
+            samples: Vec::new(),
+            usages: Vec::new(),
+            listings: Vec::new(),
+            gone: Vec::new(),
+            detail: None,
+            volumes: None,
+        }
+    }
+
+    /// A model of a tree in which the root has the groups from 2 to `last`.
+    fn model(last: u64) -> Model {
+        let mut model = Model::new("/cg".into(), TopSort::Name, Duration::from_secs(1));
+        model.resize(24);
+        let listed = (2..=last).map(|group| (group, format!("g{group:04}").into())).collect();
+        model.take(Taken { nr_groups: last, listings: vec![(ROOT, listed)], ..nothing() });
+        model
+    }
+
+    fn press(model: &mut Model, keys: &[KeyCode]) -> Outcome {
+        keys.iter().map(|&code| model.key(KeyEvent::from(code))).last().unwrap()
+    }
+
+    fn selected_name(model: &Model) -> String {
+        let (visible, selected) = model.visible();
+        model.groups.path(visible[selected]).into_string().unwrap()
+    }
+
+    #[test]
+    fn the_selection_stays_with_its_group() {
+        let mut model = model(50);
+        press(&mut model, &[KeyCode::Down, KeyCode::Char('j'), KeyCode::PageDown]);
+        let name = selected_name(&model);
+        assert_eq!(name, "/g0022");
+        press(&mut model, &[KeyCode::Char('r')]);
+        assert_eq!(selected_name(&model), name);
+        for height in [0, 1, 5, 80] {
+            model.resize(height);
+            assert!(height == 0 || model.visible().1 < model.visible().0.len());
+        }
+        model.resize(24);
+        assert_eq!(selected_name(&model), name);
+        model.take(Taken { gone: vec![22], ..nothing() });
+        assert_ne!(selected_name(&model), name, "another has its place");
+        press(&mut model, &[KeyCode::Home, KeyCode::Left]);
+        assert_eq!(model.place(), (0, 1), "the root is folded");
+    }
+
+    #[test]
+    fn a_filter_takes_keys_until_it_is_kept_or_ended() {
+        let mut model = model(50);
+        let typed = [KeyCode::Char('/'), KeyCode::Char('q'), KeyCode::Backspace, KeyCode::Char('7')];
+        assert_eq!(press(&mut model, &typed), Outcome::Show);
+        press(&mut model, &[KeyCode::Enter, KeyCode::End]);
+        assert_eq!((selected_name(&model).as_str(), model.place().1), ("/g0047", 6));
+        press(&mut model, &[KeyCode::Esc]);
+        assert_eq!(model.place().1, 50);
+        press(&mut model, &[KeyCode::Char('/'), KeyCode::Char('x'), KeyCode::Esc]);
+        assert_eq!((model.is_typing, model.place().1), (false, 50));
+        let long = vec![KeyCode::Char('x'); 10 * FILTER_CHARS_MAX];
+        press(&mut model, &[&[KeyCode::Char('/')], &long[..]].concat());
+        assert_eq!(model.order.filter.len(), FILTER_CHARS_MAX);
+    }
+
+    #[test]
+    fn every_page_leads_back_and_every_column_is_reached() {
+        let mut model = model(5);
+        for (there, page) in [('v', Page::Volumes), ('?', Page::Help)] {
+            press(&mut model, &[KeyCode::Char(there)]);
+            assert_eq!(model.page, page);
+            press(&mut model, &[KeyCode::Down, KeyCode::Esc]);
+            assert_eq!(model.page, Page::Groups);
+        }
+        let sorts: HashSet<String> = (0..SORTS.len())
+            .map(|_| {
+                press(&mut model, &[KeyCode::Char('s')]);
+                format!("{:?}", model.order.sort)
+            })
+            .collect();
+        assert_eq!(sorts.len(), <TopSort as clap::ValueEnum>::value_variants().len());
+        let control = |c| KeyEvent::new(KeyCode::Char(c), KeyModifiers::CONTROL);
+        press(&mut model, &[KeyCode::Char('/')]);
+        assert_eq!(model.key(control('c')), Outcome::Quit, "whatever is typed");
+    }
+}

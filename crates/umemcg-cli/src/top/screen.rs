@@ -1,0 +1,82 @@
+//! The terminal as a full screen, which is restored however the program ends.
+
+use std::io::{self, Stdout};
+
+use ratatui::Terminal;
+use ratatui::backend::CrosstermBackend;
+
+use super::model::Model;
+use super::theme::Theme;
+use super::view;
+
+/// Returns whether the terminal can place text: a dumb one only prints lines.
+pub fn can_draw() -> bool {
+    std::env::var_os("TERM").is_some_and(|kind| !kind.is_empty() && kind != "dumb")
+}
+
+/// The terminal in raw mode, with a screen of its own. Dropping it restores what was there before;
+/// a panic does so before its message is printed.
+#[derive(Debug)]
+pub struct Screen {
+    terminal: Terminal<CrosstermBackend<Stdout>>,
+    theme: Theme,
+}
+
+impl Screen {
+    /// Takes the terminal.
+    ///
+    /// # Errors
+    /// The system's, for example if the terminal is gone.
+    pub fn take() -> io::Result<Self> {
+        // What has been set up by then is undone.
+        let terminal = ratatui::try_init().inspect_err(|_| restore())?;
+        Ok(Self { terminal, theme: Theme::of(|name| std::env::var_os(name)) })
+    }
+
+    /// Draws the model, in the size that the terminal has now.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn draw(&mut self, model: &mut Model) -> io::Result<()> {
+        let theme = self.theme;
+        self.terminal.draw(|frame| {
+            model.resize(frame.area().height);
+            view::draw(model, frame.buffer_mut(), theme);
+        })?;
+        Ok(())
+    }
+
+    /// Restores what was there before, for as long as the program is stopped.
+    pub fn give_back(&mut self) {
+        let _ = self.terminal.show_cursor();
+        restore();
+    }
+
+    /// Takes the terminal again.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn take_again(&mut self) -> io::Result<()> {
+        self.terminal = ratatui::try_init()?;
+        self.clear()
+    }
+
+    /// Has the next drawing begin with an empty screen.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn clear(&mut self) -> io::Result<()> {
+        self.terminal.clear()
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+/// Restores the terminal. Errors are of no use: it may be gone.
+fn restore() {
+    let _ = ratatui::try_restore();
+}

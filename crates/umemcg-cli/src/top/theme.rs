@@ -1,0 +1,92 @@
+//! What the terminal can show: colours, and characters beyond ASCII.
+
+use std::ffi::OsString;
+
+use ratatui::style::{Color, Modifier, Style};
+
+/// What the terminal can show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Theme {
+    /// Colours may be used; otherwise only bold and reversed text.
+    pub has_colours: bool,
+    /// Characters beyond ASCII may be used.
+    pub is_unicode: bool,
+}
+
+impl Theme {
+    /// Returns what the environment says: `NO_COLOR`, and the locale's character set.
+    pub fn of(variable: impl Fn(&str) -> Option<OsString>) -> Self {
+        let set = |name: &str| variable(name).filter(|value| !value.is_empty());
+        // The first that is set counts, as in the C library.
+        let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default();
+        let charset = locale.to_string_lossy().to_lowercase();
+        Self {
+            has_colours: set("NO_COLOR").is_none(),
+            is_unicode: charset.contains("utf-8") || charset.contains("utf8"),
+        }
+    }
+
+    fn colour(self, colour: Color) -> Style {
+        if self.has_colours { Style::new().fg(colour) } else { Style::new() }
+    }
+
+    /// The style of titles.
+    pub fn title(self) -> Style {
+        Style::new().add_modifier(Modifier::BOLD)
+    }
+
+    /// The style of headings.
+    pub fn heading(self) -> Style {
+        self.colour(Color::Cyan).add_modifier(Modifier::BOLD)
+    }
+
+    /// The style of the selected line.
+    pub fn selected(self) -> Style {
+        Style::new().add_modifier(Modifier::REVERSED)
+    }
+
+    /// The style of what is less important.
+    pub fn faint(self) -> Style {
+        self.colour(Color::DarkGray)
+    }
+
+    /// The style of a sparkline.
+    pub fn spark(self) -> Style {
+        self.colour(Color::Green)
+    }
+
+    /// The style of a figure that deserves a look.
+    pub fn warning(self) -> Style {
+        self.colour(Color::Yellow)
+    }
+
+    /// The style of a figure or message that says that something is wrong.
+    pub fn alarm(self) -> Style {
+        self.colour(Color::Red).add_modifier(Modifier::BOLD)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn theme(variables: &[(&str, &str)]) -> Theme {
+        Theme::of(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into()))
+    }
+
+    #[test]
+    fn the_first_locale_that_is_set_counts() {
+        assert!(theme(&[("LANG", "en_GB.UTF-8")]).is_unicode);
+        assert!(theme(&[("LC_ALL", ""), ("LC_CTYPE", "C.utf8"), ("LANG", "C")]).is_unicode);
+        assert!(!theme(&[("LC_ALL", "POSIX"), ("LANG", "en_GB.UTF-8")]).is_unicode);
+        assert!(!theme(&[]).is_unicode);
+    }
+
+    #[test]
+    fn no_color_takes_the_colours_and_leaves_the_rest() {
+        let plain = theme(&[("NO_COLOR", "1")]);
+        assert_eq!((plain.warning(), plain.alarm().fg), (Style::new(), None));
+        assert_eq!(plain.selected(), theme(&[]).selected());
+        assert!(theme(&[("NO_COLOR", "")]).has_colours, "empty means unset");
+    }
+}
