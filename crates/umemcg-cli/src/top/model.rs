@@ -3,11 +3,12 @@
 //! It changes by keys, by the size of the terminal and by what was read; it reads nothing and draws
 //! nothing.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use crate::args::TopSort;
+use crate::endpoint::VolumeRow;
 
 use super::detail::Detail;
 use super::groups::{Groups, Order, ROOT};
@@ -176,12 +177,11 @@ impl Model {
             self.has_volumes = true;
             match listed {
                 Ok(rows) => {
-                    self.volumes.take(at, rows);
+                    self.take_volumes(at, rows);
                     self.volumes_trouble = None;
                 }
                 Err(trouble) => self.volumes_trouble = Some(trouble),
             }
-            self.selected_volume = self.selected_volume.min(self.volumes.list.len().saturating_sub(1));
         }
         taken.gone.iter().for_each(|&group| self.groups.remove(group));
         if let Page::Group(group) = self.page
@@ -191,6 +191,15 @@ impl Model {
             self.message = Some("the group is gone".into());
         }
         self.refresh();
+    }
+
+    /// Takes a listing of the volumes. The selection stays with its volume.
+    fn take_volumes(&mut self, at: Instant, rows: Vec<VolumeRow>) {
+        let name = self.volumes.list.get(self.selected_volume).map(|volume| volume.row.name.clone());
+        self.volumes.take(at, rows);
+        let place = self.volumes.list.iter().position(|volume| Some(&volume.row.name) == name.as_ref());
+        let last = self.volumes.list.len().saturating_sub(1);
+        self.selected_volume = place.unwrap_or(self.selected_volume.min(last));
     }
 
     /// Starts an interval.

@@ -298,6 +298,12 @@ mod tests {
             ]
         );
         assert_eq!(lines[8], "no answer?");
+        press(&mut model, &[KeyCode::End]);
+        let well = serde_json::json!([
+            {"name": "a", "nr_open": 0, "data": {"dir": {"path": "/a"}}},
+            {"name": "scratch", "nr_open": 0, "data": {"dir": {"path": "/b"}}}]);
+        model.take(Taken { volumes: Some((start, Ok(serde_json::from_value(well).unwrap()))), ..taken() });
+        assert_eq!(model.selected_volume(), 1, "the selection stays with its volume");
         model.take(Taken { volumes: Some((start, Err("no daemon".into()))), ..taken() });
         assert!(screen(&mut model, 80, 10, UNICODE)[3].contains("cannot be listed: no daemon"));
     }
