@@ -1,4 +1,5 @@
-//! The page of one group: what it holds, what happens to it, and what is reclaimed from whom.
+//! The page of one group: what it holds, what happens to it, and from which of its children memory
+//! is reclaimed.
 
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
@@ -29,7 +30,7 @@ const KINDS: [(&str, &str); 10] = [
     ("indexes of files", "index_nodes"),
     ("bookkeeping of groups", "percpu"),
     ("reserved", "anon"),
-    ("active", "active_file"),
+    ("on the active list", "active_file"),
 ];
 
 /// Returns the lines of the page.

@@ -5,8 +5,8 @@
 //!
 //! On a terminal it is a program of pages (`live`); elsewhere it prints tables (`plain`). The live
 //! view has four parts. `model` is the state: what is known of the groups, what is selected and
-//! unfolded. `requests` chooses what to read next. `view` draws a state. `sampler` reads on a thread
-//! of its own, so that a daemon that does not answer leaves the keys at work.
+//! unfolded. `requests` chooses what to read next. `view` draws a state. `sampler` reads on a
+//! thread of its own, so that a daemon that does not answer leaves the keys at work.
 
 mod canvas;
 mod columns;

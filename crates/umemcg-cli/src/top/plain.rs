@@ -3,7 +3,6 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
-use std::time::Duration;
 
 use super::row::{HEADINGS, INTERVAL_MIN, Row};
 use crate::args::{TopArguments, TopSort};
@@ -94,7 +93,7 @@ mod tests {
     use super::*;
     use crate::group_sample::GroupSample;
     use crate::table::human_bytes;
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     fn tree(at: Instant, groups: &[(&'static str, u64, u64)]) -> TreeSample {
         let sample = |&(path, usage_bytes, stalled_us): &(&'static str, u64, u64)| {

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_off_the_screen_have_turns_however_little_time_there_is() {
+    fn groups_off_the_screen_have_turns_however_short_time_is() {
         let tree = tree();
         let mut reader = Reader { control: tree.path().into(), mount: None };
         let mut wanted = Wanted { round: vec![asked(2, "a"), asked(3, "b")], ..wanted() };

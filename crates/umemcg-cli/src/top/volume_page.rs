@@ -12,8 +12,10 @@ use super::volume_rates::Volume;
 
 /// Columns that the names get at least.
 const NAME_MIN: usize = 10;
-/// With fewer columns than these the place of the data is left out.
+/// Columns that the place of the data gets at least, or none.
 const DATA_MIN: usize = 12;
+/// On a terminal of fewer columns figures go before it.
+const NARROW: usize = 64;
 
 type Cell = fn(&Volume) -> String;
 
@@ -76,13 +78,15 @@ fn trouble(volume: &Volume) -> Option<String> {
 pub fn draw(canvas: &mut Canvas<'_>, model: &Model) {
     let layout = model.layout();
     let width = canvas.columns();
-    let mut left = width.saturating_sub(NAME_MIN);
+    let for_data = if width < NARROW { 0 } else { DATA_MIN };
+    let mut left = width.saturating_sub(NAME_MIN + for_data);
     let mut figures = Vec::new();
     for figure in &FIGURES {
         let Some(rest) = left.checked_sub(figure.1) else { break };
         left = rest;
         figures.push(figure);
     }
+    let left = left + for_data;
     let room = left + NAME_MIN.min(width);
     let name_width = if left >= DATA_MIN { (room / 3).max(NAME_MIN) } else { room };
     let data_width = room - name_width;
