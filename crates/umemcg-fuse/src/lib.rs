@@ -15,6 +15,7 @@ pub mod errno;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod handles;
+mod heartbeat;
 pub mod inflight;
 mod kernel_queue;
 mod modify_events;
@@ -44,6 +45,7 @@ pub use daemon::{
 };
 pub use data_fs::{DataFs, Lifetimes};
 pub use errno::ToErrno;
+pub use heartbeat::ReaderWatch;
 pub use inflight::Interrupts;
 pub use modify_events::Touch;
 pub use mount::{MountError, MountOptions, Mounted, Unmount};

@@ -280,6 +280,13 @@ impl Reply {
         self.value(&WriteOut { size: bytes as u32, padding: 0 })
     }
 
+    /// Answers a request that cannot be understood, if an answer is due.
+    pub(crate) fn malformed(&mut self) {
+        if self.is_due() {
+            self.error(Errno::INVAL).ignore();
+        }
+    }
+
     /// Answers that too many requests of this group wait already.
     pub(crate) fn refuse(&mut self) {
         tracing::warn!(opcode = self.opcode, tid = self.tid, "too many requests of a group wait");

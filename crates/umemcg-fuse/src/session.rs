@@ -12,10 +12,12 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use umemcg_base::clock::spawn_detached;
 use umemcg_base::{Idle, IdleObserver, Wait, observe_idle};
 
 use crate::classify::Payer;
 use crate::computing::Run;
+use crate::heartbeat::{Heartbeat, Heartbeats, ReaderWatch};
 use crate::inflight::Inflight;
 use crate::kernel_queue::KernelQueue;
 use crate::mount::Mounted;
@@ -140,6 +142,7 @@ struct Connection {
     buffers: Arc<Buffers>,
     kernel_queue: KernelQueue,
     page_watch: Arc<PageWatch>,
+    heartbeats: Arc<Heartbeats>,
     next_thread: std::sync::atomic::AtomicUsize,
     failure: OnceLock<io::Error>,
 }
@@ -210,6 +213,7 @@ impl Session {
             buffers,
             kernel_queue: KernelQueue::new(),
             page_watch: notifier.page_watch(),
+            heartbeats: Arc::default(),
             next_thread: 0.into(),
             failure: OnceLock::new(),
         });
@@ -236,6 +240,11 @@ impl Session {
     /// Returns how many threads do what.
     pub fn pool_counts(&self) -> PoolCounts {
         self.connection.pool.pool_counts()
+    }
+
+    /// Returns a watch for threads that are stuck with a request that needs no sleep.
+    pub fn watch_readers(&self) -> ReaderWatch {
+        self.connection.heartbeats.watch()
     }
 
     /// Returns the number of requests that are being waited for outside the fast path.
@@ -286,7 +295,7 @@ fn shake_hands(
         let (request, reply) = match request.parts(Dialect::default()) {
             Ok(parts) => parts,
             Err((_, reply)) => {
-                reply_malformed(reply);
+                reply.malformed();
                 continue;
             }
         };
@@ -314,17 +323,6 @@ fn shake_hands(
     }
 }
 
-fn reply_malformed(reply: &mut Reply) {
-    if reply.is_due() {
-        reply.error(Errno::INVAL).ignore();
-    }
-}
-
-fn spawn_detached(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    // Never joined: a thread that hangs in a dead store must not keep the rest from ending.
-    std::thread::Builder::new().name(name.into()).spawn(body).map(drop)
-}
-
 /// The first task of a new thread.
 #[derive(Debug, Clone, Copy)]
 enum Begin {
@@ -335,6 +333,7 @@ enum Begin {
 
 fn spawn_server(connection: &Arc<Connection>, begin: Begin) -> io::Result<()> {
     let connection = Arc::clone(connection);
+    // Never joined: a thread that hangs in a dead store must not keep the rest from ending.
     spawn_detached("umemcg-fuse", move || connection.serve(begin))
 }
 
@@ -366,6 +365,7 @@ impl Connection {
         let number = self.next_thread.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let transport = &self.transports[number % self.transports.len()];
         let spawn_runner = || spawn_server(&self, Begin::Runner);
+        let heartbeat = self.heartbeats.join();
         let seat = Rc::new(PoolObserver { connection: Arc::downgrade(&self), run: Cell::new(None) });
         observe_idle(Rc::clone(&seat) as Rc<dyn IdleObserver>);
         let mut next = match begin {
@@ -376,11 +376,11 @@ impl Connection {
             let started = match next {
                 Next::Exit => return,
                 // The large buffer is given back while the thread is not a reader.
-                Next::Read => match self.read(transport, &seat) {
+                Next::Read => match self.read(transport, &seat, &heartbeat) {
                     Some(started) => started,
                     None => return,
                 },
-                Next::ReceiveReady => match self.receive_ready(&seat) {
+                Next::ReceiveReady => match self.receive_ready(&seat, &heartbeat) {
                     Some(started) => started,
                     None => {
                         next = self.pool.received_ready(|| spawn_server(&self, Begin::Reader), spawn_runner);
@@ -410,10 +410,15 @@ impl Connection {
 
     /// Reads and answers requests until one has been run that may sleep; returns that. None at the
     /// end of the mount.
-    fn read(self: &Arc<Self>, transport: &Arc<dyn Transport>, seat: &PoolObserver) -> Option<Started> {
+    fn read(
+        self: &Arc<Self>,
+        transport: &Arc<dyn Transport>,
+        seat: &PoolObserver,
+        heartbeat: &Heartbeat,
+    ) -> Option<Started> {
         let mut request = self.place(transport);
         loop {
-            match self.receive(transport, &mut request) {
+            match self.receive(transport, &mut request, heartbeat) {
                 Received::Run(started) => return Some(self.run(seat, started, &mut request)),
                 Received::Pick(started, job) => return Some(self.run_queued(seat, started, *job)),
                 Received::Nothing | Received::Done => {}
@@ -428,11 +433,11 @@ impl Connection {
 
     /// Reads and answers the requests that are there, a bounded number. Returns one that has been
     /// run because it may sleep; none when there are no more to take now.
-    fn receive_ready(self: &Arc<Self>, seat: &PoolObserver) -> Option<Started> {
+    fn receive_ready(self: &Arc<Self>, seat: &PoolObserver, heartbeat: &Heartbeat) -> Option<Started> {
         let transport = self.nonblocking.as_ref()?;
         let mut request = self.place(transport);
         for _ in 0..NR_READY_MAX {
-            let received = self.receive(transport, &mut request);
+            let received = self.receive(transport, &mut request, heartbeat);
             if matches!(received, Received::Run(_) | Received::Pick(..)) {
                 // It may hang, and what this thread had come for waits.
                 self.pool.hand_over(|| spawn_server(self, Begin::Runner));
@@ -449,9 +454,16 @@ impl Connection {
     }
 
     /// Receives one request, and answers it or lets it wait if that needs no sleep.
-    fn receive(self: &Arc<Self>, transport: &Arc<dyn Transport>, request: &mut RequestSlot) -> Received {
+    fn receive(
+        self: &Arc<Self>,
+        transport: &Arc<dyn Transport>,
+        request: &mut RequestSlot,
+        heartbeat: &Heartbeat,
+    ) -> Received {
         let queued_after_ns = self.kernel_queue.look(&**transport, &self.inflight);
-        match transport.receive(request.buffer_mut()) {
+        let received = transport.receive(request.buffer_mut());
+        let _turn = heartbeat.turn();
+        match received {
             Ok(len) => {
                 if let Err(malformed) = request.arrived(len) {
                     // Without a header there is no request to answer.
@@ -503,7 +515,7 @@ impl Connection {
             Ok(parts) => parts,
             Err((malformed, reply)) => {
                 tracing::warn!(%malformed, "malformed request");
-                reply_malformed(reply);
+                reply.malformed();
                 return QuickOutcome::Answered;
             }
         };

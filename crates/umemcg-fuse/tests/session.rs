@@ -81,6 +81,35 @@ fn a_hanging_store_does_not_keep_others_waiting() {
 }
 
 #[test]
+fn only_a_reader_that_does_not_come_back_is_stuck() {
+    if !can_mount() {
+        return;
+    }
+    let memory = Memory::with(&[("hang", b"x"), ("calm", b"y")]);
+    let mount = TestMount::new(memory.clone());
+    let mut watch = mount.session.watch_readers();
+    // Each thread whose turn is over by then is well at every second look.
+    let mut settled = |nr_stuck: usize| {
+        within(TIMEOUT, || watch.look().len() == nr_stuck && watch.look().len() == nr_stuck)
+    };
+    assert!(settled(0).is_some(), "an idle mount is well");
+    let hung = mount.path("hang");
+    let slow = std::thread::spawn(move || std::fs::read(hung).unwrap());
+    assert!(within(TIMEOUT, || mount.session.pool_counts().nr_running == 1).is_some());
+    assert!(settled(0).is_some(), "a request that waits for its store is no stuck reader");
+    // The file system answers lookups under this lock, on the thread that has read the request.
+    let files = memory.files.lock().unwrap();
+    let path = mount.path("calm");
+    let blocked = std::thread::spawn(move || std::fs::read(path).unwrap());
+    assert!(settled(1).is_some(), "a reader that hangs in a request is stuck");
+    drop(files);
+    assert_eq!(blocked.join().unwrap(), b"y");
+    assert!(settled(0).is_some(), "it has come back");
+    memory.gate.open();
+    assert_eq!(slow.join().unwrap(), b"x");
+}
+
+#[test]
 fn two_hundred_sleepers_leave_others_served_and_then_go() {
     if !can_mount() {
         return;

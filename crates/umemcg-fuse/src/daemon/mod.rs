@@ -19,6 +19,7 @@ use umemcg_vfs::{VolumeConfig, VolumeError, VolumeSpec, Volumes};
 
 use crate::classify::Classifier;
 use crate::data_fs::{DataFs, Lifetimes};
+use crate::heartbeat::ReaderWatch;
 use crate::mount::{MountError, MountOptions, Mounted, Unmount};
 use crate::session::{Filesystem, Session, SessionConfig, SessionError};
 
@@ -221,6 +222,12 @@ impl Daemon {
     /// Returns the session of the data mount.
     pub fn session(&self) -> &Session {
         &self.data.session
+    }
+
+    /// Returns watches for threads of the mounts that are stuck.
+    pub fn watch_readers(&self) -> Vec<ReaderWatch> {
+        let served = std::iter::once(&self.data).chain(&self.control);
+        served.map(|served| served.session.watch_readers()).collect()
     }
 
     /// Returns the control mount, if there is one.
