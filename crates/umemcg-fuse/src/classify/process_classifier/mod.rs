@@ -18,8 +18,10 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
+use arc_swap::ArcSwap;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use umemcg::{CreateError, Engine, Group};
@@ -55,9 +57,13 @@ enum Tracker {
 pub struct ProcessClassifier {
     engine: Arc<Engine>,
     tracker: Tracker,
-    rules: Vec<Rule>,
-    has_path_rules: bool,
+    /// Replaced as a whole; a new list is followed by a new generation of `threads`.
+    rules: ArcSwap<Vec<Rule>>,
+    /// Spares each request the list. A hint: the list itself decides.
+    has_path_rules: AtomicBool,
     rule_groups: RuleGroups,
+    /// A thread removes idle groups.
+    tends_rule_groups: AtomicBool,
     threads: ThreadCache<Placement>,
     /// Groups that processes have been moved into by hand, by serial.
     members: LeafRwLock<HashMap<u64, Weak<Group>>>,
@@ -93,6 +99,10 @@ const FIRST_RULE: usize = 1;
 /// Most times that a rule's group may vanish while it is being looked up.
 const CREATE_TRIES_MAX: usize = 8;
 
+fn has_path_rules(rules: &[Rule]) -> bool {
+    rules.iter().any(|rule| rule.kind() == RuleKind::Path)
+}
+
 impl ProcessClassifier {
     /// Creates a classifier with no members. The kernel keeps the membership if it can.
     ///
@@ -110,13 +120,13 @@ impl ProcessClassifier {
     }
 
     fn with_tracker(engine: Arc<Engine>, rules: Vec<Rule>, tracker: Tracker) -> io::Result<Self> {
-        let has_path_rules = rules.iter().any(|rule| rule.kind() == RuleKind::Path);
         Ok(Self {
             engine,
             tracker,
-            rules,
-            has_path_rules,
+            has_path_rules: has_path_rules(&rules).into(),
+            rules: ArcSwap::from_pointee(rules),
             rule_groups: RuleGroups::new(RULE_GROUPS_MAX),
+            tends_rule_groups: false.into(),
             threads: ThreadCache::new()?,
             members: LeafRwLock::default(),
             closed: RankedMutex::new(Rank::Membership, Vec::new()),
@@ -130,23 +140,43 @@ impl ProcessClassifier {
         self
     }
 
+    /// Replaces the rules. The next request of each thread is charged by the new ones; groups that
+    /// the old ones have created stay until they are idle.
+    ///
+    /// # Errors
+    /// When the system refuses a thread; then nothing has changed.
+    pub fn set_rules(self: &Arc<Self>, rules: Vec<Rule>) -> io::Result<()> {
+        if !rules.is_empty() {
+            self.start_tending()?;
+        }
+        self.has_path_rules.store(has_path_rules(&rules), Ordering::Relaxed);
+        self.rules.store(Arc::new(rules));
+        self.threads.begin_generation();
+        Ok(())
+    }
+
     /// Starts a thread that removes empty and idle groups that rules have created, until the
-    /// classifier is dropped.
+    /// classifier is dropped. Without rules it is started when some are set.
     ///
     /// # Errors
     /// When the system refuses a thread.
     pub fn tend_rule_groups(self: &Arc<Self>) -> io::Result<()> {
-        if self.rules.is_empty() {
+        if self.rules.load().is_empty() { Ok(()) } else { self.start_tending() }
+    }
+
+    fn start_tending(self: &Arc<Self>) -> io::Result<()> {
+        if self.tends_rule_groups.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
         let classifier = Arc::downgrade(self);
-        umemcg_base::clock::spawn_detached("umemcg-rules", move || {
+        let started = umemcg_base::clock::spawn_detached("umemcg-rules", move || {
             while let Some(classifier) = classifier.upgrade() {
                 classifier.rule_groups.sweep(&classifier.engine, &|group| classifier.remove_idle(group));
                 drop(classifier);
                 std::thread::sleep(rule_groups::TICK);
             }
-        })
+        });
+        started.inspect_err(|_| self.tends_rule_groups.store(false, Ordering::Relaxed))
     }
 
     /// Removes a group that a rule has created, unless a process was put there.
@@ -198,7 +228,8 @@ impl ProcessClassifier {
         if let Payer::Group(group) = &payer {
             // A placement by hand changes only by a move. The properties that rules examine may
             // change without notice.
-            let life = if rank == BY_HAND || self.rules.is_empty() { Life::Thread } else { Life::Short };
+            let life =
+                if rank == BY_HAND || self.rules.load().is_empty() { Life::Thread } else { Life::Short };
             self.threads.put(ticket, uid, Placement { group: Arc::downgrade(group), rank, since_ns }, life);
         }
         Some(FoundPlacement { payer, rank, since_ns })
@@ -207,15 +238,17 @@ impl ProcessClassifier {
     /// Returns a placement in the root, after all rules.
     fn in_root(&self) -> FoundPlacement {
         let payer = Payer::Group(Arc::clone(self.engine.root()));
-        FoundPlacement { payer, rank: FIRST_RULE + self.rules.len(), since_ns: 0 }
+        FoundPlacement { payer, rank: FIRST_RULE + self.rules.load().len(), since_ns: 0 }
     }
 
     /// Returns the group that path rules before the matched one choose for a request.
     fn place_by_path(&self, rank: usize, path: &dyn Fn() -> Option<PathBuf>) -> Option<Payer> {
-        if !self.has_path_rules || rank == BY_HAND {
+        if !self.has_path_rules.load(Ordering::Relaxed) || rank == BY_HAND {
             return None;
         }
-        let before = &self.rules[..rank - FIRST_RULE];
+        let rules = self.rules.load();
+        // The rank may be that of a longer list, which has just been replaced.
+        let before = &rules[..rules.len().min(rank - FIRST_RULE)];
         let mut path_rules = before.iter().filter(|rule| rule.kind() == RuleKind::Path).peekable();
         let path = path_rules.peek().and_then(|_| path())?;
         let path = path.as_os_str().as_bytes();
@@ -237,7 +270,7 @@ impl ProcessClassifier {
     }
 
     fn place_by_rules(&self, uid: u32, cgroups: &[u8]) -> (Payer, usize) {
-        for (number, rule) in self.rules.iter().enumerate() {
+        for (number, rule) in self.rules.load().iter().enumerate() {
             let names = match rule.kind() {
                 RuleKind::Path => None,
                 RuleKind::Uid => rule.place(uid.to_string().as_bytes()),

@@ -188,6 +188,25 @@ fn rules_place_other_processes_and_make_the_groups() {
 }
 
 #[test]
+fn new_rules_hold_for_threads_that_are_known() {
+    let classifier = Arc::new(ancestry(&[]));
+    let set = |rules: &[&str]| {
+        classifier.set_rules(rules.iter().map(|rule| rule.parse().unwrap()).collect()).unwrap();
+    };
+    let me = std::process::id();
+    let path = || Some(PathBuf::from("/p/x"));
+    let found = || classifier.classify_at(me, 0, 0, &path).path();
+    assert_eq!(found(), Path::new("/"));
+    set(&["uid:7=/seven", "path:/p/*=/p/{1}", "uid:*=/all"]);
+    assert_eq!(found(), Path::new("/p/x"));
+    // Fewer rules than the thread's rank in the list before.
+    set(&["uid:*=/other"]);
+    assert_eq!(found(), Path::new("/other"));
+    set(&[]);
+    assert_eq!(found(), Path::new("/"));
+}
+
+#[test]
 fn a_place_by_hand_wins_over_rules_until_a_move_to_the_root() {
     for classifier in each(&["uid:*=/users/{0}", "path:/p/*=/p/{1}"]) {
         let a = classifier.make("a");
