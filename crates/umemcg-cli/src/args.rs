@@ -13,6 +13,7 @@ use umemcg_fuse::Rule;
 use umemcg_metrics::MetricsAddress;
 
 use crate::duration::parse_duration;
+use crate::log::LogFormat;
 use crate::pool::PoolSize;
 use crate::stores::StoreOptions;
 
@@ -115,6 +116,10 @@ pub struct Arguments {
     /// `umemcg_fuse=trace`.
     #[arg(short, long, global = true, action = ArgAction::Count)]
     pub verbose: u8,
+    /// The format of what goes to stderr (default: journald where it goes to the journal, else
+    /// text)
+    #[arg(long, global = true, value_enum, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
     /// The command.
     #[command(subcommand)]
     pub command: Command,
@@ -133,6 +138,8 @@ pub enum Command {
     Umount(UmountArguments),
     /// Wait until everything written so far is durable
     Sync(SyncArguments),
+    /// Have the daemon of a mount read its configuration again, as SIGHUP does
+    Reload(DaemonArguments),
     /// Add, list and remove volumes of a mount that shows volumes
     #[command(subcommand)]
     Volume(VolumeCommand),

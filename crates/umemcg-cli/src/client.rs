@@ -101,7 +101,11 @@ fn last_reply(mount: &Mount, request: &Request) -> Result<(), Failure> {
         Ok(Reply::Busy { users }) => Err(Failure::Busy(format!("{path} is in use by {}", users.join(", ")))),
         Ok(Reply::Failed { message }) => Err(Failure::Failed(message)),
         Ok(
-            Reply::Progress { .. } | Reply::Volumes { .. } | Reply::Metrics { .. } | Reply::Removed { .. },
+            Reply::Progress { .. }
+            | Reply::Volumes { .. }
+            | Reply::Metrics { .. }
+            | Reply::Reloaded(_)
+            | Reply::Removed { .. },
         ) => Err(not_answered(mount, &AskError::HungUp)),
         Err(error) => Err(not_answered(mount, &error)),
     }

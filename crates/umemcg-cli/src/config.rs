@@ -4,25 +4,23 @@
 //! file, so the same values are valid. Every error is reported with its line before anything is
 //! mounted.
 
-use std::collections::BTreeMap;
-use std::ffi::OsStr;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use toml::{Spanned, Value};
-use umemcg_control::{Access, Attr, ControlError, ControlTree, Credentials, NodeId, Request};
+use umemcg_control::{ControlTree, NodeId};
 use umemcg_fuse::Rule;
 use umemcg_metrics::{MetricsAddress, WrongAddress};
 
 use crate::args::{ControlStyle, PageCache};
 use crate::endpoint::VolumeSource;
 use crate::exit::Failure;
+use crate::limits::{LimitName, LimitTexts, limit_file, make_group, write_limit};
+use crate::log::check_filter;
 use crate::pool::PoolSize;
 use crate::stores::{AttributeSource, StoreOptions, StoreSource};
-
-/// Control files that move processes. Not allowed here: a configuration cannot know process ids.
-const OF_PROCESSES: [&str; 2] = ["cgroup.procs", "tasks"];
 
 /// What the file may contain; anything else is an error.
 #[derive(Debug, Default, Deserialize)]
@@ -42,6 +40,8 @@ struct Content {
     watch: Option<bool>,
     /// Where metrics are served.
     metrics: Option<Spanned<String>>,
+    /// What is logged.
+    log: Option<Spanned<String>>,
     /// Levels below the root with metrics of their own.
     metrics_depth: Option<usize>,
     #[serde(default)]
@@ -136,6 +136,36 @@ impl Config {
         self.content.metrics.as_ref().map(parse).transpose()
     }
 
+    /// Returns what is logged, if the file says.
+    ///
+    /// # Errors
+    /// [`Failure`] with the line.
+    pub fn log(&self) -> Result<Option<&str>, Failure> {
+        let text = self.content.log.as_ref();
+        let checked = text.map_or(Ok(()), |text| {
+            check_filter(Some(text.get_ref())).map_err(|error| self.wrong(text, error))
+        });
+        checked.map(|()| text.map(|text| text.get_ref().as_str()))
+    }
+
+    /// Returns the settings that hold for the life of a mount, with their values, as the file says.
+    pub fn fixed_settings(&self) -> FixedSettings {
+        let Content { pool, metrics, metrics_depth, rule_groups_max, .. } = &self.content;
+        let Content { recursive_protection, control_style, page_cache, exclusive, watch, .. } = &self.content;
+        let text = |value: &Option<Spanned<String>>| format!("{:?}", value.as_ref().map(Spanned::get_ref));
+        [
+            ("pool", text(pool)),
+            ("recursive_protection", format!("{recursive_protection:?}")),
+            ("control_style", format!("{control_style:?}")),
+            ("page_cache", format!("{page_cache:?}")),
+            ("exclusive", exclusive.to_string()),
+            ("watch", format!("{watch:?}")),
+            ("metrics", text(metrics)),
+            ("metrics_depth", format!("{metrics_depth:?}")),
+            ("rule_groups_max", format!("{rule_groups_max:?}")),
+        ]
+    }
+
     /// Returns how many levels of groups have metrics of their own, if the file says.
     pub fn metrics_depth(&self) -> Option<usize> {
         self.content.metrics_depth
@@ -187,68 +217,59 @@ impl Config {
         volumes.into_iter().map(|(name, content)| VolumeEntry { config: self, name, content })
     }
 
-    /// Creates the groups and sets their limits, in the order of the file. Missing ancestors are
-    /// created.
-    ///
-    /// # Errors
-    /// [`Failure`] with the line.
-    pub fn make_groups(&self, tree: &ControlTree) -> Result<(), Failure> {
-        let me = Credentials::user(rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    /// Creates the groups, and sets those of their limits that are not `in_force`, in the order of
+    /// the file. Missing ancestors are created. What was set is noted in `in_force`. Returns a
+    /// failure with its line for each group or limit that was refused.
+    pub fn set_limits(&self, tree: &ControlTree, in_force: &mut LimitTexts) -> Vec<Failure> {
+        let mut failures = Vec::new();
         let mut groups: Vec<_> = self.content.groups.iter().collect();
         groups.sort_by_key(|(path, _)| path.span().start);
         for (path, files) in groups {
-            let node = self.make_group(tree, path, &me)?;
+            let group = match self.make_group(tree, path) {
+                Ok(group) => group,
+                Err(failure) => {
+                    failures.push(failure);
+                    continue;
+                }
+            };
             let mut files: Vec<_> = files.iter().collect();
             files.sort_by_key(|(name, _)| name.span().start);
             for (name, value) in files {
-                self.set(tree, path, node, (name, value), &me)?;
+                if let Err(failure) = self.set(tree, path, group, (name, value), in_force) {
+                    failures.push(failure);
+                }
             }
         }
-        Ok(())
+        failures
     }
 
-    /// Creates the group at a path, with its ancestors, unless it exists.
-    fn make_group(
-        &self,
-        tree: &ControlTree,
-        path: &Spanned<String>,
-        me: &Credentials,
-    ) -> Result<NodeId, Failure> {
-        let text = path.get_ref();
-        let Some(below) = text.strip_prefix('/') else {
-            return Err(self.wrong(
-                path,
-                format!("`{text}` is no group; write its path from the root, such as `/pods/a`"),
-            ));
+    /// Returns the limits that the file names, by group and control file.
+    pub fn limit_names(&self) -> BTreeSet<LimitName> {
+        let of_group = |(path, files): (&Spanned<String>, &BTreeMap<Spanned<String>, _>)| {
+            let path = path.get_ref().clone();
+            files.keys().map(|name| (path.clone(), name.get_ref().clone())).collect::<Vec<_>>()
         };
-        let mut node = NodeId::ROOT;
-        for name in below.split('/').filter(|_| !below.is_empty()) {
-            let refused =
-                |error: ControlError| self.wrong(path, format!("cannot make the group `{text}`: {error}"));
-            if name.is_empty() || name == "." || name == ".." {
-                return Err(refused(ControlError::Invalid));
-            }
-            let made: Result<Attr, ControlError> = match tree.mkdir(node, OsStr::new(name), 0o755, me) {
-                Err(ControlError::Exists) => tree.lookup(node, OsStr::new(name)),
-                made => made,
-            };
-            let made = made.map_err(refused)?;
-            if !made.is_directory {
-                return Err(refused(ControlError::Exists));
-            }
-            node = made.node;
-        }
-        Ok(node)
+        self.content.groups.iter().flat_map(of_group).collect()
     }
 
-    /// Writes one control file of a group.
+    fn make_group(&self, tree: &ControlTree, path: &Spanned<String>) -> Result<NodeId, Failure> {
+        let text = path.get_ref();
+        if !text.starts_with('/') {
+            let what = format!("`{text}` is no group; write its path from the root, such as `/pods/a`");
+            return Err(self.wrong(path, what));
+        }
+        make_group(tree, text)
+            .map_err(|error| self.wrong(path, format!("cannot make the group `{text}`: {error}")))
+    }
+
+    /// Writes one control file of a group, unless this value is in force already.
     fn set(
         &self,
         tree: &ControlTree,
         path: &Spanned<String>,
         group: NodeId,
         (name, value): (&Spanned<String>, &Spanned<Value>),
-        me: &Credentials,
+        in_force: &mut LimitTexts,
     ) -> Result<(), Failure> {
         let (path, file) = (path.get_ref(), name.get_ref());
         let text = match value.get_ref() {
@@ -256,27 +277,25 @@ impl Config {
             Value::Integer(number) => number.to_string(),
             _ => return Err(self.wrong(name, format!("{path}: `{file}` takes a number or a text"))),
         };
-        let found = tree.lookup(group, OsStr::new(file));
-        let found = found.ok().filter(|found| !found.is_directory && !OF_PROCESSES.contains(&file.as_str()));
-        let Some(found) = found else {
+        let limit = (path.clone(), file.clone());
+        if in_force.get(&limit) == Some(&text) {
+            return Ok(());
+        }
+        let Some(node) = limit_file(tree, group, file) else {
             return Err(self.wrong(
                 name,
                 format!("{path}: there is no limit `{file}`; names are those of the control files"),
             ));
         };
-        let request = Request {
-            tid: 0,
-            descriptors: &umemcg_control::NoDescriptors,
-            nonblocking: false,
-            cancelled: &|| false,
-            accepted: &|| {},
-        };
-        let written = tree
-            .open(found.node, Access { read: false, write: true }, me.clone())
-            .and_then(|open| tree.write(&open, text.as_bytes(), &request));
-        written.map_err(|error| self.wrong(name, format!("{path}: cannot set `{file}` to `{text}`: {error}")))
+        write_limit(tree, node, &text)
+            .map_err(|error| self.wrong(name, format!("{path}: cannot set `{file}` to `{text}`: {error}")))?;
+        in_force.insert(limit, text);
+        Ok(())
     }
 }
+
+/// Settings that hold for the life of a mount, by name.
+pub type FixedSettings = [(&'static str, String); 9];
 
 impl VolumeEntry<'_> {
     /// Returns its name.
@@ -336,6 +355,7 @@ impl VolumeEntry<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::OsStr;
     use std::sync::Arc;
     use umemcg::{Engine, EngineConfig, Group};
     use umemcg_fuse::ProcessClassifier;
@@ -352,7 +372,10 @@ mod tests {
         config.pool()?;
         let engine = Engine::new(EngineConfig::default()).unwrap();
         let classifier = Arc::new(ProcessClassifier::new(Arc::clone(&engine), config.rules()?).unwrap());
-        config.make_groups(&ControlTree::new(Arc::clone(&engine), classifier))?;
+        let refused =
+            config.set_limits(&ControlTree::new(Arc::clone(&engine), classifier), &mut LimitTexts::new());
+        refused.into_iter().next().map_or(Ok(()), Err)?;
+        config.log()?;
         let volumes = config.volumes().map(|volume| Ok((volume.name().to_owned(), volume.data()?)));
         Ok((engine, volumes.collect::<Result<_, Failure>>()?))
     }
@@ -400,6 +423,7 @@ mod tests {
             ("\n\nrules = [\"uid:1=/a\",\n\"nonsense\"]", 4, "cgroup:"),
             ("recursive_protection = \"no\"", 1, "expected a boolean"),
             ("control_style = \"v3\"", 1, "unknown variant `v3`"),
+            ("\nlog = \"umemcg_fuse=loud\"", 2, "is no filter"),
             ("page_cache = \"none\"", 1, "unknown variant `none`"),
             ("[groups.a]", 1, "`a` is no group"),
             ("[groups.\"/a/../b\"]", 1, "invalid"),
@@ -422,6 +446,25 @@ mod tests {
             let place = [format!("test.toml:{line}:"), format!("line {line},")];
             assert!(place.iter().any(|place| error.contains(place)), "{text}: line {line}? {error}");
         }
+    }
+
+    #[test]
+    fn a_limit_that_is_in_force_is_not_written_again() {
+        let engine = Engine::new(EngineConfig::default()).unwrap();
+        let classifier = Arc::new(ProcessClassifier::new(Arc::clone(&engine), Vec::new()).unwrap());
+        let tree = ControlTree::new(Arc::clone(&engine), classifier);
+        let mut in_force = LimitTexts::new();
+        let mut set = |bytes: u64| {
+            let config = parsed(&format!("[groups.\"/a\"]\n\"memory.max\" = {bytes}")).unwrap();
+            assert!(config.set_limits(&tree, &mut in_force).is_empty());
+        };
+        set(8 << 20);
+        let a = group(&engine, "a");
+        a.store_max(1 << 20);
+        set(8 << 20);
+        assert_eq!(a.max_bytes(), 1 << 20, "what was set by hand stays");
+        set(16 << 20);
+        assert_eq!(a.max_bytes(), 16 << 20);
     }
 
     #[test]

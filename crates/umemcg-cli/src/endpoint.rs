@@ -85,6 +85,8 @@ pub enum Request {
         /// Where its data is kept.
         data: VolumeSource,
     },
+    /// Read the configuration again, and apply it.
+    Reload,
     /// Return the metrics.
     Metrics {
         /// Levels below the root; all if absent.
@@ -119,6 +121,8 @@ pub enum Reply {
         /// In the order in which they were added.
         volumes: Vec<VolumeRow>,
     },
+    /// The configuration has been read again.
+    Reloaded(Reloaded),
     /// The metrics.
     Metrics {
         /// In the OpenMetrics format.
@@ -147,6 +151,15 @@ pub enum Reply {
         /// The reason.
         message: String,
     },
+}
+
+/// What came of reading the configuration again, in lines for people.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Reloaded {
+    /// What has changed.
+    pub changed: Vec<String>,
+    /// What the file says and is not so, with the reason.
+    pub left: Vec<String>,
 }
 
 /// Serves requests, each on its own thread.

@@ -1,12 +1,16 @@
 //! The failures of a command, and their exit codes.
 
+use std::fmt::Write;
 use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use tracing::Level;
 use umemcg_fuse::Lost;
+
+use crate::log::tell;
 
 /// A file with data that could not be made durable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,12 +68,14 @@ impl Failure {
 
     /// Prints the failure to stderr, and returns its exit code.
     pub fn report(&self) -> ExitCode {
-        eprintln!("umemcg: {self}");
+        let mut text = self.to_string();
         if let Self::Lost(files) = self {
             for file in files {
-                eprintln!("  {}: {} bytes: {}", file.path, file.bytes, file.error);
+                // Writing to a string does not fail.
+                let _ = write!(text, "\n  {}: {} bytes: {}", file.path, file.bytes, file.error);
             }
         }
+        tell(Level::ERROR, text);
         ExitCode::from(self.code())
     }
 }

@@ -7,6 +7,7 @@ use umemcg_fuse::mountinfo;
 
 use crate::config::Config;
 use crate::exit::Failure;
+use crate::limits::LimitTexts;
 use crate::{pool, signals};
 
 /// Applies a configuration as `umemcg mount --config` does before it mounts anything; returns the
@@ -19,7 +20,8 @@ pub fn apply_config(text: &str, tree: &ControlTree) -> Result<Vec<String>, Strin
         let config = Config::parse(Path::new("fuzz.toml"), text.to_owned())?;
         config.pool()?;
         config.rules()?;
-        config.make_groups(tree)?;
+        config.log()?;
+        config.set_limits(tree, &mut LimitTexts::new()).into_iter().next().map_or(Ok(()), Err)?;
         config.volumes().map(|volume| volume.data().map(|_| volume.name().to_owned())).collect()
     };
     apply().map_err(|failure| failure.to_string())

@@ -1,10 +1,10 @@
 //! The program `umemcg`: a daemon that serves a directory through a cache charged to groups, and
 //! the commands that talk to it.
 //!
-//! `mount` runs the daemon in the foreground. `sync`, `umount`, `volume` and `metrics` send it
-//! requests over a socket. `top` and `trim` use the control files. `demo` demonstrates all of it.
-//! What a mount does is in the layers below; this crate has the command line, the signals and the
-//! exit codes. It is a library only for the program and the fuzz targets.
+//! `mount` runs the daemon in the foreground. `sync`, `umount`, `volume`, `reload` and `metrics`
+//! send it requests over a socket. `top` and `trim` use the control files. `demo` demonstrates
+//! all of it. What a mount does is in the layers below; this crate has the command line, the signals
+//! and the exit codes. It is a library only for the program and the fuzz targets.
 #![forbid(unsafe_code)]
 
 mod acceptor;
@@ -19,12 +19,15 @@ mod exit;
 pub mod fuzzing;
 mod group_sample;
 mod lifecycle;
+mod limits;
 mod log;
 mod metrics;
 mod mount;
 mod mounts;
 mod orphan_guard;
 mod pool;
+mod reload;
+mod service_manager;
 mod signals;
 mod stores;
 mod table;
@@ -34,6 +37,7 @@ mod trim;
 mod umount_helper;
 mod users;
 mod volumes;
+mod watchdog;
 
 use std::process::ExitCode;
 
@@ -48,11 +52,12 @@ pub fn run() -> ExitCode {
     }
     // Exits with 2 if the command line is invalid.
     let arguments = Arguments::parse();
-    log::start(arguments.verbose);
+    log::start(arguments.verbose, arguments.log_format);
     let result = match &arguments.command {
         Command::Mount(mount) => mount::mount(mount),
         Command::Umount(umount) => client::umount(umount),
         Command::Sync(sync) => client::sync(sync),
+        Command::Reload(which) => reload::ask(which),
         Command::Volume(volume) => volumes::volume(volume),
         Command::Top(top) => top::top(top),
         Command::Metrics(metrics) => metrics::metrics(metrics),

@@ -13,6 +13,9 @@
 //! One deadline covers all of it, set by the event that starts it. A second signal ends everything
 //! immediately: data that is not durable by then is reported as lost. Like umount(8), `umemcg
 //! umount` changes nothing if the mount is in use.
+//!
+//! SIGHUP and `umemcg reload` have the daemon read its configuration again while it serves. A
+//! reload and an end take turns. The service manager is told of each step.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,14 +23,20 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
+use tracing::Level;
 use umemcg_base::{Condvar, LeafMutex, Rank, RankedMutex};
 
-use crate::endpoint::{Reply, Request, Serve};
+use crate::endpoint::{Reloaded, Reply, Request, Serve};
 use crate::exit::{Failure, LostFile};
+use crate::log::tell;
+use crate::service_manager::ServiceManager;
 use crate::users::users_of;
 
 /// How long the end waits for requests on the socket to send their last replies.
 const LAST_REPLY_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the end may take beyond its deadline: closing what hangs, listing what is lost, the
+/// last replies.
+const AFTER_DEADLINE: Duration = Duration::from_secs(15);
 
 /// A daemon as a foreground mount uses it.
 pub trait Served: Send + Sync + 'static {
@@ -49,6 +58,16 @@ pub trait Served: Send + Sync + 'static {
         Reply::Failed { message: "there are no volumes here".into() }
     }
 
+    /// Reads the configuration again, and applies it. Makes volumes that are removed durable by the
+    /// deadline.
+    ///
+    /// # Errors
+    /// A message for the user; then nothing has changed.
+    fn reload(&self, deadline: Instant) -> Result<Reloaded, String> {
+        let _ = deadline;
+        Err("there is no configuration here".into())
+    }
+
     /// Returns the metrics, with groups down to `depth` levels below the root.
     fn metrics(&self, depth: Option<usize>) -> String {
         let _ = depth;
@@ -63,8 +82,10 @@ pub trait Served: Send + Sync + 'static {
 /// An event that the foreground waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// SIGINT, SIGTERM or SIGHUP.
+    /// SIGINT or SIGTERM.
     Signal,
+    /// SIGHUP.
+    Reload,
     /// The kernel has closed the data mount; no more requests will come.
     Ended,
 }
@@ -74,9 +95,10 @@ pub struct Lifecycle {
     served: Arc<dyn Served>,
     mountpoint: PathBuf,
     flush_timeout: Duration,
+    manager: Arc<ServiceManager>,
     /// The deadline of the end; `None` while serving.
     deadline: LeafMutex<Option<Instant>>,
-    /// One umount at a time.
+    /// One umount or reload at a time.
     ending: RankedMutex<()>,
     /// The number of requests on the socket without a last reply.
     nr_requests: LeafMutex<usize>,
@@ -92,11 +114,17 @@ impl std::fmt::Debug for Lifecycle {
 
 impl Lifecycle {
     /// Creates the state of a mount that is being served.
-    pub fn new(served: Arc<dyn Served>, mountpoint: &Path, flush_timeout: Duration) -> Arc<Self> {
+    pub fn new(
+        served: Arc<dyn Served>,
+        mountpoint: &Path,
+        flush_timeout: Duration,
+        manager: Arc<ServiceManager>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             served,
             mountpoint: mountpoint.to_owned(),
             flush_timeout,
+            manager,
             deadline: LeafMutex::new(None),
             ending: RankedMutex::new(Rank::Ending, ()),
             nr_requests: LeafMutex::new(0),
@@ -104,13 +132,14 @@ impl Lifecycle {
         })
     }
 
-    /// Serves until the mount has ended. Blocks.
+    /// Serves until the mount has ended, and tells the service manager. Blocks.
     ///
     /// # Errors
     /// [`Failure::Lost`] with what could not be made durable.
     pub fn run(self: &Arc<Self>, events: &Receiver<Event>, sender: &Sender<Event>) -> Result<(), Failure> {
         let mut end_by = None;
         let mut insisted = false;
+        self.manager.ready(&self.status());
         loop {
             match Self::next_event(events, end_by) {
                 Ok(Event::Ended) => break,
@@ -126,8 +155,14 @@ impl Lifecycle {
                     insisted = true;
                     break;
                 }
+                Ok(Event::Reload) => {
+                    let reloading = Arc::clone(self);
+                    // On its own thread, too.
+                    std::thread::spawn(move || drop(reloading.reload()));
+                }
                 Err(RecvTimeoutError::Timeout) => {
-                    eprintln!("umemcg: {} is still in use; ending nevertheless", self.mountpoint.display());
+                    let point = self.mountpoint.display();
+                    tell(Level::WARN, format_args!("{point} is still in use; ending nevertheless"));
                     break;
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -152,9 +187,47 @@ impl Lifecycle {
         }
     }
 
-    /// Sets the deadline unless it is set, and returns it.
+    /// Sets the deadline unless it is set, and returns it. The service manager is told.
     fn begin_end(&self) -> Instant {
-        *self.deadline.lock().get_or_insert_with(|| Instant::now() + self.flush_timeout)
+        let deadline = *self.deadline.lock().get_or_insert_with(|| Instant::now() + self.flush_timeout);
+        self.manager.stopping(deadline.saturating_duration_since(Instant::now()) + AFTER_DEADLINE);
+        deadline
+    }
+
+    fn status(&self) -> String {
+        format!("serving {}", self.mountpoint.display())
+    }
+
+    /// Reads the configuration again; what came of it is logged, and told the service manager.
+    fn reload(&self) -> Reply {
+        let _one_at_a_time = self.ending.lock();
+        if self.deadline.lock().is_some() {
+            return Reply::Failed { message: "the mount ends; nothing is reloaded".into() };
+        }
+        self.manager.reloading();
+        let reloaded = self.served.reload(Instant::now() + self.flush_timeout);
+        let (status, reply) = match reloaded {
+            Ok(reloaded) => {
+                let Reloaded { changed, left } = &reloaded;
+                for change in changed {
+                    tell(Level::INFO, format_args!("reloaded: {change}"));
+                }
+                for what in left {
+                    tell(Level::WARN, format_args!("not changed by the reload: {what}"));
+                }
+                let nr_left = match left.len() {
+                    0 => String::new(),
+                    nr => format!("; {nr} settings of the configuration are not in force, see the log"),
+                };
+                (format!("{}{nr_left}", self.status()), Reply::Reloaded(reloaded))
+            }
+            Err(message) => {
+                tell(Level::ERROR, format_args!("nothing is reloaded: {message}"));
+                (format!("{}; nothing is reloaded: {message}", self.status()), Reply::Failed { message })
+            }
+        };
+        self.manager.ready(&status);
+        reply
     }
 
     fn end_on_signal(&self, deadline: Instant, sender: &Sender<Event>) {
@@ -165,19 +238,22 @@ impl Lifecycle {
             Ok(()) => {}
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => {
                 let users = users_of(&self.mountpoint);
-                eprintln!(
-                    "umemcg: {} is in use{}; it is detached, and served to them for up to {:.0} s more \
+                let message = format!(
+                    "{} is in use{}; it is detached, and served to them for up to {:.0} s more \
                      (a second signal ends it now)",
                     self.mountpoint.display(),
                     by(&users),
                     deadline.saturating_duration_since(Instant::now()).as_secs_f64()
                 );
+                tell(Level::WARN, message);
                 if let Err(error) = self.served.unmount(true) {
-                    eprintln!("umemcg: cannot detach {}: {error}", self.mountpoint.display());
+                    let point = self.mountpoint.display();
+                    tell(Level::ERROR, format_args!("cannot detach {point}: {error}"));
                 }
             }
             Err(error) => {
-                eprintln!("umemcg: cannot unmount {}: {error}", self.mountpoint.display());
+                let point = self.mountpoint.display();
+                tell(Level::ERROR, format_args!("cannot unmount {point}: {error}"));
                 // Nothing else will end the mount: go on to the last flush.
                 let _ = sender.send(Event::Ended);
             }
@@ -226,6 +302,7 @@ impl Serve for Lifecycle {
                 let timeout = timeout.map_or(self.flush_timeout, Duration::from_millis);
                 self.served.volumes(request, Instant::now() + timeout, &mut progress)
             }
+            Request::Reload => self.reload(),
             Request::Metrics { depth } => Reply::Metrics { text: self.served.metrics(depth) },
             Request::Umount { flush_timeout_ms } => {
                 self.umount_on_request(flush_timeout_ms.map(Duration::from_millis), &mut progress)
@@ -305,7 +382,12 @@ mod tests {
         let (sender, receiver) = channel();
         *fake.on_gone.lock() = Some(sender.clone());
         let fake = Arc::new(fake);
-        let lifecycle = Lifecycle::new(Arc::clone(&fake) as Arc<dyn Served>, Path::new("/nowhere"), timeout);
+        let lifecycle = Lifecycle::new(
+            Arc::clone(&fake) as Arc<dyn Served>,
+            Path::new("/nowhere"),
+            timeout,
+            Arc::default(),
+        );
         for event in events {
             sender.send(*event).unwrap();
         }
@@ -352,12 +434,27 @@ mod tests {
     }
 
     #[test]
+    fn a_mount_that_ends_is_not_reloaded() {
+        let fake: Arc<dyn Served> = Arc::new(Fake::default());
+        let timeout = Duration::from_secs(30);
+        let lifecycle = Lifecycle::new(fake, Path::new("/nowhere"), timeout, Arc::default());
+        let reply = || match lifecycle.serve(Request::Reload, &mut |_| {}) {
+            Reply::Failed { message } => message,
+            other => panic!("{other:?}"),
+        };
+        assert!(reply().contains("no configuration"));
+        lifecycle.begin_end();
+        assert!(reply().contains("ends"));
+    }
+
+    #[test]
     fn a_request_to_umount_a_mount_in_use_changes_nothing() {
         let fake = Arc::new(Fake { busy: true, ..Fake::default() });
         let lifecycle = Lifecycle::new(
             Arc::clone(&fake) as Arc<dyn Served>,
             Path::new("/nowhere"),
             Duration::from_secs(30),
+            Arc::default(),
         );
         let mut progress = Vec::new();
         let reply =

@@ -8,6 +8,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use tracing::Level;
 use umemcg::{Engine, EngineConfig};
 use umemcg_control::{ControlTree, Style};
 use umemcg_fuse::mountinfo::mount_at;
@@ -19,18 +20,22 @@ use umemcg_vfs::{IoMode, VolumeError, VolumeKind, VolumeSpec};
 
 use crate::args::{IoModeArgument, MountArguments, PageCache, Switch};
 use crate::config::Config;
-use crate::endpoint::{Endpoint, Reply, Request, Serve};
+use crate::endpoint::{Endpoint, Reloaded, Reply, Request, Serve};
 use crate::exit::{Failure, LostFile};
 use crate::lifecycle::{Event, Lifecycle, Served};
+use crate::log::tell;
 use crate::metrics;
 use crate::orphan_guard;
 use crate::pool::{PoolSize, usable_memory};
-use crate::signals::forward_signals;
+use crate::reload::{self, InForce, LiveConfig};
+use crate::service_manager::{ServiceManager, watchdog_time};
+use crate::signals::{Told, forward_told};
 use crate::stores::{self, StoreSource, is_store_url};
 use crate::table::human_bytes;
 use crate::touch_helper::TouchHelper;
 use crate::umount_helper;
 use crate::volumes;
+use crate::watchdog;
 
 /// The most arenas of the C library's allocator. With two of them, a walk over 500,000 files in a
 /// group of 16 MiB costs the daemon a quarter less memory, and no more time.
@@ -49,6 +54,7 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
         ));
     }
     let config = arguments.config.as_deref().map(Config::read).transpose()?.unwrap_or_default();
+    crate::log::set_filter(config.log()?).map_err(Failure::Usage)?;
     if let (Some(_), Some(volume)) = (&arguments.data, config.volumes().next()) {
         return Err(volume.wrong("this mount shows one directory; leave out DATA to show volumes"));
     }
@@ -63,21 +69,22 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
     // From here on a signal ends the mount cleanly, even while it is being created.
     let (sender, events) = channel();
     let told = sender.clone();
-    forward_signals(move || told.send(Event::Signal).is_ok())
+    let event = |told| if told == Told::Reload { Event::Reload } else { Event::Signal };
+    forward_told(move |signal| told.send(event(signal)).is_ok())
         .map_err(|error| Failure::Failed(format!("cannot receive signals: {error}")))?;
     raise_descriptor_limit();
     // Before anything is mounted: an address in use changes nothing.
     let listener = metrics::listen(arguments, &config)?;
-    let daemon = Arc::new(start(arguments, &config, pool_bytes)?);
+    let control = control_of(arguments, &config, pool_bytes)?;
+    let daemon = Arc::new(start(arguments, &config, &control)?);
     orphan_guard::start(daemon.mounted())
         .map_err(|error| Failure::Failed(format!("cannot start the helper process: {error}")))?;
-    for volume in config.volumes() {
-        let until = Instant::now() + arguments.flush_timeout;
-        let spec = volumes::spec_of(&volume.data()?).map_err(|error| volume.wrong(error))?;
-        volumes::add_when_free(&daemon, volume.name(), &spec, until).map_err(|error| volume.wrong(error))?;
-    }
-    let served = Arc::new(Mounted { daemon: Arc::clone(&daemon), source: source(arguments).to_owned() });
-    let lifecycle = Lifecycle::new(served, daemon.mounted().point(), arguments.flush_timeout);
+    let live = live_config(arguments, &config, &daemon, control)?;
+    let served =
+        Arc::new(Mounted { daemon: Arc::clone(&daemon), source: source(arguments).to_owned(), live });
+    let manager = Arc::new(ServiceManager::from_environment());
+    let lifecycle =
+        Lifecycle::new(served, daemon.mounted().point(), arguments.flush_timeout, Arc::clone(&manager));
     let mut endpoint = listen(&daemon, &lifecycle);
     if let Some(path) = &arguments.socket {
         let serve: Arc<dyn Serve> = Arc::clone(&lifecycle) as _;
@@ -88,10 +95,40 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
     let metrics = listener.map(|listener| metrics::serve(listener, &daemon, depth)).transpose()?;
     tell_when_ended(&daemon, sender.clone())?;
     umount_helper::record(source(arguments), daemon.mounted().point());
+    if let Some(within) = watchdog_time() {
+        watchdog::start(&daemon, &manager, within)
+            .map_err(|error| Failure::Failed(format!("cannot start a thread: {error}")))?;
+    }
     announce(arguments, &daemon, pool_bytes);
     let result = lifecycle.run(&events, &sender);
     drop((endpoint, metrics));
     result
+}
+
+/// The groups of a daemon as it begins.
+struct Control {
+    engine: Arc<Engine>,
+    tree: Arc<ControlTree>,
+    processes: Arc<ProcessClassifier>,
+    style: Style,
+    in_force: InForce,
+}
+
+/// Adds the volumes of the configuration, and keeps it to be reloaded; none without one.
+fn live_config(
+    arguments: &MountArguments,
+    config: &Config,
+    daemon: &Daemon,
+    control: Control,
+) -> Result<Option<LiveConfig>, Failure> {
+    let Control { tree, processes, style, mut in_force, .. } = control;
+    for volume in config.volumes() {
+        let source = volume.data()?;
+        reload::add(daemon, &volume, &source, Instant::now() + arguments.flush_timeout)?;
+        in_force.add_volume(volume.name(), source);
+    }
+    let Some(path) = &arguments.config else { return Ok(None) };
+    Ok(Some(LiveConfig::new(path.clone(), style, &tree, &processes, arguments.rules.clone(), in_force)))
 }
 
 /// Raises the soft limit of descriptors, which is often far below what the system allows. Open
@@ -118,7 +155,8 @@ fn engine_config(arguments: &MountArguments, settings: &Config, pool_bytes: u64)
     }
 }
 
-fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Result<Daemon, Failure> {
+/// Creates the engine with the groups and rules of the configuration.
+fn control_of(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Result<Control, Failure> {
     let engine = Engine::new(engine_config(arguments, settings, pool_bytes)).map_err(|error| {
         Failure::Failed(format!("cannot create a pool of {}: {error}", human_bytes(pool_bytes)))
     })?;
@@ -133,7 +171,12 @@ fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Resu
     let tree = ControlTree::new(Arc::clone(&engine), Arc::clone(&processes) as _);
     let style = arguments.control_style.or(settings.control_style()).map_or(Style::Both, Style::from);
     let tree = Arc::new(tree.with_style(style));
-    settings.make_groups(&tree)?;
+    let in_force = InForce::begin(settings, &tree)?;
+    Ok(Control { engine, tree, processes, style, in_force })
+}
+
+fn start(arguments: &MountArguments, settings: &Config, control: &Control) -> Result<Daemon, Failure> {
+    let Control { engine, tree, processes, .. } = control;
     let mut config = match (&arguments.data, store_of(arguments)?) {
         (Some(url), Some(spec)) => DaemonConfig::of(spec, url, &arguments.mountpoint),
         (Some(data), None) => DaemonConfig::new(data, &arguments.mountpoint),
@@ -163,18 +206,20 @@ fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Resu
     // If the option is not given, the default for this user applies.
     config.mount.allow_other = arguments.allow_other.then_some(true);
     config.mount.replace = arguments.replace;
-    let classifier: Arc<dyn Classifier> = Arc::clone(&processes) as _;
-    let start = || Daemon::start(&engine, Arc::clone(&classifier), &config);
+    let classifier: Arc<dyn Classifier> = Arc::clone(processes) as _;
+    let start = || Daemon::start(engine, Arc::clone(&classifier), &config);
     let mut daemon = when_free(start, arguments.flush_timeout).map_err(failure)?;
-    if let Some(control) = &arguments.control {
+    if let Some(point) = &arguments.control {
         let options = MountOptions {
             allow_other: config.mount.allow_other,
             replace: arguments.replace,
             ..MountOptions::new("umemcg-control", config.mount.source.clone())
         };
         let session = SessionConfig::default();
-        let files = ControlFs::with_inotify(tree, processes, |mounted| Box::new(TouchHelper::new(mounted)));
-        daemon.mount_control(control, &options, files, session).map_err(failure)?;
+        let files = ControlFs::with_inotify(Arc::clone(tree), Arc::clone(processes) as _, |mounted| {
+            Box::new(TouchHelper::new(mounted))
+        });
+        daemon.mount_control(point, &options, files, session).map_err(failure)?;
     }
     Ok(daemon)
 }
@@ -222,7 +267,7 @@ fn when_free(
         match start() {
             Err(DaemonError::Volume(error @ VolumeError::InUse { .. })) if Instant::now() < until => {
                 if !std::mem::replace(&mut is_told, true) {
-                    eprintln!("umemcg: {error}; waiting for up to {} s", timeout.as_secs());
+                    tell(Level::WARN, format_args!("{error}; waiting for up to {} s", timeout.as_secs()));
                 }
                 std::thread::sleep(volumes::DIRECTORY_LOOK);
             }
@@ -270,7 +315,7 @@ fn tell_when_ended(daemon: &Arc<Daemon>, events: mpsc::Sender<Event>) -> Result<
     let waiting = std::thread::Builder::new().name("umemcg-ended".into()).spawn(move || {
         daemon.wait_ended(None);
         if let Some(error) = daemon.session().failure() {
-            eprintln!("umemcg: the connection to the kernel broke: {error}");
+            tell(Level::ERROR, format_args!("the connection to the kernel broke: {error}"));
         }
         // After a second signal no receiver is left.
         let _ = events.send(Event::Ended);
@@ -302,6 +347,7 @@ fn announce(arguments: &MountArguments, daemon: &Daemon, pool_bytes: u64) {
 struct Mounted {
     daemon: Arc<Daemon>,
     source: OsString,
+    live: Option<LiveConfig>,
 }
 
 impl Served for Mounted {
@@ -322,6 +368,13 @@ impl Served for Mounted {
 
     fn volumes(&self, request: Request, deadline: Instant, progress: &mut dyn FnMut(u64)) -> Reply {
         volumes::serve(&self.daemon, request, deadline, progress)
+    }
+
+    fn reload(&self, deadline: Instant) -> Result<Reloaded, String> {
+        match &self.live {
+            Some(live) => live.reload(&self.daemon, deadline),
+            None => Err("there is no configuration: this mount was made without --config".into()),
+        }
     }
 
     fn metrics(&self, depth: Option<usize>) -> String {

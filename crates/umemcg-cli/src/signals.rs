@@ -1,4 +1,5 @@
-//! The signals that end a foreground mount, turned into events.
+//! The signals of a program in the foreground, turned into events. A mount reads its configuration
+//! again at a SIGHUP, which ends other commands like SIGINT and SIGTERM.
 
 use std::io;
 
@@ -11,6 +12,14 @@ use signal_hook::iterator::Signals;
 /// # Errors
 /// When the handlers cannot be installed or no thread can be started.
 pub fn forward_signals(forward: impl Fn() -> bool + Send + 'static) -> io::Result<()> {
+    forward_told(move |_| forward())
+}
+
+/// Like [`forward_signals`], with what the signal tells a daemon.
+///
+/// # Errors
+/// When the handlers cannot be installed or no thread can be started.
+pub fn forward_told(forward: impl Fn(Told) -> bool + Send + 'static) -> io::Result<()> {
     let mut wanted = vec![SIGINT, SIGTERM];
     if !is_ignored(SIGHUP, &std::fs::read_to_string("/proc/self/status").unwrap_or_default()) {
         wanted.push(SIGHUP);
@@ -18,13 +27,23 @@ pub fn forward_signals(forward: impl Fn() -> bool + Send + 'static) -> io::Resul
     let mut signals = Signals::new(wanted)?;
     std::thread::Builder::new().name("umemcg-signals".into()).spawn(move || {
         for signal in signals.forever() {
-            tracing::info!(signal, "told to end");
-            if !forward() {
+            let told = if signal == SIGHUP { Told::Reload } else { Told::End };
+            tracing::info!(signal, ?told, "received a signal");
+            if !forward(told) {
                 return;
             }
         }
     })?;
     Ok(())
+}
+
+/// What a signal tells the daemon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Told {
+    /// To end.
+    End,
+    /// To read the configuration again.
+    Reload,
 }
 
 /// Returns whether `status`, the text of `/proc/self/status`, lists this signal as ignored.

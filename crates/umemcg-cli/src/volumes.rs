@@ -22,7 +22,7 @@ use crate::stores::{self, StoreSource};
 use crate::table::{TextTable, human_bytes};
 
 /// How long adding a volume waits for a directory that a removed volume has not released yet.
-const ADD_WAIT: Duration = Duration::from_secs(2);
+pub(crate) const ADD_WAIT: Duration = Duration::from_secs(2);
 /// The interval between checks whether a directory has been released.
 pub(crate) const DIRECTORY_LOOK: Duration = Duration::from_millis(50);
 
@@ -116,7 +116,11 @@ fn table(volumes: &[VolumeRow]) -> String {
     table.to_string()
 }
 
-fn print<T: Serialize>(json: bool, value: &T, text: impl FnOnce() -> String) -> Result<(), Failure> {
+pub(crate) fn print<T: Serialize>(
+    json: bool,
+    value: &T,
+    text: impl FnOnce() -> String,
+) -> Result<(), Failure> {
     use std::io::Write;
     let text = if json {
         let line = serde_json::to_string(value).map_err(|error| Failure::Failed(error.to_string()))?;
@@ -129,12 +133,12 @@ fn print<T: Serialize>(json: bool, value: &T, text: impl FnOnce() -> String) -> 
     Ok(())
 }
 
-fn unexpected(reply: Reply) -> Failure {
+pub(crate) fn unexpected(reply: Reply) -> Failure {
     Failure::Failed(format!("unexpected reply of the daemon: {reply:?}; is it of another version?"))
 }
 
 /// Sends a request to the daemon that the arguments name, and returns its last reply.
-fn last_reply(which: &DaemonArguments, request: &Request) -> Result<Reply, Failure> {
+pub(crate) fn last_reply(which: &DaemonArguments, request: &Request) -> Result<Reply, Failure> {
     let terminal = std::io::stderr().is_terminal();
     let mut shown = false;
     let mut progress = |dirty_bytes| {
@@ -239,7 +243,7 @@ pub fn serve(daemon: &Daemon, request: Request, deadline: Instant, progress: &mu
                 Err(error) => Reply::Failed { message: format!("cannot remove the volume: {error}") },
             }
         }
-        Request::Sync { .. } | Request::Umount { .. } | Request::Metrics { .. } => {
+        Request::Sync { .. } | Request::Umount { .. } | Request::Metrics { .. } | Request::Reload => {
             Reply::Failed { message: "not a request about volumes".into() }
         }
     }

@@ -1,0 +1,359 @@
+//! The configuration of a mount that is served: read again on SIGHUP or `umemcg reload`, checked as
+//! a whole, and only then applied.
+//!
+//! ```text
+//!   read and parse -> check everything --a mistake--> nothing changes, the mistake is reported
+//!                          |                          with its line
+//!                          v
+//!   log, rules, groups and limits, volumes: what differs from what is *in force* is changed
+//! ```
+//!
+//! What is in force is noted for each limit and volume when it has been set. So a limit that an
+//! operator has set by hand stays until the file says something new about it, a volume that was
+//! added by hand is left alone, and what was refused, because it is busy, is tried again by the
+//! next reload. Limits are checked on a tree of groups of their own before any is set.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use umemcg::{Engine, EngineConfig, Group};
+use umemcg_base::LeafMutex;
+use umemcg_control::{ControlTree, Membership, MembershipError, Style};
+use umemcg_fuse::{Daemon, ProcessClassifier, Rule};
+
+use crate::args::DaemonArguments;
+use crate::config::{Config, FixedSettings, VolumeEntry};
+use crate::endpoint::{Reloaded, Reply, Request, VolumeSource};
+use crate::exit::Failure;
+use crate::limits::{LimitName, LimitTexts, reset_limit};
+use crate::log;
+use crate::pool::MIN_POOL_BYTES;
+use crate::volumes;
+
+/// Runs `umemcg reload`.
+///
+/// # Errors
+/// [`Failure::Failed`] if nothing was reloaded, or not all that the file says is in force.
+pub fn ask(which: &DaemonArguments) -> Result<(), Failure> {
+    let reloaded = match volumes::last_reply(which, &Request::Reload)? {
+        Reply::Reloaded(reloaded) => reloaded,
+        other => return Err(volumes::unexpected(other)),
+    };
+    volumes::print(which.json, &reloaded, || {
+        let changed = reloaded.changed.iter().map(|line| format!("{line}\n")).collect::<String>();
+        if changed.is_empty() { "nothing has changed\n".into() } else { changed }
+    })?;
+    match reloaded.left.as_slice() {
+        [] => Ok(()),
+        left => Err(Failure::Failed(format!(
+            "some of the configuration is not in force:\n  {}",
+            left.join("\n  ")
+        ))),
+    }
+}
+
+/// The configuration of a daemon, and what of it is in force.
+#[derive(Debug)]
+pub struct LiveConfig {
+    path: PathBuf,
+    style: Style,
+    tree: Arc<ControlTree>,
+    processes: Arc<ProcessClassifier>,
+    /// Those of the command line, which come before those of the file.
+    first_rules: Vec<Rule>,
+    in_force: LeafMutex<InForce>,
+}
+
+/// What of a configuration is in force.
+#[derive(Debug, Clone)]
+pub struct InForce {
+    /// Those that hold as long as the mount.
+    fixed: FixedSettings,
+    log: Option<String>,
+    /// Those of the file.
+    rules: Vec<Rule>,
+    limits: LimitTexts,
+    /// The volumes that the file has added.
+    volumes: BTreeMap<String, VolumeSource>,
+}
+
+impl InForce {
+    /// Sets the limits of a configuration, before anything is served.
+    ///
+    /// # Errors
+    /// The first failure, with its line.
+    pub fn begin(config: &Config, tree: &ControlTree) -> Result<Self, Failure> {
+        let mut limits = LimitTexts::new();
+        config.set_limits(tree, &mut limits).into_iter().next().map_or(Ok(()), Err)?;
+        let (fixed, log) = (config.fixed_settings(), config.log()?.map(str::to_owned));
+        Ok(Self { fixed, log, rules: config.rules()?, limits, volumes: BTreeMap::new() })
+    }
+
+    /// Notes a volume that the file has added.
+    pub fn add_volume(&mut self, name: &str, source: VolumeSource) {
+        self.volumes.insert(name.to_owned(), source);
+    }
+}
+
+/// A configuration that has been checked.
+struct Checked<'a> {
+    rules: Vec<Rule>,
+    volumes: Vec<(VolumeEntry<'a>, VolumeSource)>,
+    /// A tree without groups.
+    fresh: ControlTree,
+}
+
+impl LiveConfig {
+    /// Creates the configuration of a daemon. `tree` has its groups, and `processes` the rules of
+    /// the command line, `first_rules`, and then those of the file.
+    pub fn new(
+        path: PathBuf,
+        style: Style,
+        tree: &Arc<ControlTree>,
+        processes: &Arc<ProcessClassifier>,
+        first_rules: Vec<Rule>,
+        in_force: InForce,
+    ) -> Self {
+        let (tree, processes) = (Arc::clone(tree), Arc::clone(processes));
+        Self { path, style, tree, processes, first_rules, in_force: LeafMutex::new(in_force) }
+    }
+
+    /// Reads the file again, and applies it. Volumes that leave are made durable by the deadline.
+    /// One call at a time.
+    ///
+    /// # Errors
+    /// A message with the line if anything in the file is wrong; then nothing has changed.
+    pub fn reload(&self, daemon: &Daemon, deadline: Instant) -> Result<Reloaded, String> {
+        let config = Config::read(&self.path).map_err(|failure| failure.to_string())?;
+        let checked = self.check(daemon, &config).map_err(|failure| failure.to_string())?;
+        let mut in_force = self.in_force.lock().clone();
+        let mut reloaded = Reloaded::default();
+        for ((name, new), (_, old)) in config.fixed_settings().iter().zip(&in_force.fixed) {
+            if new != old {
+                reloaded.left.push(format!("`{name}` holds as long as the mount: end it, and mount again"));
+            }
+        }
+        apply_log(&config, &mut in_force, &mut reloaded);
+        self.apply_rules(checked.rules, &mut in_force, &mut reloaded);
+        self.apply_limits(&config, &checked.fresh, &mut in_force, &mut reloaded);
+        apply_volumes(daemon, &checked.volumes, deadline, &mut in_force, &mut reloaded);
+        *self.in_force.lock() = in_force;
+        Ok(reloaded)
+    }
+
+    /// Checks all that can be checked without a change.
+    fn check<'a>(&self, daemon: &Daemon, config: &'a Config) -> Result<Checked<'a>, Failure> {
+        config.pool()?;
+        config.metrics()?;
+        config.log()?;
+        let rules = config.rules()?;
+        let whole = daemon.volumes().whole().is_some();
+        let volumes = config.volumes().map(|entry| {
+            if whole {
+                return Err(entry.wrong("this mount shows one directory; leave out DATA to show volumes"));
+            }
+            let source = entry.data()?;
+            volumes::spec_of(&source).map_err(|error| entry.wrong(error))?;
+            if let VolumeSource::Dir { path } = &source
+                && let Err(error) = std::fs::read_dir(path)
+            {
+                return Err(entry.wrong(format!("cannot use the directory {}: {error}", path.display())));
+            }
+            Ok((entry, source))
+        });
+        let volumes = volumes.collect::<Result<Vec<_>, Failure>>()?;
+        check_limits(config, self.style)?;
+        Ok(Checked { rules, volumes, fresh: empty_tree(self.style)? })
+    }
+
+    fn apply_rules(&self, rules: Vec<Rule>, in_force: &mut InForce, reloaded: &mut Reloaded) {
+        if rules == in_force.rules {
+            return;
+        }
+        let all = self.first_rules.iter().chain(&rules).cloned().collect();
+        match self.processes.set_rules(all) {
+            Ok(()) => {
+                reloaded.changed.push(format!("{} rules apply now", rules.len()));
+                in_force.rules = rules;
+            }
+            Err(error) => reloaded.left.push(format!("the rules: {error}")),
+        }
+    }
+
+    fn apply_limits(
+        &self,
+        config: &Config,
+        fresh: &ControlTree,
+        in_force: &mut InForce,
+        reloaded: &mut Reloaded,
+    ) {
+        let named = config.limit_names();
+        let gone: Vec<LimitName> =
+            in_force.limits.keys().filter(|&limit| !named.contains(limit)).cloned().collect();
+        for limit in gone {
+            let (path, file) = &limit;
+            match reset_limit(&self.tree, fresh, &limit) {
+                Ok(true) => reloaded.changed.push(format!("{path}: `{file}` is that of a new group")),
+                Ok(false) => {}
+                Err(error) => {
+                    reloaded.left.push(format!("{path}: `{file}` stays as it is: {error}"));
+                    continue;
+                }
+            }
+            in_force.limits.remove(&limit);
+        }
+        let before = in_force.limits.clone();
+        let refused = config.set_limits(&self.tree, &mut in_force.limits);
+        reloaded.left.extend(refused.iter().map(ToString::to_string));
+        for (limit, text) in &in_force.limits {
+            if before.get(limit) != Some(text) {
+                let (path, file) = limit;
+                reloaded.changed.push(format!("{path}: `{file}` is {text} now"));
+            }
+        }
+    }
+}
+
+/// Checks the limits of a configuration on a tree of their own.
+///
+/// # Errors
+/// The first failure, with its line.
+pub fn check_limits(config: &Config, style: Style) -> Result<(), Failure> {
+    config.set_limits(&empty_tree(style)?, &mut LimitTexts::new()).into_iter().next().map_or(Ok(()), Err)
+}
+
+/// Returns a tree with no groups, and an engine of its own.
+fn empty_tree(style: Style) -> Result<ControlTree, Failure> {
+    let engine = Engine::new(EngineConfig::new(MIN_POOL_BYTES))
+        .map_err(|error| Failure::Failed(format!("no memory to check the limits: {error}")))?;
+    let no_processes: Arc<dyn Membership> = Arc::new(NoProcesses(Arc::clone(engine.root())));
+    Ok(ControlTree::new(engine, no_processes).with_style(style))
+}
+
+fn apply_log(config: &Config, in_force: &mut InForce, reloaded: &mut Reloaded) {
+    let Ok(new) = config.log() else { return };
+    if new == in_force.log.as_deref() {
+        return;
+    }
+    match log::set_filter(new) {
+        Ok(true) => {
+            reloaded.changed.push(format!("`log` is {} now", new.unwrap_or("the default")));
+            in_force.log = new.map(str::to_owned);
+        }
+        Ok(false) => reloaded.left.push("`log`: UMEMCG_LOG or -v takes precedence".into()),
+        Err(error) => reloaded.left.push(error),
+    }
+}
+
+/// Removes, replaces and adds volumes, as the file says.
+fn apply_volumes(
+    daemon: &Daemon,
+    wanted: &[(VolumeEntry<'_>, VolumeSource)],
+    deadline: Instant,
+    in_force: &mut InForce,
+    reloaded: &mut Reloaded,
+) {
+    let served: BTreeSet<String> = daemon.list_volumes().into_iter().map(|volume| volume.name).collect();
+    in_force.volumes.retain(|name, _| served.contains(name));
+    // Removals come first: what is added may need their directories.
+    let leaving: Vec<(String, VolumeSource)> = in_force
+        .volumes
+        .iter()
+        .filter(|&(name, source)| !wanted.iter().any(|(entry, new)| entry.name() == name && new == source))
+        .map(|(name, source)| (name.clone(), source.clone()))
+        .collect();
+    for (name, old) in leaving {
+        let new = wanted.iter().find(|(entry, _)| *entry.name() == name).map(|(_, source)| source);
+        let is_memory = |source: &VolumeSource| matches!(source, VolumeSource::Tmpfs { .. });
+        if is_memory(&old) && new.is_some() {
+            reloaded.left.push(format!(
+                "volume `{name}` stays as it is, or its data would be lost: `umemcg volume remove {name}`, then reload"
+            ));
+            continue;
+        }
+        match daemon.remove_volume(&name, false, deadline, &mut |_| {}) {
+            Ok(_) => {
+                in_force.volumes.remove(&name);
+                reloaded.changed.push(format!("volume `{name}` removed"));
+            }
+            Err(error) => reloaded.left.push(format!(
+                "volume `{name}` stays as it was: {error}; `umemcg volume remove --force {name}` removes it"
+            )),
+        }
+    }
+    let served: BTreeSet<String> = daemon.list_volumes().into_iter().map(|volume| volume.name).collect();
+    for (entry, source) in wanted {
+        match (in_force.volumes.contains_key(entry.name()), served.contains(entry.name())) {
+            // It is as the file says, or has just been said to stay.
+            (true, _) => {}
+            (false, true) => reloaded.left.push(
+                entry.wrong("a volume of this name was added with `umemcg volume add`; it stays").to_string(),
+            ),
+            (false, false) => match add(daemon, entry, source, Instant::now() + volumes::ADD_WAIT) {
+                Ok(()) => {
+                    in_force.add_volume(entry.name(), source.clone());
+                    reloaded.changed.push(format!("volume `{}` added", entry.name()));
+                }
+                Err(failure) => reloaded.left.push(failure.to_string()),
+            },
+        }
+    }
+}
+
+/// Adds a volume of the file. Waits for its directory until the deadline.
+///
+/// # Errors
+/// [`Failure`] with the line.
+pub fn add(
+    daemon: &Daemon,
+    entry: &VolumeEntry<'_>,
+    source: &VolumeSource,
+    deadline: Instant,
+) -> Result<(), Failure> {
+    let spec = volumes::spec_of(source).map_err(|error| entry.wrong(error))?;
+    volumes::add_when_free(daemon, entry.name(), &spec, deadline).map_err(|error| entry.wrong(error))?;
+    Ok(())
+}
+
+/// The processes of groups that are there only to be checked.
+#[derive(Debug)]
+struct NoProcesses(Arc<Group>);
+
+impl Membership for NoProcesses {
+    fn processes(&self, _: &Arc<Group>) -> Result<Vec<u32>, MembershipError> {
+        Ok(Vec::new())
+    }
+    fn threads(&self, _: &Arc<Group>) -> Result<Vec<u32>, MembershipError> {
+        Ok(Vec::new())
+    }
+    fn attach_process(&self, _: &Arc<Group>, _: u32) -> Result<(), MembershipError> {
+        Err(MembershipError::NoSuchProcess)
+    }
+    fn attach_thread(&self, _: &Arc<Group>, _: u32) -> Result<(), MembershipError> {
+        Err(MembershipError::NoSuchProcess)
+    }
+    fn explicit_group(&self, _: u32) -> Result<Arc<Group>, MembershipError> {
+        Ok(Arc::clone(&self.0))
+    }
+    fn kill(&self, _: &Arc<Group>, _: u32) -> Result<(), MembershipError> {
+        Ok(())
+    }
+    fn is_populated(&self, _: &Arc<Group>) -> bool {
+        false
+    }
+    fn close(&self, _: &Arc<Group>) -> Result<(), MembershipError> {
+        Ok(())
+    }
+    fn reopen(&self, _: &Arc<Group>) {}
+    fn id_from_viewer(&self, _: u32, _: u32) -> Result<u32, MembershipError> {
+        Err(MembershipError::NoSuchProcess)
+    }
+    fn ids_for_viewer(&self, _: u32, ids: Vec<u32>) -> Vec<u32> {
+        ids
+    }
+    fn process_of(&self, _: u32) -> Result<u32, MembershipError> {
+        Err(MembershipError::NoSuchProcess)
+    }
+}

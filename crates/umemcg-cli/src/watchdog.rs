@@ -1,0 +1,98 @@
+//! The watchdog of a foreground mount: gives the service manager a sign of life as long as no
+//! thread that receives requests is stuck.
+//!
+//! It looks twice within the time that the service manager waits for a sign. A thread is stuck if
+//! both looks find it with the same request, in the part that needs no sleep
+//! ([`umemcg_fuse::ReaderWatch`]). Then there is no sign, and the service manager restarts the
+//! daemon, unless the thread comes back in time. An idle mount is well, and so is one whose store
+//! does not answer: a restart would not bring the store back, and would lose what only the daemon
+//! has.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use umemcg_base::clock::spawn_detached;
+use umemcg_fuse::{Daemon, ReaderWatch};
+
+use crate::service_manager::ServiceManager;
+
+/// Looks at the threads that receive requests, and gives signs of life.
+pub struct Watchdog<L> {
+    manager: Arc<ServiceManager>,
+    /// Returns the threads that have been stuck since it was called last.
+    look: L,
+    is_in_trouble: bool,
+}
+
+impl<L: FnMut() -> Vec<u32>> Watchdog<L> {
+    /// Creates a watchdog that gets the threads that are stuck from `look`.
+    pub fn new(manager: Arc<ServiceManager>, look: L) -> Self {
+        Self { manager, look, is_in_trouble: false }
+    }
+
+    /// Looks once, and gives a sign of life if all is well.
+    pub fn look(&mut self) {
+        let stuck = (self.look)();
+        let was_in_trouble = std::mem::replace(&mut self.is_in_trouble, !stuck.is_empty());
+        if stuck.is_empty() {
+            self.manager.is_alive();
+            if was_in_trouble {
+                tracing::warn!("the threads that receive requests go on");
+                self.manager.status("serving");
+            }
+        } else if !was_in_trouble {
+            let process = std::process::id();
+            tracing::error!(
+                threads = ?stuck,
+                "threads that receive requests are stuck, so the service manager gets no sign of life; \
+                 /proc/{process}/task/THREAD/stack shows where they are"
+            );
+            self.manager.status("stuck: a thread that receives requests does not come back");
+        }
+    }
+}
+
+/// Watches a daemon until the process ends, with a sign of life at least every `within`.
+///
+/// # Errors
+/// When the system refuses a thread.
+pub fn start(daemon: &Daemon, manager: &Arc<ServiceManager>, within: Duration) -> io::Result<()> {
+    let mut watches = daemon.watch_readers();
+    let look = move || watches.iter_mut().flat_map(ReaderWatch::look).collect();
+    let mut watchdog = Watchdog::new(Arc::clone(manager), look);
+    spawn_detached("umemcg-watchdog", move || {
+        loop {
+            watchdog.look();
+            std::thread::sleep(within / 2);
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixDatagram;
+
+    #[test]
+    fn a_stuck_thread_gets_no_sign_of_life_until_it_comes_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("notify");
+        let socket = UnixDatagram::bind(&path).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let manager = Arc::new(ServiceManager::at(path.as_os_str()).unwrap());
+        let mut looks = [vec![], vec![7], vec![7], vec![], vec![]].into_iter();
+        let mut watchdog = Watchdog::new(manager, || looks.next().unwrap());
+        let alive = ["WATCHDOG=1\n"].as_slice();
+        let stuck = ["STATUS=stuck: a thread that receives requests does not come back\n"].as_slice();
+        for expected in [alive, stuck, &[], &["WATCHDOG=1\n", "STATUS=serving\n"], alive] {
+            watchdog.look();
+            let mut buffer = [0; 4096];
+            let messages: Vec<String> =
+                std::iter::from_fn(|| socket.recv(&mut buffer).ok().map(|len| buffer[..len].to_vec()))
+                    .map(|bytes| String::from_utf8(bytes).unwrap())
+                    .collect();
+            assert_eq!(messages, expected);
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! What the service manager is told.
+
+use std::fs;
+
+use rustix::process::Signal;
+
+use crate::harness::needs_mount;
+use crate::service::Service;
+
+#[test]
+fn the_service_manager_is_told_of_each_step() {
+    needs_mount!();
+    for service in [Service::start(None, &[]), Service::start_abstractly()] {
+        // An idle daemon is alive.
+        service.told("WATCHDOG=1");
+        service.told("WATCHDOG=1");
+        service.signal(Signal::TERM);
+        let stopping = service.told("STOPPING=1");
+        assert!(stopping.contains("EXTEND_TIMEOUT_USEC="), "{stopping}");
+    }
+}
+
+#[test]
+fn a_hang_up_without_a_configuration_changes_nothing() {
+    needs_mount!();
+    let mut service = Service::start(None, &[]);
+    service.close_stderr();
+    service.signal(Signal::HUP);
+    service.told("RELOADING=1");
+    let ready = service.told("READY=1");
+    assert!(ready.contains("without --config"), "{ready}");
+    // Nothing reads what it logs any more.
+    service.told("WATCHDOG=1");
+    fs::create_dir(service.path("cg").join("a")).unwrap();
+    let (code, said) = service.reload_by_command(&[]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("without --config"), "{said}");
+    let (status, _) = service.end();
+    assert!(status.success(), "{status}");
+}
