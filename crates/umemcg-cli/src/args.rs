@@ -12,6 +12,7 @@ use umemcg_control::Style;
 use umemcg_fuse::Rule;
 use umemcg_metrics::MetricsAddress;
 
+use crate::doctor::arguments::DoctorArguments;
 use crate::duration::parse_duration;
 use crate::log::LogFormat;
 use crate::pool::PoolSize;
@@ -153,6 +154,8 @@ pub enum Command {
         Drops everything reclaimable of the group and of those below it: clean pages, unused names and inodes. Dirty data \
         stays until it has been written back. --idle limits it to the groups in which nothing was read or written for that time.")]
     Trim(TrimArguments),
+    /// Check whether this machine can run a daemon, and say what to do if not
+    Doctor(DoctorArguments),
     /// Demonstrate umemcg: mount, run programs in two groups, print a table of the results
     Demo(DemoArguments),
     /// Started by the daemon: reports changes of control files to inotify

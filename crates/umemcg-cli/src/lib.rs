@@ -2,9 +2,10 @@
 //! the commands that talk to it.
 //!
 //! `mount` runs the daemon in the foreground. `sync`, `umount`, `volume`, `reload` and `metrics`
-//! send it requests over a socket. `top` and `trim` use the control files. `demo` demonstrates
-//! all of it. What a mount does is in the layers below; this crate has the command line, the signals
-//! and the exit codes. It is a library only for the program and the fuzz targets.
+//! send it requests over a socket. `top` and `trim` use the control files. `doctor` looks at the
+//! machine. `demo` demonstrates all of it. What a mount does is in the layers below; this crate has
+//! the command line, the signals and the exit codes. It is a library only for the program and the
+//! fuzz targets.
 #![forbid(unsafe_code)]
 
 mod acceptor;
@@ -12,6 +13,7 @@ mod args;
 mod client;
 mod config;
 mod demo;
+mod doctor;
 mod duration;
 mod endpoint;
 mod exit;
@@ -62,6 +64,7 @@ pub fn run() -> ExitCode {
         Command::Top(top) => top::top(top),
         Command::Metrics(metrics) => metrics::metrics(metrics),
         Command::Trim(trim) => trim::trim(trim),
+        Command::Doctor(arguments) => doctor::doctor(arguments),
         Command::Demo(demo) => demo::demo(demo),
         Command::TouchControl(touch) => touch_helper::run(touch),
         Command::OrphanGuard(guard) => orphan_guard::run(guard),

@@ -100,6 +100,22 @@ pub struct Usable {
 }
 
 impl Usable {
+    /// Creates one for tests.
+    #[cfg(test)]
+    pub fn new(bytes: u64, limit: Option<PathBuf>) -> Self {
+        Self { bytes, limit }
+    }
+
+    /// Returns it in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Returns the file with the limit; none if it is the machine's memory.
+    pub fn limit(&self) -> Option<&Path> {
+        self.limit.as_deref()
+    }
+
     /// Returns the largest pool that leaves enough memory for the rest of the daemon.
     fn largest_pool_bytes(&self) -> u64 {
         let room = self.bytes.saturating_sub(BESIDE_BYTES);

@@ -212,7 +212,11 @@ fn open(source: &StoreSource, _: Freshness, _: Option<StagingConfig>) -> Result<
     ))
 }
 
-fn staging_of(options: &StoreOptions) -> Result<Option<StagingConfig>, String> {
+/// Returns where what is written is held, if the options say.
+///
+/// # Errors
+/// A message for the user.
+pub fn staging_of(options: &StoreOptions) -> Result<Option<StagingConfig>, String> {
     let max_bytes = options.staging_size.as_deref().map_or(Ok(STAGING_BYTES), size_of)?;
     match &options.staging {
         Some(dir) => Ok(Some(StagingConfig { dir: dir.clone(), max_bytes })),

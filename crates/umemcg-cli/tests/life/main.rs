@@ -2,6 +2,7 @@
 //! read again while the mount is served, logs, exit codes, and `umemcg doctor`.
 #![allow(dead_code, reason = "the harness serves several sets of tests")]
 
+mod commands;
 #[path = "../real_mount/harness.rs"]
 mod harness;
 mod reloads;

@@ -1,0 +1,216 @@
+//! What `umemcg doctor` knows of the machine.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{Access, access, statvfs};
+use rustix::process::{Resource, getrlimit};
+use umemcg::{Engine, EngineConfig};
+use umemcg_control::Style;
+use umemcg_fuse::{ProcessClassifier, Tracking};
+
+use super::arguments::DoctorArguments;
+use crate::config::Config;
+use crate::endpoint::VolumeSource;
+use crate::pool::{MIN_POOL_BYTES, PoolSize, Usable, usable_memory};
+use crate::reload::check_limits;
+use crate::stores::{StoreOptions, StoreSource, spec_of, staging_of};
+
+/// Programs that mount for ordinary users.
+const MOUNT_HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
+const FUSE_DEVICE: &str = "/dev/fuse";
+const FUSE_CONFIG: &str = "/etc/fuse.conf";
+const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+
+/// An error as a message for the user.
+pub type Answer<T> = Result<T, String>;
+
+/// See the module text.
+#[derive(Debug, Clone)]
+pub struct Facts {
+    /// The release of the kernel, such as `6.12.5-amd64`.
+    pub kernel: String,
+    /// Whether the device of FUSE can be opened.
+    pub fuse_device: Answer<()>,
+    /// Root runs the program.
+    pub is_root: bool,
+    /// The program that mounts for an ordinary user.
+    pub mount_helper: Option<PathBuf>,
+    /// Other users are to use the mount.
+    pub wants_others: bool,
+    /// `/etc/fuse.conf` lets ordinary users mount for others.
+    pub may_mount_for_others: bool,
+    /// The most descriptors of a process; none without a limit.
+    pub descriptors_max: Option<u64>,
+    /// Whether the kernel tells which processes are in a group.
+    pub tracking: Answer<Tracking>,
+    /// The pool that is wanted.
+    pub pool: PoolSize,
+    /// The memory that the daemon may use.
+    pub usable: Answer<Usable>,
+    /// The modes of transparent huge pages, the chosen one in brackets; none without them.
+    pub huge_pages: Option<String>,
+    /// Whether the configuration is valid; none if none is given.
+    pub config: Option<Answer<()>>,
+    /// The volumes in directories, and whether each can be listed.
+    pub directories: Vec<(String, Answer<()>)>,
+    /// The volumes of objects, and whether their stores answer.
+    pub stores: Vec<(String, Answer<()>)>,
+    /// The staging directories.
+    pub stagings: Vec<StagingFacts>,
+}
+
+/// A staging directory.
+#[derive(Debug, Clone)]
+pub struct StagingFacts {
+    /// The volume.
+    pub volume: String,
+    /// The directory.
+    pub dir: PathBuf,
+    /// The most bytes that the volume may hold there.
+    pub max_bytes: u64,
+    /// The bytes that are free, if files can be made there.
+    pub free_bytes: Answer<u64>,
+}
+
+impl Facts {
+    /// Reads the machine, and the configuration if one is given. Asks each store once.
+    pub fn gather(arguments: &DoctorArguments) -> Self {
+        let read = arguments.config.as_deref().map(read_config);
+        let config = match &read {
+            Some(Ok(config)) => Some(config),
+            _ => None,
+        };
+        let configured = config.and_then(|config| config.pool().ok().flatten());
+        let mut facts = Self {
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            fuse_device: opened(FUSE_DEVICE.as_ref()),
+            is_root: rustix::process::geteuid().is_root(),
+            mount_helper: MOUNT_HELPERS.into_iter().find_map(program),
+            wants_others: arguments.allow_other,
+            may_mount_for_others: fs::read_to_string(FUSE_CONFIG).is_ok_and(|text| allows_others(&text)),
+            descriptors_max: getrlimit(Resource::Nofile).maximum,
+            tracking: tracking(),
+            pool: arguments.pool.or(configured).unwrap_or(PoolSize::DEFAULT),
+            usable: usable_memory().map_err(|error| error.to_string()),
+            huge_pages: fs::read_to_string(HUGE_PAGES).ok().map(|text| text.trim().to_owned()),
+            config: read.as_ref().map(|read| read.as_ref().map(drop).map_err(Clone::clone)),
+            directories: Vec::new(),
+            stores: Vec::new(),
+            stagings: Vec::new(),
+        };
+        if let Some(config) = config {
+            facts.gather_volumes(config);
+        }
+        facts
+    }
+
+    fn gather_volumes(&mut self, config: &Config) {
+        for entry in config.volumes() {
+            let volume = entry.name().to_owned();
+            match entry.data() {
+                Ok(VolumeSource::Dir { path }) => {
+                    let listed = fs::read_dir(&path).map(drop);
+                    let listed = listed.map_err(|error| format!("{}: {error}", path.display()));
+                    self.directories.push((volume, listed));
+                }
+                Ok(VolumeSource::Store(source)) => {
+                    self.stagings.extend(staging_facts(&volume, &source.options));
+                    self.stores.push((volume, ask(&source)));
+                }
+                // What is wrong with an entry is wrong with the configuration.
+                Ok(VolumeSource::Tmpfs { .. }) | Err(_) => {}
+            }
+        }
+    }
+}
+
+/// Reads a configuration and checks all of it.
+fn read_config(path: &Path) -> Answer<Config> {
+    let read = || {
+        let config = Config::read(path)?;
+        config.pool()?;
+        config.metrics()?;
+        config.log()?;
+        config.rules()?;
+        check_limits(&config, config.control_style().map_or(Style::Both, Style::from))?;
+        for entry in config.volumes() {
+            entry.data()?;
+        }
+        Ok(config)
+    };
+    read().map_err(|failure: crate::exit::Failure| failure.to_string())
+}
+
+fn opened(path: &Path) -> Answer<()> {
+    let opened = fs::OpenOptions::new().read(true).write(true).open(path);
+    opened.map(drop).map_err(|error| error.to_string())
+}
+
+/// Returns the path of a program.
+fn program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|dir| dir.join(name)).find(|file| access(file, Access::EXEC_OK).is_ok())
+}
+
+/// Returns whether the text of `/etc/fuse.conf` lets ordinary users mount for others.
+fn allows_others(text: &str) -> bool {
+    text.lines().any(|line| line.trim() == "user_allow_other")
+}
+
+/// Returns how membership of groups would be kept.
+fn tracking() -> Answer<Tracking> {
+    let engine = trial_engine()?;
+    let processes = ProcessClassifier::new(engine, Vec::new()).map_err(|error| error.to_string())?;
+    Ok(processes.tracking())
+}
+
+fn trial_engine() -> Answer<Arc<Engine>> {
+    Engine::new(EngineConfig::new(MIN_POOL_BYTES)).map_err(|error| error.to_string())
+}
+
+/// Opens a volume of objects read only, which asks its store.
+fn ask(source: &StoreSource) -> Answer<()> {
+    let options = StoreOptions { staging: None, staging_size: None, ..source.options.clone() };
+    let read_only = StoreSource { options, ..source.clone() };
+    let opened = spec_of(&read_only)?.open(&trial_engine()?, 0);
+    opened.map(drop).map_err(|error| error.to_string())
+}
+
+fn staging_facts(volume: &str, options: &StoreOptions) -> Option<StagingFacts> {
+    let staging = staging_of(options).ok()??;
+    let free_bytes = access(&staging.dir, Access::WRITE_OK | Access::EXEC_OK)
+        .and_then(|()| statvfs(&staging.dir))
+        .map(|found| found.f_bavail.saturating_mul(found.f_frsize))
+        .map_err(|errno| errno.to_string());
+    Some(StagingFacts {
+        volume: volume.to_owned(),
+        dir: staging.dir,
+        max_bytes: staging.max_bytes,
+        free_bytes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_line_of_its_own_lets_others_in() {
+        assert!(allows_others("# comment\n user_allow_other \n"));
+        for text in ["", "#user_allow_other\n", "mount_max = 10\n", "user_allow_others\n"] {
+            assert!(!allows_others(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_staging_directory_that_cannot_be_used_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = |dir: PathBuf| StoreOptions { staging: Some(dir), ..StoreOptions::default() };
+        let found = staging_facts("v", &options(directory.path().into())).unwrap();
+        assert!(found.free_bytes.unwrap() > 0);
+        assert!(staging_facts("v", &options(directory.path().join("no"))).unwrap().free_bytes.is_err());
+        assert!(staging_facts("v", &StoreOptions::default()).is_none());
+    }
+}
