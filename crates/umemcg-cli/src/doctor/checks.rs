@@ -16,6 +16,8 @@ const KERNEL_DONTCACHE: (u32, u32) = (6, 14);
 const DESCRIPTORS_WELL: u64 = 65_536;
 /// Descriptors that the daemon needs beside those of its volumes.
 const DESCRIPTORS_BESIDE: u64 = 256;
+/// The most directories that a daemon watches for other programs' changes.
+const WATCHES_USED: u64 = 4;
 /// What the daemon needs beside its pool, when its metadata fill it as well: see docs/operating.md.
 const BESIDE_BYTES: u64 = 64 << 20;
 /// Tenths of the pool that suffice for it and all that goes with it.
@@ -44,6 +46,7 @@ pub fn findings(facts: &Facts) -> Vec<Finding> {
         other_users(facts),
         processes(facts),
         descriptors(facts),
+        watches(facts),
         memory(facts),
         huge_pages(facts.huge_pages.as_deref()),
     ];
@@ -173,6 +176,25 @@ fn descriptors(facts: &Facts) -> Finding {
     }
 }
 
+fn watches(facts: &Facts) -> Finding {
+    const CHECK: &str = "watches";
+    let wanted = (facts.directories.len() as u64).clamp(1, WATCHES_USED);
+    match facts.watches_max {
+        _ if !facts.is_root => {
+            ok(CHECK, "only root can watch for other programs' changes: the kernel asks again each second")
+        }
+        None => ok(CHECK, "the kernel has none for other programs' changes, so it asks again each second"),
+        Some(max) if max < wanted => warn(
+            CHECK,
+            format!(
+                "at most {max} are allowed, and {wanted} are wanted: without one the kernel asks again each second"
+            ),
+            "sysctl fs.fanotify.max_user_groups=128",
+        ),
+        Some(max) => ok(CHECK, format!("up to {max} are allowed")),
+    }
+}
+
 fn memory(facts: &Facts) -> Finding {
     const CHECK: &str = "memory";
     let usable = match &facts.usable {
@@ -276,6 +298,7 @@ mod tests {
             wants_others: false,
             may_mount_for_others: false,
             descriptors_max: Some(1 << 20),
+            watches_max: Some(128),
             tracking: Ok(Tracking::Hierarchy),
             pool: PoolSize::Bytes(GIB),
             usable: Ok(Usable::new(8 * GIB, None)),
@@ -308,7 +331,7 @@ mod tests {
     #[test]
     fn each_bad_machine_is_told_its_one_trouble() {
         use Severity::{Fail, Warn};
-        let cases: [(Spoil, Severity, &str, &str); 22] = [
+        let cases: [(Spoil, Severity, &str, &str); 23] = [
             (|facts| facts.kernel = "4.19.0".into(), Fail, "kernel", "5.4"),
             (|facts| facts.kernel = "6.1.0-18".into(), Warn, "kernel", "6.9"),
             (|facts| facts.kernel = "6.12.0".into(), Warn, "kernel", "6.14"),
@@ -325,6 +348,7 @@ mod tests {
             (|facts| facts.tracking = Err("no".into()), Fail, "processes", "descriptors"),
             (|facts| facts.descriptors_max = Some(1024), Warn, "descriptors", "LimitNOFILE"),
             (|facts| facts.descriptors_max = Some(256), Fail, "descriptors", "LimitNOFILE"),
+            (|facts| facts.watches_max = Some(0), Warn, "watches", "max_user_groups"),
             (|facts| facts.usable = limited(GIB), Fail, "memory", "lower `pool`"),
             (|facts| facts.usable = limited(GIB + GIB / 8), Warn, "memory", "MemoryMax"),
             (|facts| facts.usable = Ok(Usable::new(GIB + GIB / 8, None)), Warn, "memory", "lower `pool`"),

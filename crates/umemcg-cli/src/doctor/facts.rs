@@ -21,6 +21,7 @@ use crate::stores::{StoreOptions, StoreSource, spec_of, staging_of};
 const MOUNT_HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
 const FUSE_DEVICE: &str = "/dev/fuse";
 const FUSE_CONFIG: &str = "/etc/fuse.conf";
+const WATCHES: &str = "/proc/sys/fs/fanotify/max_user_groups";
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
 /// An error as a message for the user.
@@ -43,6 +44,8 @@ pub struct Facts {
     pub may_mount_for_others: bool,
     /// The most descriptors of a process; none without a limit.
     pub descriptors_max: Option<u64>,
+    /// The most watches of file systems that a user may have; none if the kernel has no such watch.
+    pub watches_max: Option<u64>,
     /// Whether the kernel tells which processes are in a group.
     pub tracking: Answer<Tracking>,
     /// The pool that is wanted.
@@ -91,6 +94,7 @@ impl Facts {
             wants_others: arguments.allow_other,
             may_mount_for_others: fs::read_to_string(FUSE_CONFIG).is_ok_and(|text| allows_others(&text)),
             descriptors_max: getrlimit(Resource::Nofile).maximum,
+            watches_max: fs::read_to_string(WATCHES).ok().and_then(|text| text.trim().parse().ok()),
             tracking: tracking(),
             pool: arguments.pool.or(configured).unwrap_or(PoolSize::DEFAULT),
             usable: usable_memory().map_err(|error| error.to_string()),

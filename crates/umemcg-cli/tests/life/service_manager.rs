@@ -20,6 +20,36 @@ fn the_service_manager_is_told_of_each_step() {
     }
 }
 
+/// The store is a mount whose daemon is stopped.
+#[test]
+fn a_store_that_hangs_is_no_reason_for_a_restart() {
+    needs_mount!();
+    let store = Service::start(None, &[]);
+    let (code, said) = store.umemcg(&["volume", "add", "data", "--tmpfs"]);
+    assert_eq!(code, Some(0), "{said}");
+    let dir = store.path("mnt").join("data");
+    fs::write(dir.join("file"), "here").unwrap();
+    let service = Service::start(None, &[]);
+    let (code, said) = service.umemcg(&["volume", "add", "slow", "--dir", dir.to_str().unwrap()]);
+    assert_eq!(code, Some(0), "{said}");
+    store.signal(Signal::STOP);
+    let file = service.path("mnt").join("slow/file");
+    let (sender, begun) = std::sync::mpsc::channel();
+    let reader = std::thread::spawn(move || {
+        sender.send(()).unwrap();
+        fs::read(file).unwrap()
+    });
+    begun.recv().unwrap();
+    // Each look finds the request longer under way than a stuck reader may be.
+    for _ in 0..10 {
+        service.told("WATCHDOG=1");
+    }
+    assert!(!reader.is_finished(), "it waits for the store");
+    store.signal(Signal::CONT);
+    assert_eq!(reader.join().unwrap(), b"here");
+    assert!(service.end().0.success());
+}
+
 #[test]
 fn a_hang_up_without_a_configuration_changes_nothing() {
     needs_mount!();
