@@ -133,7 +133,7 @@ pub enum Command {
     #[command(long_about = "Serve a directory on a mount point until Ctrl-C, SIGTERM or umount.\n\n\
         Stays in the foreground. Before it ends, it writes everything back; files that are still open keep the mount \
         alive until they are closed or the flush timeout has passed. A second Ctrl-C ends it immediately, and reports \
-        the data that is not written as lost.")]
+        the data that is not written as lost. SIGHUP has it read --config again.")]
     Mount(MountArguments),
     /// Wait until everything is durable, then unmount and end the daemon
     Umount(UmountArguments),

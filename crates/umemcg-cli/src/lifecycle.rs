@@ -24,6 +24,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use tracing::Level;
+use umemcg_base::clock::spawn_detached;
 use umemcg_base::{Condvar, LeafMutex, Rank, RankedMutex};
 
 use crate::endpoint::{Reloaded, Reply, Request, Serve};
@@ -100,6 +101,8 @@ pub struct Lifecycle {
     deadline: LeafMutex<Option<Instant>>,
     /// One umount or reload at a time.
     ending: RankedMutex<()>,
+    /// A reload by a signal waits for its turn.
+    reload_waits: LeafMutex<bool>,
     /// The number of requests on the socket without a last reply.
     nr_requests: LeafMutex<usize>,
     /// Signalled when `nr_requests` falls.
@@ -127,6 +130,7 @@ impl Lifecycle {
             manager,
             deadline: LeafMutex::new(None),
             ending: RankedMutex::new(Rank::Ending, ()),
+            reload_waits: LeafMutex::new(false),
             nr_requests: LeafMutex::new(0),
             replied: Condvar::default(),
         })
@@ -155,11 +159,7 @@ impl Lifecycle {
                     insisted = true;
                     break;
                 }
-                Ok(Event::Reload) => {
-                    let reloading = Arc::clone(self);
-                    // On its own thread, too.
-                    std::thread::spawn(move || drop(reloading.reload()));
-                }
+                Ok(Event::Reload) => self.begin_reload(),
                 Err(RecvTimeoutError::Timeout) => {
                     let point = self.mountpoint.display();
                     tell(Level::WARN, format_args!("{point} is still in use; ending nevertheless"));
@@ -198,9 +198,24 @@ impl Lifecycle {
         format!("serving {}", self.mountpoint.display())
     }
 
+    /// Reloads on a thread of its own. One that waits for its turn already reads the newest file.
+    fn begin_reload(self: &Arc<Self>) {
+        if std::mem::replace(&mut *self.reload_waits.lock(), true) {
+            return;
+        }
+        let reloading = Arc::clone(self);
+        let begun = spawn_detached("umemcg-reload", move || drop(reloading.reload()));
+        if let Err(error) = begun {
+            *self.reload_waits.lock() = false;
+            tell(Level::ERROR, format_args!("nothing is reloaded: no thread can be started: {error}"));
+        }
+    }
+
     /// Reads the configuration again; what came of it is logged, and told the service manager.
     fn reload(&self) -> Reply {
         let _one_at_a_time = self.ending.lock();
+        // Before the file is read: a signal from now on may mean a newer one.
+        *self.reload_waits.lock() = false;
         if self.deadline.lock().is_some() {
             return Reply::Failed { message: "the mount ends; nothing is reloaded".into() };
         }

@@ -52,7 +52,7 @@ pub fn reset_limit(tree: &ControlTree, fresh: &ControlTree, limit: &LimitName) -
     let Some(node) = found.ok().and_then(|group| limit_file(tree, group, file)) else { return Ok(false) };
     if names().next().is_none() {
         // The root's depend on the machine, and on the pool.
-        return Err(ControlError::Invalid);
+        return Err(ControlError::NotPermitted);
     }
     let example = match fresh.mkdir(NodeId::ROOT, OsStr::new("fresh"), 0o755, &daemon_user()) {
         Err(ControlError::Exists) => fresh.lookup(NodeId::ROOT, OsStr::new("fresh")),
@@ -130,6 +130,7 @@ mod tests {
         }
         assert_eq!(b.max_bytes(), a.max_bytes());
         assert_eq!(reset_limit(&tree, &fresh, &("/gone".into(), "memory.max".into())), Ok(false));
-        assert!(reset_limit(&tree, &fresh, &("/".into(), "memory.low".into())).is_err());
+        let of_root = ("/".into(), "memory.dirty_ratio".into());
+        assert_eq!(reset_limit(&tree, &fresh, &of_root), Err(ControlError::NotPermitted));
     }
 }

@@ -189,6 +189,7 @@ impl LiveConfig {
         in_force: &mut InForce,
         reloaded: &mut Reloaded,
     ) {
+        let before = in_force.limits.clone();
         let named = config.limit_names();
         let gone: Vec<LimitName> =
             in_force.limits.keys().filter(|&limit| !named.contains(limit)).cloned().collect();
@@ -202,9 +203,9 @@ impl LiveConfig {
                     continue;
                 }
             }
-            in_force.limits.remove(&limit);
+            // One limit may have several files, so the others of the group are written again.
+            in_force.limits.retain(|(of_group, _), _| of_group != path);
         }
-        let before = in_force.limits.clone();
         let refused = config.set_limits(&self.tree, &mut in_force.limits);
         reloaded.left.extend(refused.iter().map(ToString::to_string));
         for (limit, text) in &in_force.limits {

@@ -12,6 +12,9 @@ const BEFORE: &str = r#"
     [groups."/a"]
     "memory.max" = "8M"
     "memory.low" = "1M"
+    [groups."/c"]
+    "memory.max" = "4M"
+    "memory.limit_in_bytes" = "4M"
     [volumes.one]
     dir = "one"
     [volumes.memory]
@@ -32,6 +35,8 @@ fn a_reload_applies_what_differs_in_the_file() {
         "memory.max" = "16M"
         [groups."/b"]
         "memory.max" = "2M"
+        [groups."/c"]
+        "memory.limit_in_bytes" = "4M"
         [volumes.two]
         dir = "two"
         [volumes.memory]
@@ -44,6 +49,7 @@ fn a_reload_applies_what_differs_in_the_file() {
     assert_eq!(service.control("a/memory.low"), "0", "it is not in the file any more");
     assert_eq!(service.control("a/memory.high"), (4 << 20).to_string(), "it was set by hand");
     assert_eq!(service.control("b/memory.max"), (2 << 20).to_string());
+    assert_eq!(service.control("c/memory.max"), (4 << 20).to_string(), "another name of it is in the file");
     let mnt = service.path("mnt");
     assert!(!has(&mnt, "one") && has(&mnt, "two") && has(&mnt, "memory"));
     assert_eq!(fs::read(service.path("one").join("f")).unwrap(), b"x", "it was written back first");
