@@ -252,6 +252,17 @@ impl AskedBucket {
         error
     }
 
+    /// As [`failed`](Self::failed), of a refusal for a reason that is none, or that cannot be known.
+    pub(crate) fn refused(&self, what: &str, key: &str, error: &Error) -> BucketError {
+        match self.failed(what, key, error) {
+            BucketError::Changed(text) | BucketError::NotFound(text) => {
+                self.counts.failures.fetch_add(1, Ordering::Relaxed);
+                BucketError::Unavailable(text)
+            }
+            failed => failed,
+        }
+    }
+
     /// Returns that an object is not what a change expected.
     pub(crate) fn changed(&self, what: &str, key: &str, found: Option<&Found>) -> BucketError {
         let is = match found.map(|found| &found.info) {

@@ -10,7 +10,7 @@ use object_store::{ObjectStore, ObjectStoreExt};
 use tokio::runtime::Handle;
 use umemcg_vfs::object::{
     Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, ObjectBody, ObjectInfo,
-    ObjectSource, UNKNOWN_UPLOAD,
+    ObjectSource, PartedUpload, UNKNOWN_UPLOAD,
 };
 
 use crate::amendment::AMENDMENT;
@@ -19,6 +19,7 @@ use crate::copy::Copy;
 use crate::http_layer::{HIDDEN, RequestCounts};
 use crate::local_directory::LocalDirectory;
 use crate::metadata::marked;
+use crate::parted_upload::StoreUpload;
 use crate::relabeling::{COPY_BYTES_MAX, Relabeling};
 use crate::store::Store;
 use crate::upload::{PART_BYTES, Upload, upload_bytes};
@@ -166,6 +167,19 @@ impl Bucket for StoreBucket {
             return directory.make(expected);
         }
         Upload::new(&self.asked, key, source, metadata, expected)?.run()
+    }
+
+    fn part_bytes(&self) -> u64 {
+        self.asked.part_bytes
+    }
+
+    fn begin_upload(
+        &self,
+        key: &str,
+        metadata: &Metadata,
+        expected: &Expected,
+    ) -> Result<Arc<dyn PartedUpload>, BucketError> {
+        Ok(Arc::new(StoreUpload::begin(&self.asked, key, metadata, expected)?))
     }
 
     fn abort_upload(&self, key: &str, upload: &str) -> Result<(), BucketError> {

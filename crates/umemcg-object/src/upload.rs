@@ -16,14 +16,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue, IF_MATCH, IF_NONE_MATCH};
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::{
-    Attributes, Error, MultipartId, PutMode, PutMultipartOptions, PutOptions, PutPayload, UpdateVersion,
+    Attributes, Error, MultipartId, MultipartUpload, PutMode, PutMultipartOptions, PutOptions, PutPayload,
+    UpdateVersion,
 };
 use tokio::task::JoinHandle;
 use umemcg_vfs::Timestamp;
-use umemcg_vfs::object::{BucketError, Expected, Metadata, ObjectInfo, ObjectSource, UNKNOWN_UPLOAD};
+use umemcg_vfs::object::{
+    BucketError, Expected, Metadata, ObjectInfo, ObjectSource, PartBytes, UNKNOWN_UPLOAD,
+};
 
 use crate::amendment::{AMENDMENT, Amendment};
 use crate::asked_bucket::{AskedBucket, Found, Place, etag_of, holds, strong_etag};
@@ -87,6 +91,11 @@ impl<'a> Upload<'a> {
             Some(store) => self.in_parts(store),
             None => self.as_stream(),
         };
+        self.ended(stored)
+    }
+
+    /// Returns what came of it.
+    pub(crate) fn ended(&self, stored: Result<ObjectInfo, BucketError>) -> Result<ObjectInfo, BucketError> {
         let stored = match stored {
             // Perhaps by the same upload, by a caller that did not know whether it took effect.
             Err(BucketError::Changed(text)) => match self.asked.find_any(self.key, &self.place) {
@@ -95,7 +104,7 @@ impl<'a> Upload<'a> {
             },
             stored => stored?,
         };
-        self.asked.counts.written_bytes.fetch_add(size, Ordering::Relaxed);
+        self.asked.counts.written_bytes.fetch_add(self.source.size(), Ordering::Relaxed);
         Ok(stored)
     }
 
@@ -193,10 +202,20 @@ impl<'a> Upload<'a> {
     fn in_parts(&self, store: &Arc<dyn MultipartStore>) -> Result<ObjectInfo, BucketError> {
         let upload = self.begin(store)?;
         let parts = self.note(Some(&upload)).and_then(|()| self.send_parts(store, &upload));
+        self.end_parts(store, &upload, parts)
+    }
+
+    /// Completes an upload of which these parts were sent, or gives it up.
+    pub(crate) fn end_parts(
+        &self,
+        store: &Arc<dyn MultipartStore>,
+        upload: &MultipartId,
+        parts: Result<Vec<PartId>, BucketError>,
+    ) -> Result<ObjectInfo, BucketError> {
         let checked = parts.and_then(|parts| self.check("POST").map(|_| parts));
         let error = match checked {
             Ok(parts) => {
-                let ended = store.complete_multipart(&self.place.path, &upload, parts);
+                let ended = store.complete_multipart(&self.place.path, upload, parts);
                 match self.wait(AMENDMENT.scope(self.condition(), ended)) {
                     Ok(result) => {
                         // A note that stays is of an upload that is over, which is no error.
@@ -208,11 +227,17 @@ impl<'a> Upload<'a> {
             }
             Err(error) => Ok(error),
         };
-        // Twice: a part that was on its way may have come in after the first.
-        if self.give_up(store, &upload) && self.give_up(store, &upload) {
+        if self.give_up_parts(store, upload) {
             let _ = self.note(None);
         }
         self.unended(error)
+    }
+
+    /// Ends an upload without an object, when no part of it is sent any more; returns whether it is
+    /// over.
+    pub(crate) fn give_up_parts(&self, store: &Arc<dyn MultipartStore>, upload: &MultipartId) -> bool {
+        // Twice: a part that was on its way may have come in after the first.
+        self.give_up(store, upload) && self.give_up(store, upload)
     }
 
     /// Says what became of an object whose upload failed before its end, or at it.
@@ -229,7 +254,7 @@ impl<'a> Upload<'a> {
     }
 
     /// Begins an upload in parts. It is noted before, since its id comes when there is one.
-    fn begin(&self, store: &Arc<dyn MultipartStore>) -> Result<MultipartId, BucketError> {
+    pub(crate) fn begin(&self, store: &Arc<dyn MultipartStore>) -> Result<MultipartId, BucketError> {
         if self.asked.store.takes_conditions {
             self.note(Some(UNKNOWN_UPLOAD))?;
         }
@@ -352,14 +377,27 @@ impl<'a> Upload<'a> {
 
     /// Stores a larger object where the library does not tell the upload's id.
     fn as_stream(&self) -> Result<ObjectInfo, BucketError> {
-        let begun = self.asked.store.objects.put_multipart_opts(&self.place.path, self.options());
-        let mut upload = self.wait(begun).map_err(|error| self.failed("POST", &error))?;
+        let mut upload = self.begin_stream()?;
         let size = self.source.size();
         let len = part_len(size, self.asked.part_bytes);
         let sent = (0..size.div_ceil(len)).try_for_each(|nr| {
             let payload = self.read(nr * len, len.min(size - nr * len))?;
             self.wait(upload.put_part(payload)).map_err(|error| self.refused("PUT of a part", &error))
         });
+        self.end_stream(upload, sent)
+    }
+
+    pub(crate) fn begin_stream(&self) -> Result<Box<dyn MultipartUpload>, BucketError> {
+        let begun = self.asked.store.objects.put_multipart_opts(&self.place.path, self.options());
+        self.wait(begun).map_err(|error| self.failed("POST", &error))
+    }
+
+    /// As [`end_parts`](Self::end_parts).
+    pub(crate) fn end_stream(
+        &self,
+        mut upload: Box<dyn MultipartUpload>,
+        sent: Result<(), BucketError>,
+    ) -> Result<ObjectInfo, BucketError> {
         let error = match sent.and_then(|()| self.check("POST")) {
             Ok(_) => match self.wait(upload.complete()) {
                 Ok(result) => return self.stored(result.e_tag),
@@ -372,6 +410,11 @@ impl<'a> Upload<'a> {
     }
 
     fn read(&self, offset: u64, len: u64) -> Result<PutPayload, BucketError> {
+        if len == self.source.size()
+            && let Some(bytes) = self.source.whole()
+        {
+            return Ok(payload_of(bytes));
+        }
         let no_memory = || std::io::Error::from(std::io::ErrorKind::OutOfMemory);
         let bytes = usize::try_from(len).map_err(|_| no_memory()).and_then(|len| {
             let mut bytes = vec![0; len];
@@ -411,21 +454,19 @@ impl<'a> Upload<'a> {
         self.asked.failed(what, self.key, error)
     }
 
-    /// A refusal for a reason that is none, or that cannot be known.
     fn refused(&self, what: &str, error: &Error) -> BucketError {
-        match self.failed(what, error) {
-            BucketError::Changed(text) | BucketError::NotFound(text) => {
-                self.asked.counts.failures.fetch_add(1, Ordering::Relaxed);
-                BucketError::Unavailable(text)
-            }
-            failed => failed,
-        }
+        self.asked.refused(what, self.key, error)
     }
 
     /// Waits for a request. The layer below bounds the time that each attempt takes.
     fn wait<T>(&self, request: impl Future<Output = T>) -> T {
         self.asked.runtime.block_on(request)
     }
+}
+
+/// Returns bytes as the library has them, without a copy.
+pub(crate) fn payload_of(bytes: PartBytes) -> PutPayload {
+    bytes.into_chunks().into_iter().map(Bytes::from_owner).collect()
 }
 
 /// Returns the headers of a condition, if it can be one.

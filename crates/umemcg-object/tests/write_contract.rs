@@ -10,7 +10,10 @@ use object_store::memory::InMemory;
 use servers::source::{Source, bytes_of};
 use servers::{Moto, SeaweedFs, Server};
 use umemcg_object::{ObjectOptions, StoreBucket, open};
-use umemcg_vfs::object::{Bucket, BucketError, Expected, Metadata, ObjectInfo, UNKNOWN_UPLOAD, UPLOAD_MARK};
+use umemcg_vfs::object::{
+    Bucket, BucketError, Expected, Metadata, ObjectInfo, PartBytes, PartEnd, PartedUpload, UNKNOWN_UPLOAD,
+    UPLOAD_MARK,
+};
 
 /// What not every store has.
 #[derive(Debug, Clone, Copy)]
@@ -64,6 +67,7 @@ fn holds(bucket: &dyn Bucket, abilities: Abilities) {
     copies_are_of_one_version(bucket, abilities);
     metadata_are_replaced(bucket);
     large_objects_go_in_parts(bucket, abilities);
+    parts_come_one_by_one(bucket, abilities);
     if abilities.directories {
         directories_have_objects(bucket, abilities);
     }
@@ -189,6 +193,51 @@ fn large_objects_go_in_parts(bucket: &dyn Bucket, abilities: Abilities) {
     assert!(memory >= 2 * abilities.part_bytes as u64 && memory <= size as u64, "{memory}");
 }
 
+/// Sends a part, and waits until it has come.
+fn send(upload: &dyn PartedUpload, bytes: &[u8]) -> Result<(), BucketError> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    upload.begin_part(
+        PartBytes::from(bytes.to_vec()),
+        PartEnd::new(move |result| sender.send(result).unwrap()),
+    );
+    receiver.recv_timeout(std::time::Duration::from_secs(60)).expect("an end")
+}
+
+fn parts_come_one_by_one(bucket: &dyn Bucket, abilities: Abilities) {
+    let part = abilities.part_bytes;
+    assert_eq!(bucket.part_bytes(), part as u64);
+    let bytes = Source::pattern(2 * part + 4711, 5).bytes;
+    let metadata = metadata(abilities);
+    let begin = |expected: &Expected| bucket.begin_upload("parts", &metadata, expected).unwrap();
+    let upload = begin(&Expected::Absent);
+    bytes.chunks(part).for_each(|part| send(&*upload, part).unwrap());
+    assert!(matches!(bucket.head("parts"), Err(BucketError::NotFound(_))), "whole or not at all");
+    let first = upload.complete().unwrap();
+    let found = bucket.head("parts").unwrap();
+    assert_eq!((&found.etag, found.size), (&first.etag, bytes.len() as u64));
+    assert_eq!(metadata_of(&found), metadata);
+    assert!(bytes_of(bucket, "parts").unwrap() == bytes);
+    assert!(upload.complete().is_err() && send(&*upload, b"x").is_err(), "it is over");
+
+    let upload = begin(&Expected::Absent);
+    send(&*upload, b"other").unwrap();
+    is_changed(upload.complete());
+    let upload = begin(&Expected::Same(first));
+    send(&*upload, b"other").unwrap();
+    assert_eq!(upload.complete().unwrap().size, 5);
+    assert_eq!(bytes_of(bucket, "parts").unwrap(), b"other");
+
+    let upload = begin(&Expected::Anything);
+    send(&*upload, &bytes[..part]).unwrap();
+    upload.abort().unwrap();
+    upload.abort().unwrap();
+    // One that is dropped is ended by another thread.
+    let upload = begin(&Expected::Anything);
+    send(&*upload, &bytes[..part]).unwrap();
+    drop(upload);
+    assert_eq!(bytes_of(bucket, "parts").unwrap(), b"other");
+}
+
 fn directories_have_objects(bucket: &dyn Bucket, abilities: Abilities) {
     let metadata = metadata(abilities);
     let found = if abilities.directory_metadata { metadata.clone() } else { Metadata::new() };
@@ -275,6 +324,10 @@ fn of_server(server: &dyn Server, directory_metadata: bool) {
         has_uploads: true,
     };
     holds(&*bucket, abilities);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while server.nr_uploads("written") > 0 && std::time::Instant::now() < deadline {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
     assert_eq!(server.nr_uploads("written"), 0);
     what_a_crash_leaves_is_ended(server, &*bucket);
     let figures = bucket.figures();

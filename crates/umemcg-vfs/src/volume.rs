@@ -318,6 +318,10 @@ pub trait VolumeFile: Send + Sync + fmt::Debug {
     /// Reports an error of earlier write-back at a `close` of a descriptor. Never sleeps, unless
     /// it [may](Self::flush_may_sleep).
     fn flush(&self) -> Result<(), VfsError>;
+    /// As [`flush`](Self::flush), at a close by a thread, as the kernel numbers it.
+    fn flush_of(&self, _thread: u32) -> Result<(), VfsError> {
+        self.flush()
+    }
     /// Returns whether a [`flush`](Self::flush) waits for what was written.
     fn flush_may_sleep(&self) -> bool {
         false

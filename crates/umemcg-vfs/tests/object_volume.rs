@@ -40,6 +40,7 @@ impl World {
             uid: 7,
             gid: 8,
             staging: None,
+            streams: false,
         };
         let volume = ObjectVolume::open(&engine, &config, 0).unwrap();
         let group = engine.create_group(engine.root(), OsStr::new("g")).unwrap();
@@ -449,6 +450,7 @@ fn failing() -> ObjectConfig {
         uid: 0,
         gid: 0,
         staging: None,
+        streams: false,
     }
 }
 

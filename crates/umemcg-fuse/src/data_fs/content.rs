@@ -424,7 +424,7 @@ impl DataFs {
 
     pub(super) fn flush(&self, header: &InHeader, fh: u64, reply: &mut Reply) {
         let file = self.file(header, fh).map(|opened| Arc::clone(&opened));
-        reply_done(reply, file.map_err(VfsError::from).and_then(|opened| opened.file.flush()));
+        reply_done(reply, file.map_err(VfsError::from).and_then(|opened| opened.file.flush_of(header.pid)));
     }
 
     pub(super) fn release(&self, fh: u64, reply: &mut Reply) {

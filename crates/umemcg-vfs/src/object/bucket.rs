@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use super::file_attributes::FileAttributes;
+use super::part_bytes::PartBytes;
 use super::staged_file::StagedFile;
 use crate::attr::Timestamp;
 
@@ -38,6 +39,12 @@ impl ObjectInfo {
     pub(crate) fn without_metadata(&self) -> Self {
         let Self { size, modified, attributes, .. } = *self;
         Self { size, modified, etag: self.etag.clone(), metadata: None, attributes }
+    }
+
+    /// Returns the mark of the upload that stored it, as far as the metadata are known.
+    pub(crate) fn mark(&self) -> Option<&str> {
+        let metadata = self.metadata.as_ref()?;
+        metadata.iter().find(|(name, _)| name == UPLOAD_MARK).map(|(_, value)| value.as_str())
     }
 
     /// Returns whether both are of the same bytes: by ETag, or where one is missing by length and
@@ -193,6 +200,58 @@ pub trait ObjectSource: Send + Sync + fmt::Debug {
     /// # Errors
     /// If it cannot be made durable; the upload is given up.
     fn note_upload(&self, upload: Option<&str>) -> io::Result<()>;
+    /// Returns all bytes, if they are in memory: they are not read into more of it then.
+    fn whole(&self) -> Option<PartBytes> {
+        None
+    }
+}
+
+/// An upload in parts that was begun, and whose bytes come while it goes on. One that is dropped
+/// before it is over is ended without an object, by a thread that serves no requests.
+#[allow(clippy::missing_errors_doc)]
+pub trait PartedUpload: Send + Sync + fmt::Debug {
+    /// Begins to send the next part, and returns without waiting for the store. All but the last
+    /// have [`Bucket::part_bytes`]. The end is told by a thread that serves no requests.
+    fn begin_part(&self, bytes: PartBytes, end: PartEnd);
+    /// Has the object appear, after all parts were sent, and returns the facts about it. Fails as
+    /// [`Bucket::upload`] does, and the upload is over then.
+    fn complete(&self) -> Result<ObjectInfo, BucketError>;
+    /// Ends it without an object, after what is being sent.
+    fn abort(&self) -> Result<(), BucketError>;
+}
+
+/// To be called with what became of a part.
+type PartCallback = Box<dyn FnOnce(Result<(), BucketError>) + Send>;
+
+/// How the end of a part is told. One that is dropped untold has failed.
+pub struct PartEnd(Option<PartCallback>);
+
+impl fmt::Debug for PartEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PartEnd").finish_non_exhaustive()
+    }
+}
+
+impl PartEnd {
+    /// Returns one that calls a function, which must not wait.
+    pub fn new(callback: impl FnOnce(Result<(), BucketError>) + Send + 'static) -> Self {
+        Self(Some(Box::new(callback)))
+    }
+
+    /// Tells the end.
+    pub fn tell(mut self, result: Result<(), BucketError>) {
+        if let Some(callback) = self.0.take() {
+            callback(result);
+        }
+    }
+}
+
+impl Drop for PartEnd {
+    fn drop(&mut self) {
+        if let Some(callback) = self.0.take() {
+            callback(Err(BucketError::Unavailable("a part was given up".into())));
+        }
+    }
 }
 
 /// A prefix of a bucket. Keys are relative to it. All calls but the figures and those that begin
@@ -235,6 +294,16 @@ pub trait Bucket: Send + Sync + fmt::Debug {
         metadata: &Metadata,
         expected: &Expected,
     ) -> Result<ObjectInfo, BucketError>;
+    /// Returns the length of a part of what [`begin_upload`](Self::begin_upload) begins.
+    fn part_bytes(&self) -> u64;
+    /// Begins an upload in parts, of an object that is stored under `expected` when it is
+    /// completed.
+    fn begin_upload(
+        &self,
+        key: &str,
+        metadata: &Metadata,
+        expected: &Expected,
+    ) -> Result<Arc<dyn PartedUpload>, BucketError>;
     /// Ends an upload in parts that a crash left behind, or for [`UNKNOWN_UPLOAD`] all of this key.
     /// One that is over is no error.
     fn abort_upload(&self, key: &str, upload: &str) -> Result<(), BucketError>;

@@ -46,6 +46,9 @@ pub struct ObjectConfig {
     pub uid: u32,
     /// The group of objects that tell none.
     pub gid: u32,
-    /// Where what is written is held; without it the volume is read only.
+    /// Where what is written is held; without it the volume is read only, or its files are streams.
     pub staging: Option<StagingConfig>,
+    /// New files and whole replacements are written to the store as they come, from memory. Of no
+    /// meaning with a staging directory.
+    pub streams: bool,
 }

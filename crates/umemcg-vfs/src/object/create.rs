@@ -20,6 +20,7 @@ use super::file_attributes::{DIRECTORY, FileAttributes, REGULAR, SYMLINK, SYMLIN
 use super::node::{Facts, KEY_BYTES_MAX, NodeCharge, Told};
 use super::objects::key_part;
 use super::open_file::OpenFile;
+use super::tree::Tree;
 use super::turns::Claim;
 use crate::attr::{Entry, FileKind, NodeId, Timestamp};
 use crate::caller::Caller;
@@ -75,19 +76,57 @@ impl ObjectVolume {
         &self,
         caller: &Caller,
         (parent, name): (NodeId, &str),
+        new: (OFlags, FileAttributes),
+        since: Instant,
+    ) -> Result<Option<(Entry, Arc<dyn VolumeFile>)>, VfsError> {
+        let (node, key) = (self.objects.next_node(), self.new_key(parent, name)?);
+        match &self.streams {
+            Some(streams) => self.new_stream(streams, caller, (parent, name), (node, key), new, since),
+            None => self.new_draft(caller, (parent, name), (node, key), new, since),
+        }
+    }
+
+    fn new_draft(
+        &self,
+        caller: &Caller,
+        name: (NodeId, &str),
+        (node, key): (NodeId, String),
         (flags, attributes): (OFlags, FileAttributes),
         since: Instant,
-    ) -> Result<Option<(Entry, OpenFile)>, VfsError> {
+    ) -> Result<Option<(Entry, Arc<dyn VolumeFile>)>, VfsError> {
         let (objects, drafts, group) = (&self.objects, self.drafts()?, &caller.group);
         let (engine, effort) = (&objects.engine, objects.reclaim_effort());
-        let key = self.new_key(parent, name)?;
         let handle = HandleCharge::take(effort, engine, group, 0)?;
-        let node = objects.next_node();
         let draft = drafts.new_draft(node, group, attributes)?;
         let content = Content::of_draft(effort, engine, group, (key, Arc::clone(&draft)))?;
-        let charge = NodeCharge::take(effort, engine, group)?;
+        let enter = |tree: &mut Tree| {
+            if let Ok(found) = tree.get_mut(node) {
+                found.content = Some(Arc::clone(&content));
+            }
+        };
+        if !self.enter_new(caller, name, (node, draft.shown()), since, enter)? {
+            return Ok(None);
+        }
+        let file = OpenFile::new((objects, Some(drafts)), (node, content), flags, group, handle);
+        // Empty or not, it is to be stored.
+        file.touch().inspect_err(|_| objects.forget(node, 1))?;
+        let entry = objects.entry(node, objects.ino(node), &Facts::Object(draft.shown()));
+        Ok(Some((entry, Arc::new(file))))
+    }
+
+    /// Enters the node of a new file, counts a lookup, and pins it for its open file; `with` is
+    /// called before it is seen. Returns `false` if the name may exist by now.
+    pub(super) fn enter_new(
+        &self,
+        caller: &Caller,
+        (parent, name): (NodeId, &str),
+        (node, info): (NodeId, ObjectInfo),
+        since: Instant,
+        with: impl FnOnce(&mut Tree),
+    ) -> Result<bool, VfsError> {
+        let objects = &self.objects;
+        let charge = NodeCharge::take(objects.reclaim_effort(), &objects.engine, &caller.group)?;
         let told = Told { at: Instant::now(), thread: 0 };
-        let facts = (Facts::Object(draft.shown()), told);
         let lists = objects.lists().ok_or(Errno::STALE)?;
         let entered = {
             let mut tree = objects.tree.lock();
@@ -95,32 +134,28 @@ impl ObjectVolume {
             match is_there || tree.has_changed(parent, since) {
                 true => None,
                 false => {
+                    let facts = (Facts::Object(info), told);
                     let entered = tree.enter(lists, node, (parent, name), facts, charge);
-                    if entered.is_ok()
-                        && let Ok(found) = tree.get_mut(node)
-                    {
-                        found.content = Some(Arc::clone(&content));
+                    if entered.is_ok() {
                         let _ = tree.pin(node);
                         tree.note_changed(parent);
+                        with(&mut tree);
                     }
                     Some(entered)
                 }
             }
         };
-        let removed = match entered {
-            None => return Ok(None),
+        match entered {
+            None => Ok(false),
             Some(Err((errno, charge))) => {
                 drop(charge);
-                return Err(errno.into());
+                Err(errno.into())
             }
-            Some(Ok(removed)) => removed,
-        };
-        objects.dispose(removed);
-        let file = OpenFile::new((objects, Some(drafts)), (node, content), flags, group, handle);
-        // Empty or not, it is to be stored.
-        file.touch().inspect_err(|_| objects.forget(node, 1))?;
-        let entry = objects.entry(node, objects.ino(node), &Facts::Object(draft.shown()));
-        Ok(Some((entry, file)))
+            Some(Ok(removed)) => {
+                objects.dispose(removed);
+                Ok(true)
+            }
+        }
     }
 
     /// Returns the attributes of what a caller makes.
@@ -139,7 +174,7 @@ impl ObjectVolume {
         caller: &Caller,
         (parent, name): (NodeId, &OsStr),
         (flags, mode): (OFlags, u32),
-    ) -> Result<(Entry, OpenFile), VfsError> {
+    ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError> {
         let objects = &self.objects;
         self.drafts()?;
         let part = new_key_part(name)?;
@@ -156,7 +191,7 @@ impl ObjectVolume {
                     let opened = match FileKind::from_mode(entry.attr.mode) {
                         _ if flags.contains(OFlags::EXCL) => Err(Errno::EXIST.into()),
                         Some(FileKind::Directory) => Err(Errno::ISDIR.into()),
-                        _ => self.open_file(caller, entry.node, flags),
+                        _ => self.open_any(caller, entry.node, flags),
                     };
                     match opened {
                         Ok(file) => return Ok((entry, file)),
@@ -272,8 +307,7 @@ impl Create for ObjectVolume {
         mode: u32,
         flags: OFlags,
     ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError> {
-        let (entry, file) = self.make_file(caller, (parent, name), (flags, mode))?;
-        Ok((entry, Arc::new(file)))
+        self.make_file(caller, (parent, name), (flags, mode))
     }
 
     /// # Errors

@@ -18,6 +18,9 @@ impl ObjectVolume {
     /// `ESTALE` when the object has another version by now; the store's.
     pub(super) fn labels(&self, node: NodeId) -> Result<FileLabels, Errno> {
         let objects = &self.objects;
+        if let Some((_, stream)) = self.stream_of(node) {
+            return Ok(stream.labels());
+        }
         let (facts, content) = {
             let tree = objects.tree.lock();
             let found = tree.get(node)?;

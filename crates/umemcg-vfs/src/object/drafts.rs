@@ -33,7 +33,8 @@ const COPY_HELD_BYTES: u64 = 1 << 20;
 #[derive(Debug)]
 pub(super) struct Drafts {
     pub(super) objects: Arc<Objects>,
-    pub(super) staging: Arc<Staging>,
+    /// None on a volume whose files are written as streams.
+    pub(super) staging: Option<Arc<Staging>>,
     /// (C) No object bigger than this is copied.
     max_bytes: u64,
     /// Those that are not in the store, by number.
@@ -44,7 +45,7 @@ pub(super) struct Drafts {
 }
 
 impl Drafts {
-    pub(super) fn new(objects: &Arc<Objects>, staging: Arc<Staging>, max_bytes: u64) -> Self {
+    pub(super) fn new(objects: &Arc<Objects>, staging: Option<Arc<Staging>>, max_bytes: u64) -> Self {
         let mark = format!("{:x}-{:x}", Timestamp::now().as_nanoseconds(), std::process::id());
         Self {
             objects: Arc::clone(objects),
@@ -70,9 +71,12 @@ impl Drafts {
         self.turns.nr_waiting()
     }
 
-    fn maker<'a>(&'a self, group: &'a Arc<Group>) -> DraftMaker<'a> {
+    /// # Errors
+    /// `EOPNOTSUPP` on a volume without a staging directory.
+    fn maker<'a>(&'a self, node: NodeId, group: &'a Arc<Group>) -> Result<DraftMaker<'a>, Errno> {
         let effort = self.objects.reclaim_effort();
-        DraftMaker { engine: &self.objects.engine, effort, staging: &self.staging, group }
+        let staging = self.staging.as_ref().ok_or_else(|| self.objects.needs_staging(node))?;
+        Ok(DraftMaker { engine: &self.objects.engine, effort, staging, group })
     }
 
     /// Makes the draft of a new object.
@@ -82,7 +86,7 @@ impl Drafts {
         group: &Arc<Group>,
         attributes: FileAttributes,
     ) -> Result<Arc<Draft>, VfsError> {
-        self.maker(group).make(node, (None, ""), (FileLabels::new(attributes), 0), |_| Ok(()))
+        self.maker(node, group)?.make(node, (None, ""), (FileLabels::new(attributes), 0), |_| Ok(()))
     }
 
     /// Returns the draft of an object; makes one with the first `keep` bytes of the object if there
@@ -96,6 +100,7 @@ impl Drafts {
         if let Some(draft) = content.draft() {
             return Ok(draft);
         }
+        let maker = self.maker(node, group)?;
         let turn = self.turn(node);
         if content.draft().is_none() {
             let place = content.place();
@@ -106,7 +111,7 @@ impl Drafts {
             let copy = |fds: &StoreFds| copy_to(&self.objects, group, &place, len, fds);
             let labels = self.labels_of(node, &place)?;
             let base = (Some(place.info.clone()), &*place.key);
-            let draft = self.maker(group).make(node, base, (labels, len), copy)?;
+            let draft = maker.make(node, base, (labels, len), copy)?;
             if len < place.info.size {
                 // What is cut off must not be missing before that is noted as a change.
                 self.note(content, &draft)?;
@@ -123,7 +128,7 @@ impl Drafts {
     /// # Errors
     /// `ESTALE` when it has another version by now, `ENOSPC` when its metadata leave no room for
     /// attributes; the store's.
-    fn labels_of(&self, node: NodeId, place: &Place) -> Result<FileLabels, Errno> {
+    pub(super) fn labels_of(&self, node: NodeId, place: &Place) -> Result<FileLabels, Errno> {
         let shown = &self.objects.shown;
         if shown.are_stored {
             let (_, labels) = self.objects.labels_of(node, &place.key, &place.info)?;
@@ -272,7 +277,7 @@ impl Drafts {
             // What is there is not known.
             Err(error) => return Err(UploadError::Failed(self.objects.failures.report(&error))),
         };
-        match mark_of(&there) {
+        match there.mark() {
             Some(found) if found == mark => Ok(there),
             Some(found) if found.starts_with(&of_draft) => {
                 draft.rebase(&there);
@@ -302,7 +307,12 @@ impl Drafts {
 
     /// Returns what the marks of a draft's uploads begin with.
     fn marks_of(&self, draft: &Draft) -> String {
-        format!("{}-{}-", self.mark, draft.serial())
+        self.marks(draft.serial())
+    }
+
+    /// Returns what the marks of one file's uploads begin with.
+    pub(super) fn marks(&self, serial: u64) -> String {
+        format!("{}-{serial}-", self.mark)
     }
 
     /// Returns whether the object of a key is the version that a draft stood on, or was stored from
@@ -310,8 +320,7 @@ impl Drafts {
     pub(super) fn has_own(&self, draft: &Draft, base: Option<&ObjectInfo>, key: &str) -> Result<bool, Errno> {
         match self.objects.bucket.head(key) {
             Ok(there) => {
-                let is_from_here =
-                    mark_of(&there).is_some_and(|mark| mark.starts_with(&self.marks_of(draft)));
+                let is_from_here = there.mark().is_some_and(|mark| mark.starts_with(&self.marks_of(draft)));
                 Ok(is_from_here || base.is_some_and(|base| base.is_same(&there)))
             }
             Err(BucketError::NotFound(_)) => Ok(false),
@@ -403,7 +412,7 @@ impl Drafts {
 
     /// Returns what is not in the store, at most `nr_max`, lost drafts first.
     pub(super) fn staged(&self, nr_max: usize) -> Vec<StagedFile> {
-        let mut staged = self.staging.lost();
+        let mut staged = self.staging.as_ref().map_or_else(Vec::new, |staging| staging.lost());
         let unsaved: Vec<_> = self.unsaved.lock().values().take(nr_max).cloned().collect();
         for content in unsaved {
             if let Some(draft) = content.draft().filter(|draft| draft.is_unsaved()) {
@@ -470,9 +479,4 @@ fn copy_to(
     }
     // An error that comes later would be taken for one of what is written from here on.
     Ok(rustix::fs::fdatasync(&fds.buffered)?)
-}
-
-fn mark_of(info: &ObjectInfo) -> Option<&str> {
-    let metadata = info.metadata.as_ref()?;
-    metadata.iter().find(|(name, _)| name == UPLOAD_MARK).map(|(_, value)| value.as_str())
 }

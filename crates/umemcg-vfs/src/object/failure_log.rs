@@ -19,6 +19,13 @@ impl FailureLog {
         Self { limit: RateLimit::default(), clock: SystemClock::new() }
     }
 
+    /// Logs why a change of an object is refused, unless there were too many this second.
+    pub(super) fn note_refusal(&self, key: &str, why: &str) {
+        if let Some(nr_left_out) = self.limit.ask(self.clock.now()) {
+            tracing::warn!(key, nr_left_out, "{why}");
+        }
+    }
+
     /// Logs a failure, unless there were too many this second; returns its error number.
     pub(super) fn report(&self, error: &BucketError) -> Errno {
         let errno = error.errno();

@@ -1,5 +1,5 @@
 //! Volumes of objects: the keys below a prefix of a bucket as files and directories; read only,
-//! unless there is a directory to stage what is written.
+//! unless there is a directory to stage what is written, or files are written as streams.
 //!
 //! A key is a path, its slashes separate names, and a prefix that something is below is a
 //! directory; so is one with an object of its own that ends with a slash. An object beside keys
@@ -11,7 +11,9 @@
 //! in one version, `open_file` an object that is open.
 //!
 //! What is written goes to a `draft`, whose bytes are in the `staging` directory; `drafts` are
-//! those of a volume. `create`, `names` and `rename` change names.
+//! those of a volume. Without that directory it can go to a `stream`, whose bytes are in memory
+//! until the store has them; `streams` are those of a volume, a `stream_file` is one that is open,
+//! and `streaming` is how a volume comes to them. `create`, `names` and `rename` change names.
 
 mod absent_names;
 mod bucket;
@@ -32,12 +34,18 @@ mod names;
 mod node;
 mod objects;
 mod open_file;
+mod part_bytes;
+mod parts_under_way;
 mod relabeling;
 mod rename;
 mod shown_attributes;
 mod staged_file;
 mod staging;
 mod staging_room;
+mod stream;
+mod stream_file;
+mod streaming;
+mod streams;
 mod tree;
 mod turns;
 mod upload_room;
@@ -60,7 +68,7 @@ use crate::name::NAME_MAX;
 use crate::volume::{Attributes, Lookup, Open, Volume, VolumeDir, VolumeFile, VolumeKind, next_store_id};
 pub use bucket::{
     Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, ObjectBody, ObjectInfo,
-    ObjectSource, StoreState, UNKNOWN_UPLOAD, UPLOAD_MARK,
+    ObjectSource, PartEnd, PartedUpload, StoreState, UNKNOWN_UPLOAD, UPLOAD_MARK,
 };
 pub use config::{Freshness, ObjectConfig, STAGING_BYTES, StagingConfig};
 use drafts::Drafts;
@@ -71,8 +79,10 @@ use listing::OpenDirectory;
 use node::Facts;
 use objects::{Objects, key_part};
 use open_file::{OpenFile, wants_to_write};
+pub use part_bytes::{Chunk, PartBytes};
 pub use staged_file::StagedFile;
 use staging::Staging;
+use streams::Streams;
 use umemcg::Engine;
 use umemcg::files::{File, StoreId};
 
@@ -88,6 +98,8 @@ pub struct ObjectVolume {
     objects: Arc<Objects>,
     /// What is being written; none on a volume that is read only.
     drafts: Option<Arc<Drafts>>,
+    /// Where that goes to the store as it comes.
+    streams: Option<Arc<Streams>>,
 }
 
 impl ObjectVolume {
@@ -109,8 +121,14 @@ impl ObjectVolume {
         });
         let staging = staging.transpose()?;
         let objects = Arc::new(Objects::new(engine, config, (store_id, node_base)));
-        let drafts = staging.map(|(staging, max)| Arc::new(Drafts::new(&objects, staging, max)));
-        Ok(Arc::new(Self { objects, drafts }))
+        let drafts = match staging {
+            Some((staging, max)) => Some(Arc::new(Drafts::new(&objects, Some(staging), max))),
+            None if config.streams => Some(Arc::new(Drafts::new(&objects, None, 0))),
+            None => None,
+        };
+        let streams = drafts.as_ref().filter(|drafts| drafts.staging.is_none());
+        let streams = streams.map(|drafts| Arc::new(Streams::new(drafts)));
+        Ok(Arc::new(Self { objects, drafts, streams }))
     }
 
     /// Returns what is being written.
@@ -185,6 +203,11 @@ impl Attributes for ObjectVolume {
     }
     fn setattr(&self, caller: &Caller, node: NodeId, change: &SetAttr) -> Result<Attr, VfsError> {
         self.drafts()?;
+        if let Some((streams, stream)) = self.stream_of(node) {
+            // Its writer stores it.
+            streams.set_attributes(&stream, change)?;
+            return self.objects.getattr(node);
+        }
         let attr = self.objects.getattr(node)?;
         if FileKind::from_mode(attr.mode) == Some(FileKind::Directory) {
             return self.change_directory(node, change);
@@ -195,6 +218,9 @@ impl Attributes for ObjectVolume {
         }
         if change.size.is_none() && !shown.is_changed_by(change) {
             return Ok(attr);
+        }
+        if change.size == Some(0) && self.streams.is_some() {
+            return self.cut_by_name(caller, node, change);
         }
         let file = self.open_file(caller, node, OFlags::RDWR)?;
         // What is being written is stored by the close of its writer, or by a sync; another length
@@ -239,7 +265,7 @@ impl Attributes for ObjectVolume {
 
 impl Open for ObjectVolume {
     fn open(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<dyn VolumeFile>, VfsError> {
-        Ok(Arc::new(self.open_file(caller, node, flags)?))
+        self.open_any(caller, node, flags)
     }
 
     fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError> {
@@ -286,6 +312,9 @@ impl Volume for ObjectVolume {
         let _ = self.objects.kernel.set(kernel);
     }
     fn syncfs(&self) -> Result<(), VfsError> {
+        if let Some(streams) = &self.streams {
+            return streams.store_all();
+        }
         match &self.drafts {
             Some(drafts) => Ok(drafts.store_all()?),
             None => Ok(()),
@@ -297,6 +326,9 @@ impl Volume for ObjectVolume {
     fn abandon(&self) {
         if let Some(drafts) = &self.drafts {
             drafts.lose_all();
+        }
+        if let Some(streams) = &self.streams {
+            streams.give_up_all();
         }
         let removed = self.objects.tree.lock().take_all(self.objects.lists());
         self.objects.dispose(removed);

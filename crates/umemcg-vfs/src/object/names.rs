@@ -29,13 +29,19 @@ impl ObjectVolume {
         let turn = drafts.turn(node);
         let content = self.objects.tree.lock().get(node)?.content.clone();
         let draft = content.as_ref().and_then(|content| content.draft());
+        let stream = self.stream_of(node);
         let key = self.objects.tree.lock().path(node)?;
-        if draft.is_none_or(|draft| draft.may_have_object()) {
+        if draft.is_none_or(|draft| draft.may_have_object())
+            && stream.as_ref().is_none_or(|(_, stream)| stream.may_have_object())
+        {
             self.objects.bucket.delete(&key).map_err(|error| self.objects.failures.report(&error))?;
         }
         self.remove_name(node, (parent, name));
         if let Some(draft) = draft {
             drafts.lose_name(draft);
+        }
+        if let Some((streams, stream)) = stream {
+            streams.lose_name(&stream);
         }
         drop(turn);
         Ok(())

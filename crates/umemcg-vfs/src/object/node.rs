@@ -9,6 +9,7 @@ use std::time::Instant;
 use super::bucket::ObjectInfo;
 use super::content::Content;
 use super::file_attributes::FileAttributes;
+use super::stream::Stream;
 use crate::attr::{FileKind, NodeId};
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
 use crate::name_lists::{ListEntry, Listed, NameLists};
@@ -99,6 +100,8 @@ pub(super) struct Node {
     pub(super) facts: Facts,
     pub(super) told: Told,
     pub(super) content: Option<Arc<Content>>,
+    /// What is written in its place, if that is not in the store.
+    pub(super) stream: Option<Arc<Stream>>,
     /// Only the root has none.
     pub(super) charge: Option<NodeCharge>,
     pub(super) place: ListEntry,
@@ -128,6 +131,7 @@ impl Node {
             facts,
             told,
             content: None,
+            stream: None,
             charge: None,
             place: ListEntry::default(),
             children: HashMap::new(),
@@ -151,6 +155,9 @@ impl Node {
 
     /// Returns what to show: what is being written, if something is.
     pub(super) fn shown(&self) -> Facts {
+        if let Some(stream) = &self.stream {
+            return Facts::Object(stream.shown());
+        }
         match self.content.as_ref().filter(|content| content.draft().is_some()) {
             Some(content) => Facts::Object(content.shown()),
             None => self.facts.clone(),

@@ -101,6 +101,13 @@ impl Objects {
         }
     }
 
+    /// Logs that a file cannot be changed without a staging directory, and returns the error.
+    pub(super) fn needs_staging(&self, node: NodeId) -> Errno {
+        let key = self.tree.lock().path(node).unwrap_or_default();
+        self.failures.note_refusal(&key, "only new files and whole replacements can be written, from the first byte to the last; use --staging DIR for other changes");
+        Errno::OPNOTSUPP
+    }
+
     /// Returns a bound on the node ids that were given out.
     pub(super) fn nodes_end(&self) -> u64 {
         self.next_node.load(Ordering::Relaxed)

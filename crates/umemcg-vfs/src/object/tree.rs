@@ -13,6 +13,7 @@ use umemcg::OwnerId;
 
 use super::content::Content;
 use super::node::{Facts, Node, NodeCharge, Told, ino_of};
+use super::stream::Stream;
 use crate::attr::{FileKind, NodeId};
 use crate::metadata_charge::CONTENT_BYTES;
 use crate::name_lists::{Asking, NameLists};
@@ -298,6 +299,38 @@ impl Tree {
     pub(super) fn unstage(&mut self, lists: Option<&NameLists>, node: NodeId) -> Vec<Removed> {
         self.count_staged(node, -1);
         self.unpin(lists, node, false)
+    }
+
+    /// Has a stream stand for a file, and keeps it as [`stage`](Self::stage) does. Returns `false`
+    /// if it does already.
+    ///
+    /// # Errors
+    /// `EBUSY` when another stream does; `ESTALE`.
+    pub(super) fn attach(&mut self, stream: &Arc<Stream>) -> Result<bool, Errno> {
+        let found = self.get_mut(stream.node)?;
+        match &found.stream {
+            Some(other) if Arc::ptr_eq(other, stream) => return Ok(false),
+            Some(_) => return Err(Errno::BUSY),
+            None => found.stream = Some(Arc::clone(stream)),
+        }
+        self.stage(stream.node)?;
+        Ok(true)
+    }
+
+    /// Ends [`attach`](Self::attach), if it was done.
+    pub(super) fn detach(
+        &mut self,
+        lists: Option<&NameLists>,
+        stream: &Stream,
+    ) -> Option<(Arc<Stream>, Vec<Removed>)> {
+        let found = self.nodes.get_mut(&stream.node)?;
+        let attached = found.stream.take_if(|attached| std::ptr::eq(&**attached, stream))?;
+        Some((attached, self.unstage(lists, stream.node)))
+    }
+
+    /// Returns the stream that stands for a file, named or not.
+    pub(super) fn stream_of(&self, node: NodeId) -> Option<Arc<Stream>> {
+        self.nodes.get(&node)?.stream.clone()
     }
 
     fn count_staged(&mut self, node: NodeId, change: i32) {

@@ -20,14 +20,16 @@ const WAIT: Duration = Duration::from_secs(60);
 /// How long it waits at once: room also comes otherwise, of which it is not told.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Of all groups.
-static BEYOND: LazyLock<Allowance> = LazyLock::new(|| Allowance::new(1));
 /// Of all volumes, as the groups are.
-static ROOM: LazyLock<UploadRoom> = LazyLock::new(UploadRoom::default);
+static ROOM: LazyLock<UploadRoom> = LazyLock::new(UploadRoom::new);
+/// Of parts of streams. Apart, because a part is held for as long as its writer takes to fill it.
+static STREAMS: LazyLock<UploadRoom> = LazyLock::new(UploadRoom::new);
 
 /// Where uploads wait for room.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct UploadRoom {
+    /// What groups without room have all the same.
+    beyond: Allowance,
     /// Counts those that have ended.
     nr_ended: LeafMutex<u64>,
     ended: Condvar,
@@ -41,8 +43,16 @@ pub(super) struct UploadCharge {
 }
 
 impl UploadRoom {
+    fn new() -> Self {
+        Self { beyond: Allowance::new(1), nr_ended: LeafMutex::default(), ended: Condvar::default() }
+    }
+
     pub(super) fn of_process() -> &'static Self {
         &ROOM
+    }
+
+    pub(super) fn of_streams() -> &'static Self {
+        &STREAMS
     }
 
     /// Charges an upload, after others have ended if need be. May sleep for up to a minute beside
@@ -60,7 +70,7 @@ impl UploadRoom {
         let deadline = Instant::now() + WAIT;
         loop {
             let nr_seen = *self.nr_ended.lock();
-            let errno = match BEYOND.charge(effort, engine, group, bytes) {
+            let errno = match self.beyond.charge(effort, engine, group, bytes) {
                 Ok((charge, beyond)) => {
                     return Ok(UploadCharge { held: Some((Slab::of(charge), beyond)), room: self });
                 }

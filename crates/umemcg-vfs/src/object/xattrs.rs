@@ -30,6 +30,9 @@ impl ObjectVolume {
         if matches!(self.objects.tree.lock().get(node)?.facts, Facts::Directory(_)) {
             return self.relabel_directory(node, change);
         }
+        if let Some((streams, stream)) = self.stream_of(node) {
+            return streams.change_labels(&stream, change);
+        }
         let file = self.open_file(caller, node, OFlags::RDWR)?;
         // What is being written is stored by the close of its writer, or by a sync.
         let is_being_written = file.is_unsaved();

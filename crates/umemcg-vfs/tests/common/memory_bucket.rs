@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use umemcg_vfs::Timestamp;
 use umemcg_vfs::object::{
     Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, ObjectBody, ObjectInfo,
-    ObjectSource,
+    ObjectSource, PartBytes, PartEnd, PartedUpload,
 };
 
 #[derive(Clone)]
@@ -49,7 +49,11 @@ pub struct MemoryBucket {
     pub deletes: AtomicU64,
     written_bytes: AtomicU64,
     /// Uploads in parts that are under way, with their keys.
-    uploads: Mutex<BTreeMap<String, String>>,
+    uploads: Arc<Mutex<BTreeMap<String, String>>>,
+    /// What becomes of the parts of uploads whose bytes come while they go on.
+    pub parts: Arc<Parts>,
+    /// For those uploads.
+    me: Mutex<Weak<MemoryBucket>>,
     /// Of the next changes, one after another.
     change_faults: Mutex<VecDeque<ChangeFault>>,
     /// Metadata cannot be replaced.
@@ -66,6 +70,22 @@ pub struct MemoryBucket {
     pub failure: Mutex<Option<BucketError>>,
     /// Uploads in parts cannot be ended, for this reason.
     pub abort_failure: Mutex<Option<BucketError>>,
+}
+
+/// The parts of uploads whose bytes come while they go on.
+#[derive(Debug, Default)]
+pub struct Parts {
+    /// Parts do not end while it is closed.
+    pub gate: Gate,
+    /// Parts of this key only wait at the gate, if one is given.
+    pub held_key: Mutex<Option<String>>,
+    /// Whether the next parts fail, one after another.
+    pub faults: Mutex<VecDeque<bool>>,
+    /// That have come, in bytes.
+    pub came: AtomicU64,
+    nr_under_way: AtomicU64,
+    /// The most that were on their way at once.
+    pub nr_under_way_max: AtomicU64,
 }
 
 /// Where uploads wait.
@@ -96,7 +116,77 @@ impl std::fmt::Debug for MemoryBucket {
     }
 }
 
+/// An upload whose bytes come while it goes on.
+#[derive(Debug)]
+struct MemoryUpload {
+    bucket: Arc<MemoryBucket>,
+    key: String,
+    metadata: Metadata,
+    expected: Expected,
+    id: String,
+    parts: Mutex<Vec<Vec<u8>>>,
+}
+
+impl PartedUpload for MemoryUpload {
+    fn begin_part(&self, bytes: PartBytes, end: PartEnd) {
+        let (bucket, key) = (Arc::clone(&self.bucket), self.key.clone());
+        let mut copy = vec![0; bytes.len()];
+        assert!(bytes.copy_to(0, &mut copy));
+        self.parts.lock().unwrap().push(copy);
+        let nr = bucket.parts.nr_under_way.fetch_add(1, Ordering::Relaxed) + 1;
+        bucket.parts.nr_under_way_max.fetch_max(nr, Ordering::Relaxed);
+        std::thread::spawn(move || {
+            let parts = &bucket.parts;
+            let held = parts.held_key.lock().unwrap().clone();
+            if held.is_none_or(|held| held == key) {
+                parts.gate.pass();
+            }
+            let is_failing = parts.faults.lock().unwrap().pop_front().unwrap_or(false);
+            let sent = bucket.count(&bucket.puts);
+            parts.came.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            parts.nr_under_way.fetch_sub(1, Ordering::Relaxed);
+            drop(bytes);
+            let failed = BucketError::Unavailable(format!("{key}: a part was refused"));
+            end.tell(if is_failing { Err(failed) } else { sent });
+        });
+    }
+
+    fn complete(&self) -> Result<ObjectInfo, BucketError> {
+        self.bucket.count(&self.bucket.puts)?;
+        self.bucket.call_hook("COMPLETE", &self.key);
+        let bytes = self.parts.lock().unwrap().concat();
+        self.bucket.uploads.lock().unwrap().remove(&self.id);
+        let fault = self.bucket.next_fault();
+        let len = bytes.len() as u64;
+        let stored = self.bucket.change(&self.key, &self.expected, fault.as_ref(), |objects| {
+            let object = self.bucket.new_object(bytes, self.metadata.clone());
+            let info = info_of(&object);
+            objects.insert(self.key.clone(), object);
+            Ok(Some(info))
+        })?;
+        self.bucket.written_bytes.fetch_add(len, Ordering::Relaxed);
+        Ok(stored.unwrap())
+    }
+
+    fn abort(&self) -> Result<(), BucketError> {
+        self.bucket.abort_upload(&self.key, &self.id)
+    }
+}
+
+impl Drop for MemoryUpload {
+    fn drop(&mut self) {
+        self.bucket.uploads.lock().unwrap().remove(&self.id);
+    }
+}
+
 impl MemoryBucket {
+    /// Returns one whose uploads can have their bytes come while they go on.
+    pub fn for_streams() -> Arc<Self> {
+        let bucket = Arc::<Self>::default();
+        *bucket.me.lock().unwrap() = Arc::downgrade(&bucket);
+        bucket
+    }
+
     pub fn put(&self, key: &str, bytes: impl Into<Vec<u8>>) {
         self.put_with(key, bytes, Metadata::new());
     }
@@ -347,6 +437,24 @@ impl Bucket for MemoryBucket {
             source.note_upload(None).map_err(failed)?;
         }
         stored
+    }
+
+    fn part_bytes(&self) -> u64 {
+        PART_BYTES
+    }
+
+    fn begin_upload(
+        &self,
+        key: &str,
+        metadata: &Metadata,
+        expected: &Expected,
+    ) -> Result<Arc<dyn PartedUpload>, BucketError> {
+        self.count(&self.puts)?;
+        let id = format!("upload-{}", self.next_version.fetch_add(1, Ordering::Relaxed));
+        self.uploads.lock().unwrap().insert(id.clone(), key.to_owned());
+        let bucket = self.me.lock().unwrap().upgrade().expect("a bucket for streams");
+        let (key, metadata, expected) = (key.to_owned(), metadata.clone(), expected.clone());
+        Ok(Arc::new(MemoryUpload { bucket, key, metadata, expected, id, parts: Mutex::default() }))
     }
 
     fn abort_upload(&self, key: &str, upload: &str) -> Result<(), BucketError> {

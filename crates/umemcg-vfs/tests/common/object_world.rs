@@ -42,6 +42,25 @@ impl World {
         Self::on(Arc::default(), staging, pool_bytes, max_bytes)
     }
 
+    /// Creates one without a staging directory, whose files are written as streams, with a pool of
+    /// a size.
+    pub fn streamed(pool_bytes: u64) -> Self {
+        let (bucket, staging) = (MemoryBucket::for_streams(), Arc::new(tempfile::tempdir().unwrap()));
+        let engine = Engine::new(EngineConfig::new(pool_bytes)).unwrap();
+        let group = engine.create_group(engine.root(), OsStr::new("g")).unwrap();
+        let config = ObjectConfig { staging: None, streams: true, ..config(&bucket, staging.path(), 0) };
+        let volume = open(&engine, &config);
+        let me = Caller { uid: 0, gid: 0, supplementary_gid: None, group, umask: 0, thread: 1 };
+        Self { volume, bucket, engine, me, staging, max_bytes: 0 }
+    }
+
+    /// Returns the same volume for another tenant.
+    pub fn of_group(&self, name: &str) -> Self {
+        let group = self.engine.create_group(self.engine.root(), OsStr::new(name)).unwrap();
+        let other = self.of_thread(1);
+        Self { me: Caller { group, ..other.me.clone() }, ..other }
+    }
+
     pub fn on(
         bucket: Arc<MemoryBucket>,
         staging: Arc<tempfile::TempDir>,
@@ -318,6 +337,7 @@ pub fn config(bucket: &Arc<MemoryBucket>, staging: &Path, max_bytes: u64) -> Obj
         uid: 7,
         gid: 8,
         staging: Some(StagingConfig { dir: staging.to_owned(), max_bytes }),
+        streams: false,
     }
 }
 

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use umemcg_vfs::object::{
     Bucket, BucketError, BucketFigures, Expected, ListedPart, Metadata, ObjectBody, ObjectInfo, ObjectSource,
+    PartedUpload,
 };
 
 use crate::common::memory_bucket::MemoryBucket;
@@ -294,6 +295,19 @@ impl Bucket for FaultyBucket {
             Ok(info)
         })
     }
+    fn part_bytes(&self) -> u64 {
+        self.memory.part_bytes()
+    }
+
+    fn begin_upload(
+        &self,
+        key: &str,
+        metadata: &Metadata,
+        expected: &Expected,
+    ) -> Result<Arc<dyn PartedUpload>, BucketError> {
+        self.memory.begin_upload(key, metadata, expected)
+    }
+
     fn abort_upload(&self, key: &str, upload: &str) -> Result<(), BucketError> {
         self.change(key, false, || self.memory.abort_upload(key, upload))
     }

@@ -188,6 +188,7 @@ impl Together {
             uid: 7,
             gid: 8,
             staging: Some(StagingConfig { dir: self.staging.path().into(), max_bytes: self.max_bytes }),
+            streams: false,
         };
         let until = Instant::now() + PATIENCE;
         let volume = loop {

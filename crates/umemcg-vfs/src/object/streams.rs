@@ -1,0 +1,422 @@
+//! The streams of a volume: how one is begun, stored and given up, and which of them stand for
+//! files that are not in the store.
+//!
+//! Such a stream is *attached* to its node, which is kept, and shown as it is being written. One at
+//! a time is: it is detached when the store has what was written, although its file may still be
+//! open, and attached again if that goes on.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use rustix::io::Errno;
+use umemcg::Group;
+use umemcg_base::LeafMutex;
+
+use super::bucket::{BucketError, ObjectInfo};
+use super::content::Content;
+use super::drafts::Drafts;
+use super::file_attributes::FileAttributes;
+use super::file_labels::{FileLabels, LabelChange};
+use super::node::{Facts, Told};
+use super::objects::Objects;
+use super::stream::{Payer, Stream, StreamError, StreamFate};
+use crate::attr::{NodeId, SetAttr};
+use crate::error::VfsError;
+
+/// See the module text.
+#[derive(Debug)]
+pub(super) struct Streams {
+    pub(super) drafts: Arc<Drafts>,
+    /// (A) The number of the next one. Relaxed: only uniqueness matters.
+    next: AtomicU64,
+    attached: LeafMutex<BTreeMap<NodeId, Arc<Stream>>>,
+}
+
+impl Streams {
+    pub(super) fn new(drafts: &Arc<Drafts>) -> Self {
+        Self { drafts: Arc::clone(drafts), next: AtomicU64::new(0), attached: LeafMutex::default() }
+    }
+
+    fn objects(&self) -> &Arc<Objects> {
+        &self.drafts.objects
+    }
+
+    fn payer<'a>(&'a self, group: &'a Arc<Group>) -> Payer<'a> {
+        Payer { engine: &self.objects().engine, effort: self.objects().reclaim_effort(), group }
+    }
+
+    fn make(
+        &self,
+        (node, content): (NodeId, Arc<Content>),
+        (base, labels): (Option<ObjectInfo>, FileLabels),
+        is_changed: bool,
+    ) -> Arc<Stream> {
+        let marks = self.drafts.marks(self.next.fetch_add(1, Ordering::Relaxed));
+        Stream::new(node, (&self.objects().bucket, content), marks, (base, labels), is_changed)
+    }
+
+    /// Returns the stream of a new object, for [`attach`](Self::attach). May sleep for memory.
+    pub(super) fn new_stream(
+        &self,
+        (node, key): (NodeId, String),
+        group: &Arc<Group>,
+        attributes: FileAttributes,
+    ) -> Result<Arc<Stream>, VfsError> {
+        let objects = self.objects();
+        let nothing = ObjectInfo {
+            size: 0,
+            modified: attributes.mtime,
+            etag: None,
+            metadata: None,
+            attributes: Some(attributes),
+        };
+        let from = (&objects.bucket, objects.store_id, &objects.failures);
+        let effort = objects.reclaim_effort();
+        let content = Content::new(effort, &objects.engine, group, from, (key, &nothing))?;
+        Ok(self.make((node, content), (None, FileLabels::new(attributes)), true))
+    }
+
+    /// Returns a stream in place of an object that is open; `is_cut` if the object is to be
+    /// replaced although nothing comes. May sleep for the store.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` for one that has bytes and is not cut; `EBUSY` when another stream stands for
+    /// it; those of [`Drafts::labels_of`].
+    pub(super) fn replace(
+        &self,
+        node: NodeId,
+        content: &Arc<Content>,
+        is_cut: bool,
+    ) -> Result<Arc<Stream>, VfsError> {
+        let place = content.place();
+        if !is_cut && place.info.size > 0 {
+            return Err(self.objects().needs_staging(node).into());
+        }
+        let labels = self.drafts.labels_of(node, &place)?;
+        let stream = self.make((node, Arc::clone(content)), (Some(place.info), labels), is_cut);
+        if is_cut {
+            stream.touch(false);
+            let _turn = self.drafts.turn(node);
+            self.attach(&stream)?;
+        }
+        Ok(stream)
+    }
+
+    /// Has a stream stand for its file.
+    ///
+    /// # Errors
+    /// `EBUSY` when another does; `ESTALE` when the object is another one by now.
+    pub(super) fn attach(&self, stream: &Arc<Stream>) -> Result<(), Errno> {
+        let was_removed = {
+            let mut tree = self.objects().tree.lock();
+            match tree.attach(stream) {
+                Ok(false) => return Ok(()),
+                Ok(true) => false,
+                Err(Errno::STALE) if tree.was_removed(stream.node) => true,
+                Err(errno) => return Err(errno),
+            }
+        };
+        if was_removed {
+            stream.end(StreamFate::Nameless, None);
+            return Ok(());
+        }
+        self.note_attached(stream);
+        let facts = self.objects().tree.lock().get(stream.node)?.facts.clone();
+        if let Facts::Object(info) = &facts {
+            if stream.may_have_object() && !stream.stands_on(info) {
+                self.detach(stream);
+                return Err(Errno::STALE);
+            }
+            if stream.is_stored() {
+                stream.learn(info);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lists a stream that the tree has for its file, by the thread that has the turn.
+    pub(super) fn note_attached(&self, stream: &Arc<Stream>) {
+        self.attached.lock().insert(stream.node, Arc::clone(stream));
+    }
+
+    /// Ends [`attach`](Self::attach). Never waits.
+    pub(super) fn detach(&self, stream: &Stream) {
+        let objects = self.objects();
+        let detached = objects.tree.lock().detach(objects.lists(), stream);
+        if let Some((attached, removed)) = detached {
+            let listed = self.attached.lock().remove(&stream.node);
+            drop((attached, listed));
+            objects.dispose(removed);
+        }
+    }
+
+    /// Ends what an open file has begun and not stored. Never waits: an upload in parts is ended by
+    /// another thread.
+    pub(super) fn leave(&self, stream: &Stream) {
+        self.detach(stream);
+        if stream.is_unsaved() {
+            self.objects().unlink_node(stream.node, Instant::now());
+        }
+    }
+
+    /// Returns the stream that stands for a file.
+    pub(super) fn of(&self, node: NodeId) -> Option<Arc<Stream>> {
+        self.objects().tree.lock().stream_of(node)
+    }
+
+    /// Lets a file be opened, unless a stream stands for it. One that was closed before anything
+    /// was written is stored for that. May sleep for the store.
+    ///
+    /// # Errors
+    /// `EBUSY`; the store's.
+    pub(super) fn make_way(&self, node: NodeId, group: &Arc<Group>) -> Result<(), VfsError> {
+        let Some(stream) = self.of(node) else { return Ok(()) };
+        if stream.was_closed_empty() {
+            let _turn = self.drafts.turn(node);
+            if stream.was_closed_empty() {
+                return self.store_in_turn(&stream, group, false);
+            }
+        }
+        Err(Errno::BUSY.into())
+    }
+
+    /// Appends bytes at `offset`, or wherever the end is. May sleep for memory and the store.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` elsewhere than at the end, and after the end of the stream; `EIO` when the
+    /// store does not take it.
+    pub(super) fn write(
+        &self,
+        stream: &Arc<Stream>,
+        offset: Option<u64>,
+        group: &Arc<Group>,
+        (data, kill_set_id): (&[u8], bool),
+    ) -> Result<usize, VfsError> {
+        let _turn = self.drafts.turn(stream.node);
+        if offset.is_some_and(|offset| offset != stream.size()) {
+            return Err(self.objects().needs_staging(stream.node).into());
+        }
+        let key = self.begin_change(stream)?;
+        let appended = stream.append(&self.payer(group), &key, data);
+        if appended.is_ok() {
+            stream.touch(kill_set_id);
+        }
+        appended.map_err(|error| self.failed(stream, &key, error).into())
+    }
+
+    /// Attaches a stream that is open, by the thread that has the turn. Returns its key.
+    fn begin_change(&self, stream: &Arc<Stream>) -> Result<String, Errno> {
+        if stream.fate() == StreamFate::Open {
+            self.attach(stream).map_err(|errno| if errno == Errno::STALE { Errno::IO } else { errno })?;
+        }
+        match stream.fate() {
+            StreamFate::Open => Ok(self.objects().tree.lock().path(stream.node)?),
+            _ => Ok(String::new()),
+        }
+    }
+
+    /// Stores what the store has not; with `end` also what goes in parts, which takes no more then.
+    /// May sleep for the store.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub(super) fn store(&self, stream: &Stream, group: &Arc<Group>, end: bool) -> Result<(), VfsError> {
+        if !stream.is_unsaved() {
+            return Ok(());
+        }
+        let _turn = self.drafts.turn(stream.node);
+        self.store_in_turn(stream, group, end)
+    }
+
+    fn store_in_turn(&self, stream: &Stream, group: &Arc<Group>, end: bool) -> Result<(), VfsError> {
+        if !stream.is_unsaved() {
+            return Ok(());
+        }
+        let key = self.objects().tree.lock().path(stream.node);
+        let Ok(key) = key else {
+            let gone = BucketError::Changed("it has no name any more".into());
+            return Err(self.failed(stream, "", gone.into()).into());
+        };
+        match stream.store(&self.payer(group), &key, end) {
+            Ok(None) => Ok(()),
+            Ok(Some(info)) => {
+                self.stored(stream, &info);
+                Ok(())
+            }
+            // One part is kept, and can be stored the next time, unless there is another object.
+            Err(StreamError::Store(error))
+                if !stream.is_in_parts() && !matches!(error, BucketError::Changed(_)) =>
+            {
+                Err(self.objects().failures.report(&error).into())
+            }
+            Err(error) => Err(self.failed(stream, &key, error).into()),
+        }
+    }
+
+    /// Notes that the store has all of a stream.
+    fn stored(&self, stream: &Stream, info: &ObjectInfo) {
+        let old = {
+            let mut tree = self.objects().tree.lock();
+            tree.get_mut(stream.node).ok().and_then(|found| {
+                let attributes = Some(stream.labels().attributes);
+                found.facts = Facts::Object(ObjectInfo { attributes, ..info.without_metadata() });
+                found.told = Told { at: Instant::now(), thread: 0 };
+                found.content.take()
+            })
+        };
+        drop(old);
+        self.detach(stream);
+    }
+
+    /// Gives a stream up that the store does not take, by the thread that has the turn, and forgets
+    /// its node: the name stands for what the store has. Returns what to tell the writer.
+    fn failed(&self, stream: &Stream, key: &str, error: StreamError) -> Errno {
+        let error = match error {
+            StreamError::Refused(errno) => {
+                if stream.fate() == StreamFate::Whole {
+                    // Stored, but not with its last attributes.
+                    self.detach(stream);
+                    self.objects().unlink_node(stream.node, Instant::now());
+                }
+                return errno;
+            }
+            StreamError::Store(error) => error,
+        };
+        tracing::error!(key, %error, "a file cannot be stored; what was written is given up");
+        self.give_up(stream, StreamFate::Failed, None);
+        match error {
+            BucketError::Changed(_) | BucketError::NotFound(_) => Errno::IO,
+            error => error.errno(),
+        }
+    }
+
+    fn give_up(&self, stream: &Stream, fate: StreamFate, errno: Option<Errno>) {
+        stream.end(fate, errno);
+        self.detach(stream);
+        if fate == StreamFate::Failed {
+            self.objects().unlink_node(stream.node, Instant::now());
+        }
+    }
+
+    /// Notes that the name of a stream is gone, by the thread that has its turn. May sleep for the
+    /// store.
+    pub(super) fn lose_name(&self, stream: &Stream) {
+        self.give_up(stream, StreamFate::Nameless, None);
+    }
+
+    /// Gives up what could not be stored until its file was closed. May sleep for the store.
+    pub(super) fn lose(&self, stream: &Stream) {
+        let _turn = self.drafts.turn(stream.node);
+        self.give_up(stream, StreamFate::Failed, None);
+    }
+
+    /// Stores a file that is about to be renamed, by the thread that has its turn.
+    ///
+    /// # Errors
+    /// `EBUSY` for one that goes in parts; as [`write`](Self::write).
+    pub(super) fn settle(&self, node: NodeId, group: &Arc<Group>) -> Result<(), VfsError> {
+        match self.of(node) {
+            Some(stream) if stream.is_in_parts() => Err(Errno::BUSY.into()),
+            Some(stream) => self.store_in_turn(&stream, group, false),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`settle`](Self::settle), of all files below a prefix.
+    pub(super) fn settle_below(&self, prefix: &str, group: &Arc<Group>) -> Result<(), VfsError> {
+        for node in self.nodes() {
+            let key = self.objects().tree.lock().path(node);
+            if key.is_ok_and(|key| key.starts_with(prefix)) {
+                self.settle(node, group)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn nodes(&self) -> Vec<NodeId> {
+        self.attached.lock().keys().copied().collect()
+    }
+
+    /// Changes what is stored beside the bytes of a file that is being written, or begins to be
+    /// again.
+    ///
+    /// # Errors
+    /// Those of `change`; as [`Stream::change_labels`].
+    pub(super) fn change_labels(
+        &self,
+        stream: &Arc<Stream>,
+        change: LabelChange<'_>,
+    ) -> Result<(), VfsError> {
+        let _turn = self.drafts.turn(stream.node);
+        self.begin_change(stream)?;
+        Ok(stream.change_labels(change)?)
+    }
+
+    /// Changes a file that is being written.
+    ///
+    /// # Errors
+    /// `EPERM` for another mode or owner where all files have the same; as
+    /// [`truncate`](Self::truncate) and [`change_labels`](Self::change_labels).
+    pub(super) fn set_attributes(&self, stream: &Arc<Stream>, change: &SetAttr) -> Result<(), VfsError> {
+        let shown = &self.objects().shown;
+        if !shown.are_stored {
+            stream.labels().attributes.check_unchanged(change)?;
+        }
+        if let Some(len) = change.size {
+            self.truncate(stream, len)?;
+        }
+        // What is stored, and is not to go on, is changed by its name.
+        if shown.is_changed_by(change) && stream.fate() == StreamFate::Open {
+            let change_labels = |labels: &mut FileLabels| {
+                labels.attributes.change(change);
+                Ok(())
+            };
+            self.change_labels(stream, &change_labels)?;
+        }
+        Ok(())
+    }
+
+    /// Cuts a file to a length, which it has already, or 0.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` for any other length, and once a part was sent.
+    fn truncate(&self, stream: &Arc<Stream>, len: u64) -> Result<(), VfsError> {
+        let _turn = self.drafts.turn(stream.node);
+        if len == stream.size() {
+            return Ok(());
+        }
+        if len > 0 {
+            return Err(self.objects().needs_staging(stream.node).into());
+        }
+        self.begin_change(stream)?;
+        stream.cut().map_err(|_| self.objects().needs_staging(stream.node).into())
+    }
+
+    /// Stores all that goes with one request; what goes in parts goes on. Returns the first error.
+    pub(super) fn store_all(&self) -> Result<(), VfsError> {
+        let mut result = Ok(());
+        for node in self.nodes() {
+            let Some(stream) = self.of(node) else { continue };
+            if !stream.was_closed_empty() && stream.size() == 0 && stream.may_have_object() {
+                // Nothing was written yet in place of an object.
+                continue;
+            }
+            result = result.and(self.store(&stream, &self.objects().engine.root(), false));
+        }
+        result
+    }
+
+    /// Gives all up: the volume is gone.
+    pub(super) fn give_up_all(&self) {
+        for node in self.nodes() {
+            let _turn = self.drafts.turn(node);
+            if let Some(stream) = self.of(node) {
+                let key = self.objects().tree.lock().path(node).unwrap_or_default();
+                tracing::error!(key, "the volume was removed while a file was written to it");
+                self.give_up(&stream, StreamFate::Failed, Some(Errno::IO));
+            }
+        }
+    }
+}
