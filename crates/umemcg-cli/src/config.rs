@@ -21,6 +21,7 @@ use crate::limits::{LimitName, LimitTexts, limit_file, make_group, write_limit};
 use crate::log::check_filter;
 use crate::pool::PoolSize;
 use crate::stores::{AttributeSource, StoreOptions, StoreSource};
+use crate::writes::Writes;
 
 /// What the file may contain; anything else is an error.
 #[derive(Debug, Default, Deserialize)]
@@ -71,6 +72,7 @@ struct VolumeContent {
     staging: Option<PathBuf>,
     staging_size: Option<String>,
     attributes: Option<AttributeSource>,
+    writes: Option<Writes>,
 }
 
 /// A parsed configuration file. The default is an empty one.
@@ -330,6 +332,7 @@ impl VolumeEntry<'_> {
             staging: self.content.staging.as_ref().map(|dir| above.join(dir)),
             staging_size: self.content.staging_size.clone(),
             attributes: self.content.attributes,
+            writes: self.content.writes,
         };
         if let Some(url) = &self.content.store {
             if self.content.dir.is_some() || self.content.tmpfs || size_bytes.is_some() {
@@ -340,7 +343,7 @@ impl VolumeEntry<'_> {
         }
         if !options.is_empty() {
             return Err(self.wrong(
-                "`endpoint`, `region`, `anonymous`, `freshness`, `attributes` and `staging` go with `store`",
+                "`endpoint`, `region`, `anonymous`, `freshness`, `attributes`, `staging` and `writes` go with `store`",
             ));
         }
         match (&self.content.dir, self.content.tmpfs) {

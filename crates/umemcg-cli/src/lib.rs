@@ -40,6 +40,7 @@ mod umount_helper;
 mod users;
 mod volumes;
 mod watchdog;
+mod writes;
 
 use std::process::ExitCode;
 

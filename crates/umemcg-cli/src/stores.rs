@@ -8,6 +8,7 @@ use umemcg_vfs::VolumeSpec;
 use umemcg_vfs::object::{self, BucketFigures, Freshness, STAGING_BYTES, StagingConfig};
 
 use crate::duration::parse_duration;
+use crate::writes::Writes;
 
 /// How a store is reached, beside its URL. Credentials come from the daemon's environment or from
 /// the files of the service's own tools.
@@ -45,6 +46,12 @@ pub struct StoreOptions {
     #[arg(long, value_name = "SIZE", value_parser = checked_size, requires = "staging")]
     #[serde(default)]
     pub staging_size: Option<String>,
+    /// How files are written: not at all (`none`; the default without `--staging`), new ones and
+    /// whole replacements from the first byte to the last (`streamed`: from memory, with no local
+    /// disk), or in any way (`staged`; the default with `--staging`)
+    #[arg(long, value_name = "HOW", value_enum)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writes: Option<Writes>,
 }
 
 impl StoreOptions {
@@ -182,14 +189,15 @@ pub fn is_store_url(text: &str) -> bool {
 pub fn spec_of(source: &StoreSource) -> Result<VolumeSpec, String> {
     let freshness = source.options.freshness.as_deref().map_or(Ok(Freshness::default()), freshness_of)?;
     let staging = staging_of(&source.options)?;
-    open(source, freshness, staging)
+    let writes = Writes::checked(source.options.writes, staging.is_some())?;
+    open(source, freshness, (writes, staging))
 }
 
 #[cfg(feature = "object")]
 fn open(
     source: &StoreSource,
     freshness: Freshness,
-    staging: Option<StagingConfig>,
+    (writes, staging): (Writes, Option<StagingConfig>),
 ) -> Result<VolumeSpec, String> {
     let StoreOptions { endpoint, region, anonymous, attributes, .. } = source.options.clone();
     let options = umemcg_object::ObjectOptions { endpoint, region, anonymous };
@@ -197,15 +205,21 @@ fn open(
     Ok(VolumeSpec::Objects(umemcg_vfs::ObjectConfig {
         bucket,
         freshness,
-        stores_attributes: attributes.map_or(staging.is_some(), |which| which == AttributeSource::Stored),
+        stores_attributes: attributes
+            .map_or(writes != Writes::None, |which| which == AttributeSource::Stored),
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
         staging,
+        streams: writes == Writes::Streamed,
     }))
 }
 
 #[cfg(not(feature = "object"))]
-fn open(source: &StoreSource, _: Freshness, _: Option<StagingConfig>) -> Result<VolumeSpec, String> {
+fn open(
+    source: &StoreSource,
+    _: Freshness,
+    _: (Writes, Option<StagingConfig>),
+) -> Result<VolumeSpec, String> {
     Err(format!(
         "cannot serve {}: this program was built without stores of objects; build umemcg-cli with --features object",
         source.url

@@ -219,6 +219,56 @@ fn objects_are_written_by_real_programs_within_limits() {
 
 #[test]
 #[ignore = "needs moto and the feature object (make test-object)"]
+fn objects_are_streamed_by_real_programs_without_a_disk() {
+    needs_mount!();
+    let moto = Moto::start();
+    moto.python("put('p/old', b'before')");
+    let mut mount = Mount::start_with(&Options { volumes: true, pool: "128M", ..Options::default() });
+    let mnt = mount.mnt().to_str().unwrap().to_owned();
+    let volume = |arguments: &[&str]| {
+        let arguments: Vec<&str> =
+            ["volume"].iter().chain(arguments).copied().chain(["--mount", &mnt]).collect();
+        mount.umemcg(&arguments)
+    };
+    let add = ["add", "o", "--store", "s3://bucket/p", "--endpoint", &moto.endpoint, "--region", "us-east-1"];
+    volume(&[&add[..], &["--writes", "streamed", "--staging", "/tmp"]].concat()).bad("--staging");
+    volume(&[&add[..], &["--writes", "staged"]].concat()).bad("--staging");
+    volume(&[&add[..], &["--writes", "streamed"]].concat()).good();
+    mount.group("a", "32m");
+    let directory = tempfile::tempdir().unwrap();
+    let big = directory.path().join("big").to_str().unwrap().to_owned();
+    let make =
+        format!("python3 -c \"import sys; sys.stdout.buffer.write(bytes(range(256)) * (64 << 12))\" > {big}");
+    mount.sh(&make).good();
+    let puts = || figure(volume(&["list", "--json"]).good(), "puts");
+    let before = puts();
+    mount.sh_in("a", &format!("cp -p {big} $MNT/o/big")).good();
+    // Eight parts, the beginning and the end.
+    assert_eq!(puts() - before, 10);
+    mount.sh_in("a", &format!("[ \"$(md5sum < {big})\" = \"$(md5sum < $MNT/o/big)\" ]")).good();
+    mount.sh_in("a", &format!("[ $(stat -c %a-%Y {big}) = $(stat -c %a-%Y $MNT/o/big) ]")).good();
+    assert!(mount.number("a", "memory.max_usage_in_bytes") <= 32 << 20);
+    // By a shell, whose children write in turn.
+    mount.sh_in("a", &format!("{{ cat {big}; echo end; cat {big}; }} > $MNT/o/old")).good();
+    mount.sh_in("a", &format!("{{ cat {big}; echo end; cat {big}; }} | cmp - $MNT/o/old")).good();
+    mount.sh_in("a", &format!("dd if={big} of=$MNT/o/dd bs=3M 2> /dev/null && cmp {big} $MNT/o/dd")).good();
+    mount.sh_in("a", &format!("tar cf $MNT/o/tar -C {} big", directory.path().display())).good();
+    mount.sh_in("a", "mkdir $MNT/o/d && tar xf $MNT/o/tar -C $MNT/o/d && cmp $MNT/o/d/big $MNT/o/big").good();
+    mount.sh_in("a", "echo 1 > $MNT/o/s && echo 22 > $MNT/o/s && : > $MNT/o/s && [ ! -s $MNT/o/s ]").good();
+    mount.sh_in("a", "! echo 3 >> $MNT/o/big 2> /dev/null").good();
+    mount
+        .sh_in("a", "mv $MNT/o/d $MNT/o/e && touch $MNT/o/e/t && chmod 600 $MNT/o/e/big && rm -r $MNT/o/e")
+        .good();
+    mount.sh_in("a", "[ \"$(ls $MNT/o | tr '\\n' ' ')\" = 'big dd old s tar ' ]").good();
+    moto.python("assert 'Uploads' not in client.list_multipart_uploads(Bucket='bucket')");
+    mount.assert_alive();
+    // The kernel tells of the last close when it gets round to it.
+    until("the volume is removed", || volume(&["remove", "o"]).status.success());
+    mount.umount();
+}
+
+#[test]
+#[ignore = "needs moto and the feature object (make test-object)"]
 fn objects_that_cannot_be_served_are_told_at_the_mount() {
     needs_mount!();
     let moto = Moto::start();
