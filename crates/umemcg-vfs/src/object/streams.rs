@@ -195,7 +195,8 @@ impl Streams {
         (data, kill_set_id): (&[u8], bool),
     ) -> Result<usize, VfsError> {
         let _turn = self.drafts.turn(stream.node);
-        if offset.is_some_and(|offset| offset != stream.size()) {
+        let is_elsewhere = offset.is_some_and(|offset| offset != stream.size());
+        if is_elsewhere && stream.fate() == StreamFate::Open {
             return Err(self.objects().needs_staging(stream.node).into());
         }
         let key = self.begin_change(stream)?;
