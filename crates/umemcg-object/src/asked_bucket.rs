@@ -252,7 +252,8 @@ impl AskedBucket {
         error
     }
 
-    /// As [`failed`](Self::failed), of a refusal for a reason that is none, or that cannot be known.
+    /// As [`failed`](Self::failed), of a refusal for a reason that is none, or that cannot be
+    /// known.
     pub(crate) fn refused(&self, what: &str, key: &str, error: &Error) -> BucketError {
         match self.failed(what, key, error) {
             BucketError::Changed(text) | BucketError::NotFound(text) => {

@@ -2,11 +2,12 @@
 //! as stores of volumes ([`umemcg_vfs::object::Bucket`]).
 //!
 //! `location` reads a URL and finds credentials (`file_credentials`), `store_bucket` turns requests
-//! into calls of the library `object_store` (`store`), an `upload`, one whose bytes come while it goes
-//! on (`parted_upload`) and a `copy` among them, which know their own objects again (`metadata`). `http_layer` stands between that and the network: it
-//! counts requests, takes keys out of listings that are no paths (`listing_filter`), and puts into
-//! requests what the library cannot say (`amendment`). All of it runs on one small runtime
-//! (`runtime`); callers wait for it, and see no asynchronous type.
+//! into calls of the library `object_store` (`store`), an `upload`, one whose bytes come while it
+//! goes on (`parted_upload`) and a `copy` among them, which know their own objects again
+//! (`metadata`). `http_layer` stands between that and the network: it counts requests, takes keys
+//! out of listings that are no paths (`listing_filter`), and puts into requests what the library
+//! cannot say (`amendment`). All of it runs on one small runtime (`runtime`); callers wait for it,
+//! and see no asynchronous type.
 #![forbid(unsafe_code)]
 
 mod amendment;

@@ -31,6 +31,9 @@ use crate::volume::{Create, Lookup, VolumeFile};
 /// Attempts to make a name or to open what has it, while others make and remove it.
 const NR_ATTEMPTS_MAX: usize = 32;
 
+/// A file that was made, and is open.
+pub(super) type NewFile = (Entry, Arc<dyn VolumeFile>);
+
 /// Returns a name as a key can have it.
 ///
 /// # Errors
@@ -78,7 +81,7 @@ impl ObjectVolume {
         (parent, name): (NodeId, &str),
         new: (OFlags, FileAttributes),
         since: Instant,
-    ) -> Result<Option<(Entry, Arc<dyn VolumeFile>)>, VfsError> {
+    ) -> Result<Option<NewFile>, VfsError> {
         let (node, key) = (self.objects.next_node(), self.new_key(parent, name)?);
         match &self.streams {
             Some(streams) => self.new_stream(streams, caller, (parent, name), (node, key), new, since),
@@ -93,7 +96,7 @@ impl ObjectVolume {
         (node, key): (NodeId, String),
         (flags, attributes): (OFlags, FileAttributes),
         since: Instant,
-    ) -> Result<Option<(Entry, Arc<dyn VolumeFile>)>, VfsError> {
+    ) -> Result<Option<NewFile>, VfsError> {
         let (objects, drafts, group) = (&self.objects, self.drafts()?, &caller.group);
         let (engine, effort) = (&objects.engine, objects.reclaim_effort());
         let handle = HandleCharge::take(effort, engine, group, 0)?;
@@ -174,7 +177,7 @@ impl ObjectVolume {
         caller: &Caller,
         (parent, name): (NodeId, &OsStr),
         (flags, mode): (OFlags, u32),
-    ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError> {
+    ) -> Result<NewFile, VfsError> {
         let objects = &self.objects;
         self.drafts()?;
         let part = new_key_part(name)?;

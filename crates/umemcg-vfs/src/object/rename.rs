@@ -69,10 +69,7 @@ impl Renaming<'_> {
         let alone: Vec<_> = [node].into_iter().chain(target).collect();
         let _turn = drafts.turn_for(&Claim { alone: &alone, keep: Some(self.to.0), whole: &[] });
         self.check_names(node, target)?;
-        if let Some(streams) = &self.volume.streams {
-            streams.settle(node, self.group)?;
-        }
-        let replaced_stream = target.and_then(|target| self.volume.stream_of(target));
+        self.volume.settle_stream(node, self.group)?;
         let new_key = &*self.volume.new_key(self.to.0, self.to.1)?;
         let content_of = |node| {
             let tree = objects.tree.lock();
@@ -115,8 +112,8 @@ impl Renaming<'_> {
         if let Some(replaced) = replaced {
             drafts.lose_name(replaced);
         }
-        if let Some((streams, stream)) = replaced_stream {
-            streams.lose_name(&stream);
+        if let Some(target) = target {
+            self.volume.lose_stream(target);
         }
         if is_ours()? {
             objects.bucket.delete(&key).map_err(|error| objects.failures.report(&error))?;
@@ -246,7 +243,7 @@ impl Renaming<'_> {
     fn store_below(&self, prefix: &str) -> Result<(), Errno> {
         let drafts = self.volume.drafts()?;
         if let Some(streams) = &self.volume.streams {
-            return Ok(streams.settle_below(prefix, self.group).map_err(|error| error.errno())?);
+            return streams.settle_below(prefix, self.group).map_err(|error| error.errno());
         }
         for content in drafts.unsaved() {
             let Some(draft) = content.draft() else { continue };

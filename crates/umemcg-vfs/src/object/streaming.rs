@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::fs::OFlags;
+use umemcg::Group;
 
 use super::ObjectVolume;
+use super::create::NewFile;
 use super::file_attributes::FileAttributes;
 use super::node::Facts;
 use super::open_file::wants_to_write;
@@ -14,7 +16,7 @@ use super::stream::Stream;
 use super::stream_file::{STREAM_BYTES, StreamFile};
 use super::streams::Streams;
 use super::tree::Tree;
-use crate::attr::{Attr, Entry, NodeId, SetAttr};
+use crate::attr::{Attr, NodeId, SetAttr};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
@@ -74,7 +76,7 @@ impl ObjectVolume {
         (node, key): (NodeId, String),
         (flags, attributes): (OFlags, FileAttributes),
         since: Instant,
-    ) -> Result<Option<(Entry, Arc<dyn VolumeFile>)>, VfsError> {
+    ) -> Result<Option<NewFile>, VfsError> {
         let charge = self.stream_charge(caller)?;
         let stream = streams.new_stream((node, key), &caller.group, attributes)?;
         let shown = stream.shown();
@@ -92,6 +94,18 @@ impl ObjectVolume {
         let entry = self.objects.entry(node, self.objects.ino(node), &Facts::Object(shown));
         let file = StreamFile::new(streams, stream, flags, caller, charge);
         Ok(Some((entry, Arc::new(file))))
+    }
+
+    /// Stores a file that is about to be renamed, if it is being written. See [`Streams::settle`].
+    pub(super) fn settle_stream(&self, node: NodeId, group: &Arc<Group>) -> Result<(), VfsError> {
+        self.streams.as_ref().map_or(Ok(()), |streams| streams.settle(node, group))
+    }
+
+    /// Notes that a file that is being written has lost its name. See [`Streams::lose_name`].
+    pub(super) fn lose_stream(&self, node: NodeId) {
+        if let Some((streams, stream)) = self.stream_of(node) {
+            streams.lose_name(&stream);
+        }
     }
 
     /// Replaces an object by one without bytes.

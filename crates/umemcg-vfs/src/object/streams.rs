@@ -404,7 +404,7 @@ impl Streams {
                 // Nothing was written yet in place of an object.
                 continue;
             }
-            result = result.and(self.store(&stream, &self.objects().engine.root(), false));
+            result = result.and(self.store(&stream, self.objects().engine.root(), false));
         }
         result
     }
