@@ -19,6 +19,9 @@ const WIDE: usize = 72;
 const LABEL_COLUMNS: usize = 26;
 const FIGURE_COLUMNS: usize = 8;
 
+/// A label, what it shows of each interval, and how that is written.
+type Figure = (&'static str, fn(&Point) -> f32, fn(f64) -> String);
+
 /// The kinds of memory, by the line of `umemcg.stat`.
 const KINDS: [(&str, &str); 10] = [
     ("kept by the kernel", "file_kernel"),
@@ -141,7 +144,7 @@ fn pressure_and_events(detail: &Detail, theme: Theme) -> Vec<Line<'static>> {
 }
 
 fn history(model: &Model, inode: u64, width: usize, theme: Theme) -> Vec<Line<'static>> {
-    let figures: [(&str, fn(&Point) -> f32, fn(f64) -> String); 5] = [
+    let figures: [Figure; 5] = [
         ("usage", |point| point.usage_bytes, |bytes| short_bytes(bytes as u64)),
         ("pages in", |point| point.pages_in, short_count),
         ("refaults", |point| point.refaults, short_count),

@@ -28,7 +28,7 @@ const SILENCE_STEP: Duration = Duration::from_secs(1);
 /// What the loop waits for.
 enum Event {
     Terminal(TerminalEvent),
-    Taken(io::Result<Taken>),
+    Taken(io::Result<Box<Taken>>),
     /// A signal, or the end of the terminal.
     Ended,
 }
@@ -43,8 +43,9 @@ pub fn run(arguments: &TopArguments, control: &Path) -> Result<(), Failure> {
     forward_signals(move || told.send(Event::Ended).is_ok())
         .map_err(|error| Failure::Failed(format!("cannot receive signals: {error}")))?;
     let told = sender.clone();
-    let sampler = Sampler::start(control.to_owned(), move |taken| told.send(Event::Taken(taken)).is_ok())
-        .map_err(|error| Failure::Failed(format!("cannot start a thread: {error}")))?;
+    let sampler =
+        Sampler::start(control.to_owned(), move |taken| told.send(Event::Taken(taken.map(Box::new))).is_ok())
+            .map_err(|error| Failure::Failed(format!("cannot start a thread: {error}")))?;
     let interval = arguments.interval.max(INTERVAL_MIN);
     let model = Model::new(control.display().to_string(), arguments.sort, interval);
     let mut live = Live { model, sampler, asked: None, due: Instant::now() };
@@ -126,10 +127,10 @@ impl Live {
         }
     }
 
-    fn take(&mut self, taken: Taken) {
+    fn take(&mut self, taken: Box<Taken>) {
         self.asked = None;
         self.model.silence = None;
-        self.model.take(taken);
+        self.model.take(*taken);
         self.ask_for_missing();
     }
 

@@ -316,7 +316,9 @@ mod tests {
             model.page = page;
             model.take(Taken { detail: Some((2, Detail::default())), ..taken() });
             for theme in [UNICODE, ASCII] {
-                for (width, height) in (0..90).step_by(3).flat_map(|width| (0..30).map(move |h| (width, h))) {
+                for (width, height) in
+                    (0..90).step_by(6).flat_map(|width| (0..30).step_by(2).map(move |h| (width, h)))
+                {
                     let lines = screen(&mut model, width, height, theme);
                     assert!(theme.is_unicode || lines.iter().all(|line| line.is_ascii()), "{lines:?}");
                     model.scroll = usize::MAX;

@@ -124,15 +124,22 @@ fn every_page_of_top_is_shown_and_left_by_keys() {
     let Some(terminal) = Terminal::start(&mount, (80, 24), "", "--interval 100ms --sort name") else {
         return;
     };
-    let screen = terminal.wait_for(&["▾ batch", "job", "web", "8.0M", "4 groups"]);
+    let screen = terminal.wait("all groups and their figures", |screen| {
+        let lines: Vec<&str> = screen.lines().collect();
+        screen.contains("8.0M")
+            && (3..7)
+                .all(|line| lines.get(line).is_some_and(|line| line.ends_with('B') || line.ends_with('M')))
+    });
     let lines: Vec<&str> = screen.lines().collect();
     assert!(lines[0].starts_with("umemcg top  4 groups, line 1 of 4  /tmp/umemcg-test-"), "{screen}");
     assert!(lines[2].starts_with("group▼ ") && lines[2].contains("usage  limit"), "{screen}");
-    let names: Vec<&str> = lines[3..7].iter().map(|line| line[..24].trim_end()).collect();
+    let names: Vec<String> =
+        lines[3..7].iter().map(|line| line.chars().take(24).collect::<String>()).collect();
+    let names: Vec<&str> = names.iter().map(|name| name.trim_end()).collect();
     assert_eq!(names, ["▾ /", "  ▾ batch", "      job", "    web"], "{screen}");
     assert!(lines[23].starts_with("q quit  ? help"), "{screen}");
 
-    terminal.keys(&["Down", "Left"]);
+    terminal.keys(&["C-l", "Down", "Left"]);
     terminal.wait("batch is folded", |screen| screen.contains("▸ batch") && !screen.contains("job"));
     terminal.keys(&["Right"]);
     terminal.wait_for(&["▾ batch", "job"]);
