@@ -68,8 +68,8 @@ impl Screen {
     /// # Errors
     /// The system's.
     pub fn clear(&mut self) -> io::Result<()> {
-        // `Terminal::clear` asks the terminal where its cursor is, and the thread that waits for keys
-        // would take the answer.
+        // `Terminal::clear` asks the terminal where its cursor is, and the thread that waits for
+        // keys would take the answer.
         execute!(io::stdout(), Clear(ClearType::All))?;
         self.terminal = Terminal::new(CrosstermBackend::new(io::stdout()))?;
         Ok(())
