@@ -1,5 +1,5 @@
-//! The socket through which `umemcg sync`, `umount` and `volume` talk to the daemon of a mount.
-//! Only its owner may open it.
+//! The socket through which `umemcg sync`, `umount`, `volume` and `csi` talk to the daemon of a
+//! mount. Only its owner may open it.
 //!
 //! Both ends derive the socket's name from the device number of the mounted file system, which the
 //! kernel gives to one mounted file system at a time. So a name always means the current mount,
@@ -94,6 +94,18 @@ pub enum Request {
     },
     /// List the volumes.
     VolumeList,
+    /// Place the processes of a pod into a group.
+    PodAdd {
+        /// The pod's uid.
+        uid: String,
+        /// The path of the group.
+        group: String,
+    },
+    /// Remove the rule for a pod.
+    PodRemove {
+        /// The pod's uid.
+        uid: String,
+    },
     /// Make a volume durable and remove it.
     VolumeRemove {
         /// Its name.

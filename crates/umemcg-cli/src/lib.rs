@@ -27,6 +27,7 @@ mod metrics;
 mod mount;
 mod mounts;
 mod orphan_guard;
+mod pods;
 mod pool;
 mod reload;
 mod service_manager;

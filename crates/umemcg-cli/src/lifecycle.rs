@@ -69,6 +69,12 @@ pub trait Served: Send + Sync + 'static {
         Err("there is no configuration here".into())
     }
 
+    /// Adds or removes the rule for a pod.
+    fn pods(&self, request: Request) -> Reply {
+        let _ = request;
+        Reply::Failed { message: "there are no pods here".into() }
+    }
+
     /// Returns the metrics, with groups down to `depth` levels below the root.
     fn metrics(&self, depth: Option<usize>) -> String {
         let _ = depth;
@@ -318,6 +324,7 @@ impl Serve for Lifecycle {
                 self.served.volumes(request, Instant::now() + timeout, &mut progress)
             }
             Request::Reload => self.reload(),
+            request @ (Request::PodAdd { .. } | Request::PodRemove { .. }) => self.served.pods(request),
             Request::Metrics { depth } => Reply::Metrics { text: self.served.metrics(depth) },
             Request::Umount { flush_timeout_ms } => {
                 self.umount_on_request(flush_timeout_ms.map(Duration::from_millis), &mut progress)

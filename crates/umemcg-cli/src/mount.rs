@@ -26,6 +26,7 @@ use crate::lifecycle::{Event, Lifecycle, Served};
 use crate::log::tell;
 use crate::metrics;
 use crate::orphan_guard;
+use crate::pods;
 use crate::pool::{PoolSize, usable_memory};
 use crate::reload::{self, InForce, LiveConfig};
 use crate::service_manager::{ServiceManager, watchdog_time};
@@ -375,6 +376,10 @@ impl Served for Mounted {
             Some(live) => live.reload(&self.daemon, deadline),
             None => Err("there is no configuration: this mount was made without --config".into()),
         }
+    }
+
+    fn pods(&self, request: Request) -> Reply {
+        pods::serve(&self.daemon, request)
     }
 
     fn metrics(&self, depth: Option<usize>) -> String {

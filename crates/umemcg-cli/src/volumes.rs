@@ -243,9 +243,12 @@ pub fn serve(daemon: &Daemon, request: Request, deadline: Instant, progress: &mu
                 Err(error) => Reply::Failed { message: format!("cannot remove the volume: {error}") },
             }
         }
-        Request::Sync { .. } | Request::Umount { .. } | Request::Metrics { .. } | Request::Reload => {
-            Reply::Failed { message: "not a request about volumes".into() }
-        }
+        Request::Sync { .. }
+        | Request::Umount { .. }
+        | Request::Metrics { .. }
+        | Request::Reload
+        | Request::PodAdd { .. }
+        | Request::PodRemove { .. } => Reply::Failed { message: "not a request about volumes".into() },
     }
 }
 

@@ -37,7 +37,8 @@ pub mod wait_charge;
 pub mod wire;
 
 pub use classify::{
-    Classifier, Payer, ProcessClassifier, RULE_GROUPS_MAX, Requester, RootOnly, Rule, RuleError, Tracking,
+    AddPodError, Classifier, Payer, ProcessClassifier, RULE_GROUPS_MAX, Requester, RootOnly, Rule, RuleError,
+    Tracking,
 };
 pub use control_fs::ControlFs;
 pub use daemon::{

@@ -10,6 +10,7 @@ pub(crate) mod descriptors;
 mod eventfd_writer;
 mod mirror;
 mod pid_namespace;
+mod pod_rules;
 pub(crate) mod proc_files;
 mod process_classifier;
 mod rule_groups;
@@ -26,6 +27,7 @@ use std::sync::Arc;
 use umemcg::Group;
 
 pub use descriptors::ProcessDescriptors;
+pub use pod_rules::AddPodError;
 pub use proc_files::credentials_of;
 pub(crate) use process_classifier::since_boot_ns;
 pub use process_classifier::{ProcessClassifier, Tracking};
@@ -102,6 +104,21 @@ pub trait Classifier: Send + Sync + fmt::Debug {
     fn make_group(&self, names: &[OsString], above: &Arc<Group>) -> Arc<Group> {
         let _ = names;
         Arc::clone(above)
+    }
+
+    /// Places the processes of a pod of Kubernetes into a group, if it exists. Replaces the rule
+    /// for that pod.
+    ///
+    /// # Errors
+    /// [`AddPodError`]; then nothing has changed.
+    fn add_pod(&self, uid: &str, group: &str) -> Result<(), AddPodError> {
+        let _ = (uid, group);
+        Ok(())
+    }
+
+    /// Removes the rule for a pod, if there is one.
+    fn remove_pod(&self, uid: &str) {
+        let _ = uid;
     }
 }
 

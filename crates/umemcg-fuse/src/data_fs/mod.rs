@@ -111,6 +111,11 @@ pub struct DataFs {
 }
 
 impl DataFs {
+    /// Returns what finds the group of each request.
+    pub fn classifier(&self) -> &Arc<dyn Classifier> {
+        &self.classifier
+    }
+
     /// Creates the file system for volumes of `engine`. `classifier` finds the group of each
     /// caller.
     ///

@@ -2,7 +2,8 @@
 //!
 //! A process is in the group into which it, or an ancestor that started it, was moved by hand
 //! (`cgroup.procs`, `tasks`); else in the group of the first matching [`Rule`]; else in the root.
-//! Moving a process into the root undoes the move by hand, so rules decide again.
+//! Moving a process into the root undoes the move by hand, so rules decide again. The rules for
+//! pods of Kubernetes, which are added while a mount is served, come before all others.
 //!
 //! A request is charged to its thread's group as long as the thread can be identified. If the
 //! thread has ended, or is so young that another with its id may have made the request, the group
@@ -30,6 +31,7 @@ use umemcg_control::{Membership, MembershipError};
 
 use super::ancestry::Ancestry;
 use super::mirror::{self, Mirror};
+use super::pod_rules::{AddPodError, PodRules};
 use super::rule_groups::{self, RULE_GROUPS_MAX, RuleGroupError, RuleGroups};
 use super::rules::{Rule, RuleKind};
 use super::thread_cache::{Life, ThreadCache};
@@ -64,6 +66,7 @@ pub struct ProcessClassifier {
     rule_groups: RuleGroups,
     /// A thread removes idle groups.
     tends_rule_groups: AtomicBool,
+    pods: PodRules,
     threads: ThreadCache<Placement>,
     /// Groups that processes have been moved into by hand, by serial.
     members: LeafRwLock<HashMap<u64, Weak<Group>>>,
@@ -127,6 +130,7 @@ impl ProcessClassifier {
             rules: ArcSwap::from_pointee(rules),
             rule_groups: RuleGroups::new(RULE_GROUPS_MAX),
             tends_rule_groups: false.into(),
+            pods: PodRules::default(),
             threads: ThreadCache::new()?,
             members: LeafRwLock::default(),
             closed: RankedMutex::new(Rank::Membership, Vec::new()),
@@ -228,8 +232,8 @@ impl ProcessClassifier {
         if let Payer::Group(group) = &payer {
             // A placement by hand changes only by a move. The properties that rules examine may
             // change without notice.
-            let life =
-                if rank == BY_HAND || self.rules.load().is_empty() { Life::Thread } else { Life::Short };
+            let has_rules = !self.rules.load().is_empty() || !self.pods.is_empty();
+            let life = if rank == BY_HAND || !has_rules { Life::Thread } else { Life::Short };
             self.threads.put(ticket, uid, Placement { group: Arc::downgrade(group), rank, since_ns }, life);
         }
         Some(FoundPlacement { payer, rank, since_ns })
@@ -270,6 +274,9 @@ impl ProcessClassifier {
     }
 
     fn place_by_rules(&self, uid: u32, cgroups: &[u8]) -> (Payer, usize) {
+        if let Some(group) = self.pods.place(cgroups, &self.engine) {
+            return (Payer::Group(group), FIRST_RULE);
+        }
         for (number, rule) in self.rules.load().iter().enumerate() {
             let names = match rule.kind() {
                 RuleKind::Path => None,
@@ -416,6 +423,15 @@ impl Classifier for ProcessClassifier {
 
     fn make_group(&self, names: &[OsString], _above: &Arc<Group>) -> Arc<Group> {
         self.find_or_create(names)
+    }
+
+    fn add_pod(&self, uid: &str, group: &str) -> Result<(), AddPodError> {
+        self.pods.add(uid, group).inspect(|()| self.threads.begin_generation())
+    }
+
+    fn remove_pod(&self, uid: &str) {
+        self.pods.remove(uid);
+        self.threads.begin_generation();
     }
 }
 
