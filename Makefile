@@ -27,6 +27,8 @@ TOGETHER_SEED ?=
 TOGETHER_FIRST ?=
 # The cache that keeps file pages in the half on real mounts: own, kernel, or exclusive for the kernel's with --exclusive.
 TOGETHER_PAGE_CACHE ?= own
+# How many pods come and go under writes in `make test-csi`.
+CSI_CYCLES ?= 500
 # How long `make fuzz` makes new inputs, all targets together, and the seed of a run to repeat.
 FUZZ_SECONDS ?= 60
 FUZZ_SEED ?=
@@ -35,10 +37,11 @@ FUZZ_TARGETS ?= $(patsubst fuzz/fuzz_targets/%.rs,%,$(wildcard fuzz/fuzz_targets
 POSIX_SCALE ?= full
 BENCH_SCALE ?= 1
 
-# All but the stores of objects, whose libraries are many; `make test-object` has those.
-WORKSPACE = --workspace --exclude umemcg-object
+# All but the stores of objects and the CSI plugin, whose libraries are many; `make test-object` and `make test-csi`
+# have those.
+WORKSPACE = --workspace --exclude umemcg-object --exclude umemcg-csi
 
-.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-together-objects test-metrics test-names test-object test-object-crash run-object lint-object fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench experiments lint check-portable package deps build install clean
+.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-together-objects test-metrics test-names test-object test-object-crash run-object lint-object test-csi lint-csi fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench experiments lint check-portable package deps build install clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 14
@@ -125,6 +128,13 @@ run-object: deps ## a bucket as a volume of two tenants: a server, a mount, who 
 	@scripts/deps.sh --object
 	$(CARGO) build --release --locked -p umemcg-cli --features object
 	scripts/run_object.sh "$(TARGET)/release/umemcg" "$(abspath $(TARGET))/object-servers"
+
+test-csi: deps ## the CSI plugin: unit tests, a killed plugin, CSI_CYCLES pods under writes, csi-sanity, the manifests (needs Go)
+	@scripts/deps.sh --csi
+	UMEMCG_CSI_CYCLES="$(CSI_CYCLES)" $(CARGO) test --locked -p umemcg-csi -p umemcg-cli \
+		--features umemcg-cli/csi,umemcg-cli/object --lib --test csi -- --nocapture
+	@# The program that the tests above have built.
+	scripts/csi.sh "$(TARGET)/debug/umemcg" "$(abspath $(TARGET))/csi-tools"
 
 test-names: deps ## half a million names known at once, and walked from a group of 16 MiB; empties the caches of the host
 	$(CARGO) test --release --locked -p umemcg-cli --test real_mount -- --ignored --nocapture --test-threads=1 half_a_million
@@ -214,6 +224,9 @@ lint: ## formatting, clippy with warnings refused, and a package of each crate
 
 lint-object: ## clippy with the stores of objects, whose libraries `make lint` does not build
 	$(CARGO) clippy --locked -p umemcg-object -p umemcg-cli --features umemcg-cli/object --all-targets -- -D warnings
+
+lint-csi: ## clippy with the CSI plugin, whose libraries `make lint` does not build
+	$(CARGO) clippy --locked -p umemcg-csi -p umemcg-cli --features umemcg-cli/csi,umemcg-cli/object --all-targets -- -D warnings
 
 package: ## a package of each crate, built from what is in it, as the registry would get it
 	@# Cargo unpacks and builds a crate of one name, version and place once; an earlier run's must not be taken.

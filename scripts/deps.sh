@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs what building and testing need and this machine lacks, from Debian's packages. Prints nothing when
 # nothing is missing. With --bench also what the benchmarks compare with, with --c, --python
-# --rocksdb, --metrics and --object what tests the C library, the Python package, RocksDB's block cache, the metrics
-# and volumes of objects.
+# --rocksdb, --metrics, --object and --csi what tests the C library, the Python package, RocksDB's block cache, the
+# metrics, volumes of objects and the CSI plugin.
 set -euo pipefail
 
 # command or file that shows it is there, then the package that brings it
@@ -37,6 +37,10 @@ for argument in "$@"; do
         ;;
     --c) needs+=("valgrind valgrind" "g++ g++" "pkg-config pkg-config" "readelf binutils") ;;
     --rocksdb) needs+=("/usr/include/rocksdb/c.h librocksdb-dev" "/usr/lib/llvm-*/lib/libclang.so libclang-dev") ;;
+    --csi)
+        needs+=("go golang-go")
+        python3 -c "import ensurepip" 2>/dev/null || needs+=("/usr/lib/python3*/ensurepip python3-venv")
+        ;;
     --metrics) needs+=("promtool prometheus") ;;
     # Other Pythons than Debian's bring it along.
     --object)
@@ -44,7 +48,7 @@ for argument in "$@"; do
         servers=1
         ;;
     --python) python3 -c "import ensurepip" 2>/dev/null || needs+=("/usr/lib/python3*/ensurepip python3-venv") ;;
-    *) echo "deps.sh: unknown argument $argument (known: --bench, --c, --metrics, --object, --python, --rocksdb)" >&2; exit 2 ;;
+    *) echo "deps.sh: unknown argument $argument (known: --bench, --c, --csi, --metrics, --object, --python, --rocksdb)" >&2; exit 2 ;;
     esac
 done
 

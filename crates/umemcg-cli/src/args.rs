@@ -12,6 +12,7 @@ use umemcg_control::Style;
 use umemcg_fuse::Rule;
 use umemcg_metrics::MetricsAddress;
 
+use crate::csi_arguments::CsiArguments;
 use crate::doctor::arguments::DoctorArguments;
 use crate::duration::parse_duration;
 use crate::log::LogFormat;
@@ -156,6 +157,8 @@ pub enum Command {
     Trim(TrimArguments),
     /// Check whether this machine can run a daemon, and say what to do if not
     Doctor(DoctorArguments),
+    /// Serve the volumes of a mount to Kubernetes, as its CSI plugin on this node
+    Csi(CsiArguments),
     /// Demonstrate umemcg: mount, run programs in two groups, print a table of the results
     Demo(DemoArguments),
     /// Started by the daemon: reports changes of control files to inotify

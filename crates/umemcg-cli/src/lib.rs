@@ -12,6 +12,8 @@ mod acceptor;
 mod args;
 mod client;
 mod config;
+mod csi;
+mod csi_arguments;
 mod demo;
 mod doctor;
 mod duration;
@@ -67,6 +69,7 @@ pub fn run() -> ExitCode {
         Command::Metrics(metrics) => metrics::metrics(metrics),
         Command::Trim(trim) => trim::trim(trim),
         Command::Doctor(arguments) => doctor::doctor(arguments),
+        Command::Csi(csi) => csi::csi(csi),
         Command::Demo(demo) => demo::demo(demo),
         Command::TouchControl(touch) => touch_helper::run(touch),
         Command::OrphanGuard(guard) => orphan_guard::run(guard),

@@ -1,0 +1,128 @@
+//! The daemon of the node, asked over the admin socket: what the CSI plugin needs of it.
+
+use std::path::PathBuf;
+
+use umemcg_csi::{Daemon, DaemonError, KnownVolume, VolumeData};
+
+use crate::client::our_mount;
+use crate::endpoint::{AskError, Reply, Request, VolumeSource, ask, ask_at};
+use crate::stores::{AttributeSource, StoreOptions, StoreSource};
+
+/// The way to the daemon.
+#[derive(Debug)]
+pub struct DaemonSocket {
+    /// Its socket, if it is not found by the mount.
+    pub socket: Option<PathBuf>,
+    /// Its mount.
+    pub mount: PathBuf,
+}
+
+impl DaemonSocket {
+    /// Sends a request, and returns the last reply.
+    fn ask(&self, request: &Request) -> Result<Reply, DaemonError> {
+        let mut progress = |_| {};
+        let reply = match &self.socket {
+            Some(path) => ask_at(path, request, &mut progress),
+            None => {
+                let mount = our_mount(&self.mount).map_err(|error| DaemonError::Absent(error.to_string()))?;
+                ask(&mount, request, &mut progress)
+            }
+        };
+        match reply {
+            Ok(Reply::Failed { message }) => Err(DaemonError::Refused(message)),
+            Ok(Reply::Busy { users }) => Err(DaemonError::Busy(users.join(", "))),
+            Ok(Reply::Lost { files }) => {
+                let files: Vec<String> =
+                    files.iter().map(|file| format!("{}: {}", file.path, file.error)).collect();
+                Err(DaemonError::Lost(format!("some data is not durable: {}", files.join(", "))))
+            }
+            Ok(reply) => Ok(reply),
+            Err(AskError::NoDaemon) => {
+                Err(DaemonError::Absent(format!("no daemon answers behind {}", self.mount.display())))
+            }
+            Err(AskError::HungUp) => Err(DaemonError::Unknown("the daemon ended before it answered".into())),
+            Err(AskError::Io(error)) => {
+                Err(DaemonError::Unknown(format!("cannot talk to the daemon: {error}")))
+            }
+        }
+    }
+}
+
+impl Daemon for DaemonSocket {
+    fn volumes(&self) -> Result<Vec<KnownVolume>, DaemonError> {
+        match self.ask(&Request::VolumeList)? {
+            Reply::Volumes { volumes } => Ok(volumes
+                .into_iter()
+                .map(|row| {
+                    let trouble = match row.data {
+                        VolumeSource::Store(store) => store.state.and_then(|state| state.trouble),
+                        VolumeSource::Dir { .. } | VolumeSource::Tmpfs { .. } => None,
+                    };
+                    KnownVolume { name: row.name, trouble }
+                })
+                .collect()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn add_volume(&self, name: &str, data: &VolumeData) -> Result<(), DaemonError> {
+        let data = match data {
+            VolumeData::Tmpfs { size_bytes } => {
+                VolumeSource::Tmpfs { size_bytes: *size_bytes, used_bytes: 0 }
+            }
+            VolumeData::Dir { path } => VolumeSource::Dir { path: path.into() },
+            VolumeData::Store { url, options } => {
+                let options = store_options(options)?;
+                VolumeSource::Store(Box::new(StoreSource { url: url.clone(), options, state: None }))
+            }
+            VolumeData::Existing { volume } => {
+                return Err(DaemonError::Refused(format!("the volume `{volume}` is the configuration's")));
+            }
+        };
+        self.ask(&Request::VolumeAdd { name: name.into(), data }).map(drop)
+    }
+
+    fn remove_volume(&self, name: &str) -> Result<(), DaemonError> {
+        self.ask(&Request::VolumeRemove { name: name.into(), force: false, flush_timeout_ms: None }).map(drop)
+    }
+
+    fn add_pod(&self, uid: &str, group: &str) -> Result<(), DaemonError> {
+        self.ask(&Request::PodAdd { uid: uid.into(), group: group.into() }).map(drop)
+    }
+
+    fn remove_pod(&self, uid: &str) -> Result<(), DaemonError> {
+        self.ask(&Request::PodRemove { uid: uid.into() }).map(drop)
+    }
+}
+
+/// Returns the options of a store by their names on the command line.
+fn store_options(given: &std::collections::BTreeMap<String, String>) -> Result<StoreOptions, DaemonError> {
+    let refused = |what: String| Err(DaemonError::Refused(what));
+    let mut options = StoreOptions::default();
+    for (name, value) in given {
+        let text = Some(value.clone());
+        match name.as_str() {
+            "endpoint" => options.endpoint = text,
+            "region" => options.region = text,
+            "freshness" => options.freshness = text,
+            "staging" => options.staging = text.map(PathBuf::from),
+            "staging-size" => options.staging_size = text.map(|size| size.trim_end_matches('i').to_owned()),
+            "anonymous" => match value.as_str() {
+                "true" => options.anonymous = true,
+                "false" => {}
+                other => return refused(format!("`anonymous` is true or false, and not `{other}`")),
+            },
+            "attributes" => match value.as_str() {
+                "stored" => options.attributes = Some(AttributeSource::Stored),
+                "uniform" => options.attributes = Some(AttributeSource::Uniform),
+                other => return refused(format!("`attributes` is stored or uniform, and not `{other}`")),
+            },
+            other => return refused(format!("a store has no option `{other}`")),
+        }
+    }
+    Ok(options)
+}
+
+fn unexpected(reply: &Reply) -> DaemonError {
+    DaemonError::Unknown(format!("unexpected reply of the daemon: {reply:?}; is it of another version?"))
+}

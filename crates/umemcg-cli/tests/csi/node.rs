@@ -1,0 +1,267 @@
+//! A node for one test: a daemon with volumes and control files, the plugin as a process, and a
+//! directory that stands for kubelet's.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use umemcg_csi::client::Client;
+use umemcg_csi::v1::volume_capability::access_mode::Mode;
+use umemcg_csi::v1::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+use umemcg_csi::v1::{NodePublishVolumeRequest, NodeStageVolumeRequest, VolumeCapability};
+
+use crate::harness::{self, Mount, Options, TIMEOUT, cannot_run, until};
+
+pub use umemcg_csi::client::Code;
+
+/// Returns the code of a request that must fail.
+#[track_caller]
+pub fn code(result: Result<(), umemcg_csi::client::Status>) -> Code {
+    result.expect_err("the request must fail").code()
+}
+
+/// Repeats a request as kubelet does, while the plugin says that something is in use.
+#[track_caller]
+pub fn until_not_aborted(mut request: impl FnMut() -> Result<(), umemcg_csi::client::Status>) {
+    until("the request is not aborted", || match request() {
+        Ok(()) => true,
+        Err(status) if status.code() == Code::Aborted => false,
+        Err(status) => panic!("{status}"),
+    });
+}
+
+pub fn block() -> AccessType {
+    AccessType::Block(BlockVolume {})
+}
+
+/// A pod, as Kubernetes tells of it.
+pub struct Pod {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+}
+
+impl Pod {
+    pub fn new(namespace: &str, name: &str) -> Self {
+        let letters = name.bytes().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let uid = format!("9c691886-45ba-{letters}-{}", std::process::id());
+        Self { namespace: namespace.into(), name: name.into(), uid }
+    }
+}
+
+pub struct Node {
+    pub mount: Mount,
+    plugin: Option<Child>,
+}
+
+impl Node {
+    #[track_caller]
+    pub fn start() -> Self {
+        let options = Options { volumes: true, ..Options::default() };
+        let mut node = Self { mount: Mount::start_with(&options), plugin: None };
+        fs::create_dir(node.mount.outside().join("pods")).unwrap();
+        node.start_plugin();
+        node
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.mount.outside().join("csi.sock")
+    }
+
+    fn state(&self) -> PathBuf {
+        self.mount.outside().join("state")
+    }
+
+    pub fn plugin_command(&self) -> Command {
+        // If the test is killed, so is the plugin.
+        let mut command = Command::new("setpriv");
+        command.args([
+            "--pdeathsig",
+            "KILL",
+            "--",
+            harness::PROGRAM,
+            "csi",
+            "--node-id",
+            "node-1",
+            "--endpoint",
+        ]);
+        command.arg(format!("unix://{}", self.socket().display()));
+        command.arg("--mount").arg(self.mount.mnt()).arg("--control").arg(self.mount.cg());
+        command.arg("--state").arg(self.state());
+        command
+    }
+
+    #[track_caller]
+    pub fn start_plugin(&mut self) {
+        let mut plugin = self.plugin_command().stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let line = harness::lines(plugin.stdout.take().unwrap()).recv_timeout(TIMEOUT);
+        self.plugin = Some(plugin);
+        line.expect("the plugin says that it serves");
+    }
+
+    pub fn kill_plugin(&mut self) {
+        let mut plugin = self.plugin.take().expect("a plugin runs");
+        plugin.kill().unwrap();
+        plugin.wait().unwrap();
+    }
+
+    #[track_caller]
+    pub fn connect(&self) -> Client {
+        Client::connect(&self.socket()).unwrap()
+    }
+
+    /// Returns where kubelet wants a pod's volume.
+    pub fn target(&self, pod: &Pod) -> PathBuf {
+        self.mount.outside().join("pods").join(&pod.uid)
+    }
+
+    pub fn staged(&self, id: &str, attributes: &[(&str, &str)]) -> NodeStageVolumeRequest {
+        NodeStageVolumeRequest {
+            volume_id: id.into(),
+            staging_target_path: "/staging".into(),
+            volume_capability: Some(capability()),
+            volume_context: context(attributes),
+            ..NodeStageVolumeRequest::default()
+        }
+    }
+
+    pub fn published(
+        &self,
+        id: &str,
+        pod: Option<&Pod>,
+        attributes: &[(&str, &str)],
+    ) -> NodePublishVolumeRequest {
+        let mut volume_context = context(attributes);
+        let target = match pod {
+            Some(pod) => self.target(pod),
+            None => self.mount.outside().join("pods/none"),
+        };
+        for (key, value) in
+            pod.iter().flat_map(|pod| [("namespace", &pod.namespace), ("name", &pod.name), ("uid", &pod.uid)])
+        {
+            volume_context.insert(format!("csi.storage.k8s.io/pod.{key}"), value.clone());
+        }
+        NodePublishVolumeRequest {
+            volume_id: id.into(),
+            staging_target_path: "/staging".into(),
+            target_path: target.display().to_string(),
+            volume_capability: Some(capability()),
+            volume_context,
+            ..NodePublishVolumeRequest::default()
+        }
+    }
+
+    pub fn ephemeral(&self, id: &str, pod: &Pod, attributes: &[(&str, &str)]) -> NodePublishVolumeRequest {
+        let mut request = self.published(id, Some(pod), attributes);
+        request.staging_target_path.clear();
+        request.volume_context.insert("csi.storage.k8s.io/ephemeral".into(), "true".into());
+        request
+    }
+
+    #[track_caller]
+    pub fn unpublish_until_done(&self, client: &Client, id: &str, pod: &Pod) {
+        let target = self.target(pod);
+        until_not_aborted(|| client.unpublish(id, &target.display().to_string()));
+        assert!(!target.exists(), "{}", target.display());
+    }
+
+    #[track_caller]
+    pub fn unstage_until_done(&self, client: &Client, id: &str) {
+        until_not_aborted(|| client.unstage(id, "/staging"));
+    }
+
+    /// Returns the number of records of targets.
+    pub fn nr_records(&self) -> usize {
+        names(&self.state().join("published")).len()
+    }
+
+    /// Panics if anything is left of a pod: a mount, a directory, a volume, a group, a record.
+    #[track_caller]
+    pub fn assert_nothing_left(&self) {
+        let pods = self.mount.outside().join("pods");
+        assert_eq!(names(&pods), [""; 0]);
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        assert!(!table.contains(pods.to_str().unwrap()), "{table}");
+        assert_eq!(names(&self.mount.mnt()), [""; 0]);
+        let groups = fs::read_dir(self.mount.cg()).unwrap().map(|entry| entry.unwrap());
+        let groups: Vec<_> = groups.filter(|entry| entry.file_type().unwrap().is_dir()).collect();
+        assert!(groups.is_empty(), "{groups:?}");
+        for kind in ["staged", "published"] {
+            assert_eq!(names(&self.state().join(kind)), [""; 0], "{kind}");
+        }
+    }
+
+    /// Returns how many descriptors the daemon and the plugin have open.
+    pub fn nr_descriptors(&self) -> BTreeMap<&'static str, usize> {
+        let nr = |pid: u32| fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+        let daemon = self.mount.pid().as_raw_nonzero().get().cast_unsigned();
+        let plugin = self.plugin.as_ref().expect("a plugin runs").id();
+        BTreeMap::from([("daemon", nr(daemon)), ("plugin", nr(plugin))])
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(mut plugin) = self.plugin.take() {
+            let _ = plugin.kill();
+            let _ = plugin.wait();
+        }
+        // What a failed test leaves mounted would keep the daemon.
+        let pods = self.mount.outside().join("pods");
+        for name in names(&pods) {
+            let _ = rustix::mount::unmount(pods.join(name), rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+}
+
+/// Names in a directory; drafts of a plugin that was killed are left out.
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+    let names = entries.map(|name| name.to_string_lossy().into_owned());
+    names.filter(|name| !name.starts_with('.')).collect()
+}
+
+fn context(attributes: &[(&str, &str)]) -> HashMap<String, String> {
+    attributes.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect()
+}
+
+fn capability() -> VolumeCapability {
+    VolumeCapability {
+        access_mode: Some(AccessMode { mode: Mode::SingleNodeWriter.into() }),
+        access_type: Some(AccessType::Mount(MountVolume::default())),
+    }
+}
+
+/// A cgroup with the name that kubelet's cgroupfs driver gives, where one can be made.
+pub struct KubepodsCgroup(PathBuf);
+
+impl KubepodsCgroup {
+    pub fn new(uid: &str) -> Option<Self> {
+        let tops = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
+        let top = tops.iter().find(|top| Path::new(top).join("cgroup.procs").exists());
+        let path =
+            Path::new(top.copied().unwrap_or(tops[2])).join("kubepods/burstable").join(format!("pod{uid}"));
+        match fs::create_dir_all(&path) {
+            Ok(()) => Some(Self(path)),
+            Err(error) => {
+                cannot_run(&format!("{}: {error}", path.display()));
+                None
+            }
+        }
+    }
+
+    /// Returns the line by which a shell joins it.
+    pub fn join_script(&self) -> String {
+        format!("echo $$ > {}/cgroup.procs", self.0.display())
+    }
+}
+
+impl Drop for KubepodsCgroup {
+    fn drop(&mut self) {
+        // Processes that have ended may be in it for a moment. The levels above may be another
+        // test's.
+        let _ = harness::holds_in_time(|| fs::remove_dir(&self.0).is_ok());
+        let _ = self.0.ancestors().skip(1).take(2).try_for_each(fs::remove_dir);
+    }
+}

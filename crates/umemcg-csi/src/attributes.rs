@@ -1,0 +1,173 @@
+//! The attributes of a volume: what a StorageClass, a PersistentVolume or a pod says of it.
+//!
+//! ```text
+//! type        tmpfs, store, dir or existing
+//! size        of a tmpfs volume: 256Mi
+//! store       the URL of a prefix: s3://bucket/prefix; with endpoint, region, anonymous, freshness,
+//!             attributes, staging and stagingSize, as `umemcg volume add` has them
+//! dir         a directory of the node
+//! volume      a volume of the daemon's configuration
+//! memory.max  512Mi; and the other limits of the pod's group, by the names of the control files
+//! ```
+//!
+//! A key that is none of these is refused: a limit with a typo would be no limit.
+
+use std::collections::{BTreeMap, HashMap};
+
+use tonic::Status;
+
+use crate::daemon::VolumeData;
+use crate::pod::KUBERNETES;
+
+/// Control files that an attribute may set.
+const LIMITS: [&str; 16] = [
+    "memory.dirty_background_limit_in_bytes",
+    "memory.dirty_background_ratio",
+    "memory.dirty_limit_in_bytes",
+    "memory.dirty_ratio",
+    "memory.high",
+    "memory.high_wmark_distance",
+    "memory.limit_in_bytes",
+    "memory.low",
+    "memory.low_wmark_distance",
+    "memory.max",
+    "memory.min",
+    "memory.soft_limit_in_bytes",
+    "memory.wmark_high",
+    "memory.wmark_low",
+    "memory.wmark_ratio",
+    "memory.wmark_scale_factor",
+];
+/// Attributes that say how a store is reached, and the options of `umemcg volume add`.
+const STORE_OPTIONS: [(&str, &str); 7] = [
+    ("endpoint", "endpoint"),
+    ("region", "region"),
+    ("anonymous", "anonymous"),
+    ("freshness", "freshness"),
+    ("attributes", "attributes"),
+    ("staging", "staging"),
+    ("stagingSize", "staging-size"),
+];
+
+/// The attributes of a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attributes {
+    /// Where its data is.
+    pub data: VolumeData,
+    /// Limits of the pod's group: the control file, and the text to write.
+    pub limits: BTreeMap<String, String>,
+}
+
+impl Attributes {
+    /// Parses a volume context, or the parameters of a StorageClass. Keys of Kubernetes itself are
+    /// left out.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a key is missing, unknown, or does not go with another.
+    pub fn parse(given: &HashMap<String, String>) -> Result<Self, Status> {
+        let is_own = |key: &str| !KUBERNETES.iter().any(|prefix| key.starts_with(prefix));
+        let mut left: BTreeMap<&str, &str> =
+            given.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        left.retain(|key, _| is_own(key));
+        let mut limits = BTreeMap::new();
+        for file in LIMITS {
+            if let Some(value) = left.remove(file) {
+                limits.insert(file.to_owned(), of_quantity(value));
+            }
+        }
+        let data = take_data(&mut left)?;
+        match left.keys().next() {
+            None => Ok(Self { data, limits }),
+            Some(key) => Err(Status::invalid_argument(format!(
+                "there is no attribute `{key}`, or it does not go with the type of the volume"
+            ))),
+        }
+    }
+}
+
+fn take_data(left: &mut BTreeMap<&str, &str>) -> Result<VolumeData, Status> {
+    let kind = left.remove("type").unwrap_or_default();
+    let mut needed = |key| {
+        let value = left.remove(key).filter(|value| !value.is_empty());
+        value.ok_or_else(|| Status::invalid_argument(format!("a volume of type {kind} needs `{key}`")))
+    };
+    match kind {
+        "tmpfs" => {
+            let size = left.remove("size").map(size_of).transpose()?;
+            Ok(VolumeData::Tmpfs { size_bytes: size })
+        }
+        "store" => {
+            let url = needed("store")?.to_owned();
+            let given = |(key, option): (&str, &str)| Some((option.to_owned(), left.remove(key)?.to_owned()));
+            Ok(VolumeData::Store { url, options: STORE_OPTIONS.into_iter().filter_map(given).collect() })
+        }
+        "dir" => match needed("dir")? {
+            path if path.starts_with('/') => Ok(VolumeData::Dir { path: path.to_owned() }),
+            path => Err(Status::invalid_argument(format!("`{path}` is no absolute path"))),
+        },
+        "existing" => Ok(VolumeData::Existing { volume: needed("volume")?.to_owned() }),
+        _ => Err(Status::invalid_argument(format!(
+            "`{kind}` is no type of a volume; write type: tmpfs, store, dir or existing"
+        ))),
+    }
+}
+
+/// Returns a quantity of Kubernetes (`512Mi`) as control files take it (`512M`, of 1024 each).
+fn of_quantity(text: &str) -> String {
+    let is_binary = |rest: &str| rest.ends_with(['K', 'M', 'G', 'T', 'P', 'E']);
+    text.strip_suffix('i').filter(|rest| is_binary(rest)).unwrap_or(text).to_owned()
+}
+
+fn size_of(text: &str) -> Result<u64, Status> {
+    let bytes = umemcg_base::parse_size(of_quantity(text).as_bytes()).ok().filter(|&bytes| bytes > 0);
+    bytes.ok_or_else(|| {
+        Status::invalid_argument(format!("`{text}` is not a size; write a number with Ki, Mi, Gi or Ti"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Result<Attributes, Status> {
+        let pairs = text.split_whitespace().map(|pair| pair.split_once('=').unwrap());
+        Attributes::parse(&pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect())
+    }
+
+    #[test]
+    fn attributes_say_where_data_is_and_what_a_pod_may_use() {
+        let tmpfs = parsed("type=tmpfs size=2Mi memory.max=512Mi memory.high=max csi.storage.k8s.io/x=1");
+        let tmpfs = tmpfs.unwrap();
+        assert_eq!(tmpfs.data, VolumeData::Tmpfs { size_bytes: Some(2 << 20) });
+        assert_eq!(tmpfs.limits["memory.max"], "512M");
+        assert_eq!(tmpfs.limits["memory.high"], "max");
+        let store = parsed("type=store store=s3://b/p region=eu stagingSize=1G staging=/var/s").unwrap();
+        let VolumeData::Store { url, options } = store.data else { panic!("{store:?}") };
+        assert_eq!((url.as_str(), options["staging-size"].as_str(), options.len()), ("s3://b/p", "1G", 3));
+        assert_eq!(parsed("type=dir dir=/srv").unwrap().data, VolumeData::Dir { path: "/srv".into() });
+        let existing = VolumeData::Existing { volume: "data".into() };
+        assert_eq!(parsed("type=existing volume=data").unwrap().data, existing);
+    }
+
+    #[test]
+    fn what_is_missing_unknown_or_contradictory_is_refused() {
+        for (text, word) in [
+            ("", "type"),
+            ("type=nfs", "nfs"),
+            ("type=store", "`store`"),
+            ("type=store store=", "`store`"),
+            ("type=dir", "`dir`"),
+            ("type=dir dir=srv", "absolute"),
+            ("type=tmpfs size=0", "size"),
+            ("type=tmpfs size=lots", "size"),
+            ("type=tmpfs store=s3://b", "`store`"),
+            ("type=store store=s3://b size=1Gi", "`size`"),
+            ("type=tmpfs memory.maximum=1", "memory.maximum"),
+            ("type=tmpfs cgroup.procs=1", "cgroup.procs"),
+        ] {
+            let refused = parsed(text).unwrap_err();
+            assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+            assert!(refused.message().contains(word), "{text}: {refused}");
+        }
+    }
+}

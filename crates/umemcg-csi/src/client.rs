@@ -1,0 +1,88 @@
+//! A client of the plugin that blocks, for tests: what kubelet asks.
+
+use std::path::Path;
+
+use tonic::transport::{Channel, Endpoint};
+pub use tonic::{Code, Status};
+
+use crate::v1::identity_client::IdentityClient;
+use crate::v1::node_client::NodeClient;
+use crate::v1::{
+    NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
+    ProbeRequest,
+};
+
+/// A connection to a plugin.
+#[derive(Debug)]
+pub struct Client {
+    runtime: tokio::runtime::Runtime,
+    channel: Channel,
+}
+
+impl Client {
+    /// Connects to the plugin that listens at a path. Blocks.
+    ///
+    /// # Errors
+    /// `Unavailable` if none does.
+    pub fn connect(socket: &Path) -> Result<Self, Status> {
+        let away = |error: &dyn std::error::Error| Status::unavailable(error.to_string());
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .map_err(|error| away(&error))?;
+        let endpoint =
+            Endpoint::from_shared(format!("unix://{}", socket.display())).map_err(|error| away(&error))?;
+        let channel = runtime.block_on(endpoint.connect()).map_err(|error| away(&error))?;
+        Ok(Self { runtime, channel })
+    }
+
+    /// Asks whether the daemon serves.
+    ///
+    /// # Errors
+    /// The plugin's.
+    pub fn probe(&self) -> Result<(), Status> {
+        let mut client = IdentityClient::new(self.channel.clone());
+        self.runtime.block_on(client.probe(ProbeRequest {})).map(drop)
+    }
+
+    /// Stages a volume.
+    ///
+    /// # Errors
+    /// The plugin's.
+    pub fn stage(&self, request: NodeStageVolumeRequest) -> Result<(), Status> {
+        let mut client = NodeClient::new(self.channel.clone());
+        self.runtime.block_on(client.node_stage_volume(request)).map(drop)
+    }
+
+    /// Publishes a volume.
+    ///
+    /// # Errors
+    /// The plugin's.
+    pub fn publish(&self, request: NodePublishVolumeRequest) -> Result<(), Status> {
+        let mut client = NodeClient::new(self.channel.clone());
+        self.runtime.block_on(client.node_publish_volume(request)).map(drop)
+    }
+
+    /// Unpublishes a volume.
+    ///
+    /// # Errors
+    /// The plugin's.
+    pub fn unpublish(&self, volume_id: &str, target_path: &str) -> Result<(), Status> {
+        let mut client = NodeClient::new(self.channel.clone());
+        let request =
+            NodeUnpublishVolumeRequest { volume_id: volume_id.into(), target_path: target_path.into() };
+        self.runtime.block_on(client.node_unpublish_volume(request)).map(drop)
+    }
+
+    /// Unstages a volume.
+    ///
+    /// # Errors
+    /// The plugin's.
+    pub fn unstage(&self, volume_id: &str, staging_target_path: &str) -> Result<(), Status> {
+        let mut client = NodeClient::new(self.channel.clone());
+        let (volume_id, staging_target_path) = (volume_id.into(), staging_target_path.into());
+        let request = NodeUnstageVolumeRequest { volume_id, staging_target_path };
+        self.runtime.block_on(client.node_unstage_volume(request)).map(drop)
+    }
+}

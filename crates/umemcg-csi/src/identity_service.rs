@@ -1,0 +1,54 @@
+//! The Identity service: what the plugin is, and whether the daemon serves.
+
+use std::sync::Arc;
+
+use tonic::{Request, Response, Status};
+
+use crate::blocking::blocking;
+use crate::node::Node;
+use crate::v1::identity_server::Identity;
+use crate::v1::plugin_capability::{Service, Type, service};
+use crate::v1::{
+    GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest, GetPluginInfoResponse,
+    PluginCapability, ProbeRequest, ProbeResponse,
+};
+
+/// The name of the plugin, as StorageClasses and CSIDriver objects have it.
+pub const DRIVER: &str = "csi.umemcg.github.io";
+
+/// The service.
+#[derive(Debug)]
+pub struct IdentityService {
+    pub(crate) node: Arc<Node>,
+    pub(crate) has_controller: bool,
+}
+
+#[tonic::async_trait]
+impl Identity for IdentityService {
+    async fn get_plugin_info(
+        &self,
+        _: Request<GetPluginInfoRequest>,
+    ) -> Result<Response<GetPluginInfoResponse>, Status> {
+        Ok(Response::new(GetPluginInfoResponse {
+            name: DRIVER.into(),
+            vendor_version: env!("CARGO_PKG_VERSION").into(),
+            ..GetPluginInfoResponse::default()
+        }))
+    }
+
+    async fn get_plugin_capabilities(
+        &self,
+        _: Request<GetPluginCapabilitiesRequest>,
+    ) -> Result<Response<GetPluginCapabilitiesResponse>, Status> {
+        let controller = Service { r#type: service::Type::ControllerService.into() };
+        let capability = PluginCapability { r#type: Some(Type::Service(controller)) };
+        let capabilities = self.has_controller.then_some(capability).into_iter().collect();
+        Ok(Response::new(GetPluginCapabilitiesResponse { capabilities }))
+    }
+
+    async fn probe(&self, _: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
+        let node = Arc::clone(&self.node);
+        blocking(move || node.probe()).await?;
+        Ok(Response::new(ProbeResponse { ready: Some(true) }))
+    }
+}

@@ -1,0 +1,189 @@
+//! The mounts of the plugin: each volume's directory of the daemon's mount, shown again at the
+//! target paths of pods. The mount table is asked first, never the path: that could wait for a
+//! daemon that hangs.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount};
+use tonic::Status;
+use umemcg_fuse::mountinfo::{Mount, mount_at};
+
+/// The type of the daemon's data mount in the mount table.
+const DATA: &str = "fuse.umemcg";
+/// The type of its control files.
+const CONTROL: &str = "fuse.umemcg-control";
+/// Mounts on top of each other at one target that are removed.
+const NR_STACKED_MAX: usize = 16;
+/// Mount options that a StorageClass or a volume may ask for.
+const FLAGS: [(&str, MountFlags); 7] = [
+    ("ro", MountFlags::RDONLY),
+    ("noexec", MountFlags::NOEXEC),
+    ("nosuid", MountFlags::NOSUID),
+    ("nodev", MountFlags::NODEV),
+    ("noatime", MountFlags::NOATIME),
+    ("nodiratime", MountFlags::NODIRATIME),
+    ("rw", MountFlags::empty()),
+];
+
+/// Checks the names of mount options.
+///
+/// # Errors
+/// `InvalidArgument` if one is unknown.
+pub fn check_flags(flags: &[String]) -> Result<(), Status> {
+    match flags.iter().find(|flag| flag_of(flag).is_none()) {
+        None => Ok(()),
+        Some(flag) => Err(Status::invalid_argument(format!(
+            "there is no mount option `{flag}` here; these are: ro, rw, noexec, nosuid, nodev, noatime, nodiratime"
+        ))),
+    }
+}
+
+fn flag_of(name: &str) -> Option<MountFlags> {
+    FLAGS.iter().find(|(known, _)| *known == name).map(|(_, flag)| *flag)
+}
+
+/// Returns the daemon's mount at a path.
+///
+/// # Errors
+/// `Unavailable` if it is not there.
+pub fn data_mount(point: &Path) -> Result<Mount, Status> {
+    mount_of(point, DATA)
+}
+
+/// Returns the mount of the daemon's control files at a path. Without it, groups would be ordinary
+/// directories that limit nothing.
+///
+/// # Errors
+/// `Unavailable` if it is not there.
+pub fn control_mount(point: &Path) -> Result<Mount, Status> {
+    mount_of(point, CONTROL)
+}
+
+fn mount_of(point: &Path, kind: &str) -> Result<Mount, Status> {
+    let point = &in_mount_table(point);
+    let found = mount_at(point).map_err(|error| failed("read the mount table for", point, &error))?;
+    found.filter(|mount| mount.kind == kind).ok_or_else(|| {
+        let point = point.display();
+        Status::unavailable(format!("nothing of type {kind} is mounted at {point}; does the daemon run?"))
+    })
+}
+
+/// Shows a volume at a target. Leaves a mount that shows it, and replaces one whose daemon or
+/// volume is gone.
+///
+/// # Errors
+/// `Internal` with what failed.
+pub fn show(
+    root: &Path,
+    volume: &str,
+    target: &Path,
+    flags: &[String],
+    read_only: bool,
+) -> Result<(), Status> {
+    data_mount(root)?;
+    match fs::create_dir(target) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists && !is_dead(&error) => {
+            return Err(failed("create", target, &error));
+        }
+        _ => {}
+    }
+    if !is_shown(root, volume, target) {
+        hide(target)?;
+        let source = root.join(volume);
+        mount_bind(&source, target).map_err(|errno| failed("show the volume at", target, &errno.into()))?;
+    }
+    // Also where it was shown already: the plugin may have been killed before it came to this.
+    let flags =
+        flags.iter().filter_map(|flag| flag_of(flag)).fold(MountFlags::empty(), |all, flag| all | flag);
+    let flags = if read_only { flags | MountFlags::RDONLY } else { flags };
+    if !flags.is_empty() {
+        mount_remount(target, flags | MountFlags::BIND, c"")
+            .map_err(|errno| failed("set the options of", target, &errno.into()))?;
+    }
+    Ok(())
+}
+
+/// Returns whether a target shows a volume, and the daemon answers.
+pub fn is_shown(root: &Path, volume: &str, target: &Path) -> bool {
+    let (Ok(served), Ok(shown)) = (data_mount(root), mount_of(target, DATA)) else { return false };
+    let is_same = shown.device == served.device && shown.root == Path::new("/").join(volume);
+    is_same && rustix::fs::stat(target).is_ok()
+}
+
+/// Returns whether an error says that a mount is there and its daemon or volume is not.
+fn is_dead(error: &io::Error) -> bool {
+    let dead = [Errno::NOTCONN, Errno::STALE, Errno::NODEV, Errno::IO];
+    error.raw_os_error().is_some_and(|code| dead.iter().any(|errno| errno.raw_os_error() == code))
+}
+
+/// Removes the daemon's mounts at a target. A path where nothing of the daemon is mounted is left
+/// as it is.
+///
+/// # Errors
+/// `Aborted` while it is in use; `Internal`.
+pub fn hide(target: &Path) -> Result<(), Status> {
+    for _ in 0..NR_STACKED_MAX {
+        if mount_of(target, DATA).is_err() {
+            return Ok(());
+        }
+        match unmount(target, UnmountFlags::NOFOLLOW) {
+            Ok(()) => {}
+            Err(Errno::BUSY) => {
+                return Err(Status::aborted(format!("{} is in use", target.display())));
+            }
+            Err(errno) => return Err(failed("unmount", target, &errno.into())),
+        }
+    }
+    Err(Status::internal(format!("{} is mounted again and again", target.display())))
+}
+
+/// Removes the directory of a target.
+///
+/// # Errors
+/// `Internal`, also if it is not empty: what is in it is not the plugin's.
+pub fn remove_target(target: &Path) -> Result<(), Status> {
+    match fs::remove_dir(target) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", target, &error)),
+        _ => Ok(()),
+    }
+}
+
+/// Returns a path as the mount table has it: without links, except in its last part, which may be
+/// the mount point of a daemon that hangs.
+fn in_mount_table(path: &Path) -> PathBuf {
+    match (path.parent().map(Path::canonicalize), path.file_name()) {
+        (Some(Ok(parent)), Some(name)) => parent.join(name),
+        _ => path.to_owned(),
+    }
+}
+
+fn failed(what: &str, path: &Path, error: &io::Error) -> Status {
+    Status::internal(format!("cannot {what} {}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_of_the_daemon_is_neither_used_nor_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let code = |result: Result<Mount, Status>| result.unwrap_err().code();
+        assert_eq!(code(data_mount(dir.path())), tonic::Code::Unavailable);
+        assert_eq!(code(control_mount(Path::new("/proc"))), tonic::Code::Unavailable);
+        hide(dir.path()).unwrap();
+        fs::write(dir.path().join("f"), "").unwrap();
+        assert_eq!(remove_target(dir.path()).unwrap_err().code(), tonic::Code::Internal);
+        assert!(dir.path().join("f").exists());
+        remove_target(&dir.path().join("none")).unwrap();
+    }
+
+    #[test]
+    fn unknown_mount_options_are_refused() {
+        check_flags(&["ro".into(), "noexec".into()]).unwrap();
+        assert_eq!(check_flags(&["suid".into()]).unwrap_err().code(), tonic::Code::InvalidArgument);
+    }
+}

@@ -1,0 +1,480 @@
+//! The work of the plugin on a node.
+//!
+//! ```text
+//! stage      the daemon gets the volume
+//! publish    1 record   2 volume, if it is an ephemeral one   3 group and limits   4 rule   5 mount
+//! unpublish  mount, rule, group, volume, record
+//! unstage    the daemon makes the volume durable and removes it
+//! ```
+//!
+//! Each step looks first whether it is done, so each request can be repeated, also by a plugin that
+//! was started after another one was killed in the middle. Kubelet repeats publishing now and then
+//! (`requiresRepublish`), which mends what a daemon that was started anew does not know.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tonic::{Code, Status};
+
+use crate::access::Access;
+use crate::attributes::Attributes;
+use crate::busy_keys::{BusyKey, BusyKeys};
+use crate::daemon::{Daemon, DaemonError, KnownVolume, VolumeData};
+use crate::inline_policy::InlinePolicy;
+use crate::mounts;
+use crate::names::volume_name;
+use crate::pod::{Pod, is_ephemeral};
+use crate::pod_groups::PodGroups;
+use crate::records::{Published, Records, Staged};
+use crate::v1::{NodePublishVolumeRequest, NodeStageVolumeRequest};
+
+/// The node. Calls block.
+pub struct Node {
+    daemon: Arc<dyn Daemon>,
+    /// The daemon's mount, with a directory for each volume.
+    root: PathBuf,
+    groups: PodGroups,
+    records: Arc<Records>,
+    busy: Arc<BusyKeys>,
+    inline: InlinePolicy,
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Node").field("root", &self.root).finish_non_exhaustive()
+    }
+}
+
+/// What is known of a volume on this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeHealth {
+    /// What is wrong; none if nothing is.
+    pub trouble: Option<String>,
+}
+
+impl Node {
+    /// Creates the node of a daemon.
+    pub fn new(
+        daemon: Arc<dyn Daemon>,
+        root: &Path,
+        control: &Path,
+        records: Arc<Records>,
+        inline: InlinePolicy,
+    ) -> Self {
+        let groups = PodGroups::new(control);
+        Self { daemon, root: root.to_owned(), groups, records, busy: Arc::default(), inline }
+    }
+
+    /// Asks the daemon whether it serves.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` if it does not.
+    pub fn probe(&self) -> Result<(), Status> {
+        let unwell = |what: String| Status::failed_precondition(format!("the daemon does not serve: {what}"));
+        self.daemon.volumes().map_err(|error| unwell(error.to_string()))?;
+        mounts::data_mount(&self.root).map_err(|error| unwell(error.message().to_owned())).map(drop)
+    }
+
+    /// Adds a volume to the daemon.
+    ///
+    /// # Errors
+    /// The code that the specification names.
+    pub fn stage(&self, request: &NodeStageVolumeRequest) -> Result<(), Status> {
+        let name = volume_name(&request.volume_id)?;
+        absolute("staging target path", &request.staging_target_path)?;
+        if request.volume_capability.is_none() {
+            return Err(Status::invalid_argument("the request has no volume capability"));
+        }
+        no_secrets(&request.secrets)?;
+        let data = Attributes::parse(&request.volume_context)?.data;
+        Access::of(request.volume_capability.as_ref(), &data)?;
+        let _one_at_a_time = self.only(&name)?;
+        let staged = Staged { volume_id: request.volume_id.clone(), name, data };
+        match self.records.staged(&staged.name).map_err(records_failed)? {
+            Some(known) if known == staged => return self.ensure_volume(&staged),
+            Some(_) => return Err(Status::already_exists("the volume is staged with other attributes")),
+            None => {
+                self.free_for(&staged)?;
+                self.records.keep_staged(&staged).map_err(records_failed)?;
+            }
+        }
+        self.ensure_volume(&staged).inspect_err(|status| {
+            // Otherwise the daemon may have it: the record stays, and the next request sees.
+            if matches!(status.code(), Code::InvalidArgument | Code::NotFound) {
+                let _ = self.records.forget_staged(&staged.name);
+            }
+        })
+    }
+
+    /// Makes a volume durable and removes it from the daemon.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` while it is published; `Internal` if data cannot be made durable.
+    pub fn unstage(&self, volume_id: &str, staging_path: &str) -> Result<(), Status> {
+        let name = volume_name(volume_id)?;
+        absolute("staging target path", staging_path)?;
+        let _one_at_a_time = self.only(&name)?;
+        let Some(staged) = self.records.staged(&name).map_err(records_failed)? else { return Ok(()) };
+        let published = self.records.published().map_err(records_failed)?;
+        if let Some(other) = published.values().find(|other| other.volume.name == name) {
+            let target = &other.target;
+            return Err(Status::failed_precondition(format!("the volume is published at {target}")));
+        }
+        self.remove_volume(&staged)?;
+        self.records.forget_staged(&name).map_err(records_failed)
+    }
+
+    /// Shows a volume to a pod, in a group with the pod's limits.
+    ///
+    /// # Errors
+    /// The code that the specification names. Then nothing is left that was not there before,
+    /// unless it was there because of an earlier request for the same target.
+    pub fn publish(&self, request: &NodePublishVolumeRequest) -> Result<(), Status> {
+        let name = volume_name(&request.volume_id)?;
+        absolute("target path", &request.target_path)?;
+        if request.volume_capability.is_none() {
+            return Err(Status::invalid_argument("the request has no volume capability"));
+        }
+        no_secrets(&request.secrets)?;
+        let wanted = self.wanted(request, name)?;
+        let _one_at_a_time = self.only(&wanted.volume.name)?;
+        let _groups = wanted.pod.as_ref().map(|pod| self.busy.take(&namespace_key(pod)));
+        let published = self.records.published().map_err(records_failed)?;
+        if !wanted.is_ephemeral {
+            let staged = self.records.staged(&wanted.volume.name).map_err(records_failed)?;
+            let staged =
+                staged.ok_or_else(|| Status::failed_precondition("the volume is not staged on this node"))?;
+            if staged.data != wanted.volume.data {
+                return Err(Status::invalid_argument("the volume is staged with other attributes"));
+            }
+        }
+        match published.iter().find(|(_, known)| known.target == wanted.target) {
+            Some((record, known)) => self.publish_again(record, known, wanted),
+            None => self.publish_first(wanted, &published),
+        }
+    }
+
+    /// Removes a volume from a target, and what was there for its pod alone.
+    ///
+    /// # Errors
+    /// `Aborted` while the target is in use; `Internal` if data of an ephemeral volume cannot be
+    /// made durable.
+    pub fn unpublish(&self, volume_id: &str, target: &str) -> Result<(), Status> {
+        let name = volume_name(volume_id)?;
+        absolute("target path", target)?;
+        let _one_at_a_time = self.only(&name)?;
+        let published = self.records.published().map_err(records_failed)?;
+        let found = published.into_iter().find(|(_, known)| known.target == target);
+        let Some((record, known)) = found else {
+            mounts::hide(Path::new(target))?;
+            return mounts::remove_target(Path::new(target));
+        };
+        if known.volume.name != name {
+            return Err(Status::not_found(format!("{target} shows another volume")));
+        }
+        let _groups = known.pod.as_ref().map(|pod| self.busy.take(&namespace_key(pod)));
+        self.undo(&record, &known)
+    }
+
+    /// Returns what is known of a volume at a path.
+    ///
+    /// # Errors
+    /// `NotFound` if the volume is not published there.
+    pub fn health_at(&self, volume_id: &str, path: &str) -> Result<VolumeHealth, Status> {
+        let name = volume_name(volume_id)?;
+        if path.is_empty() {
+            return Err(Status::invalid_argument("the request has no volume path"));
+        }
+        let published = self.records.published().map_err(records_failed)?;
+        let known = published.values().find(|known| known.volume.name == name && known.target == path);
+        let known =
+            known.ok_or_else(|| Status::not_found(format!("the volume is not published at {path}")))?;
+        let is_shown = mounts::is_shown(&self.root, served_name(&known.volume), Path::new(path));
+        let at_target = || (!is_shown).then(|| format!("{path} does not show the volume"));
+        Ok(VolumeHealth { trouble: self.trouble_of(&known.volume).or_else(at_target) })
+    }
+
+    /// Returns what is known of a volume of this node.
+    ///
+    /// # Errors
+    /// `NotFound` if it is not staged or published here.
+    pub fn health(&self, volume_id: &str) -> Result<VolumeHealth, Status> {
+        let name = volume_name(volume_id)?;
+        let staged = self.records.staged(&name).map_err(records_failed)?;
+        let published = self.records.published().map_err(records_failed)?;
+        let mut known = published.into_values().map(|known| known.volume).filter(|known| known.name == name);
+        let volume = staged.or_else(|| known.next());
+        let volume = volume.ok_or_else(|| Status::not_found("the volume is not on this node"))?;
+        Ok(VolumeHealth { trouble: self.trouble_of(&volume) })
+    }
+
+    /// Gives a daemon that was started anew what the records say: volumes, groups, limits, rules.
+    /// What fails is logged, and mended when kubelet publishes again.
+    pub fn recover(&self) {
+        let staged = self.records.all_staged().unwrap_or_default();
+        for volume in staged.values() {
+            let Some(_one_at_a_time) = self.busy.try_take(&volume_key(&volume.name)) else { continue };
+            if let Err(error) = self.ensure_volume(volume) {
+                tracing::warn!(volume = volume.name, %error, "a staged volume cannot be served");
+            }
+        }
+        let published = self.records.published().unwrap_or_default();
+        for (record, known) in published {
+            let Some(_one_at_a_time) = self.busy.try_take(&volume_key(&known.volume.name)) else { continue };
+            let _groups = known.pod.as_ref().map(|pod| self.busy.take(&namespace_key(pod)));
+            if let Err(error) = self.ensure(&record, &known) {
+                tracing::warn!(record, target = known.target, %error, "a target cannot be served");
+            }
+        }
+    }
+
+    /// Returns the record of what a request to publish wants.
+    fn wanted(&self, request: &NodePublishVolumeRequest, name: String) -> Result<Published, Status> {
+        let attributes = Attributes::parse(&request.volume_context)?;
+        let access = Access::of(request.volume_capability.as_ref(), &attributes.data)?;
+        let is_ephemeral = is_ephemeral(&request.volume_context);
+        if is_ephemeral {
+            self.inline.check(&attributes.data)?;
+        }
+        let pod = Pod::of(&request.volume_context)?;
+        if pod.is_none() && !attributes.limits.is_empty() {
+            return Err(Status::invalid_argument(
+                "there are limits, but no pod to limit; does the CSIDriver have podInfoOnMount?",
+            ));
+        }
+        let volume = Staged { volume_id: request.volume_id.clone(), name, data: attributes.data };
+        Ok(Published {
+            target: request.target_path.clone(),
+            volume,
+            is_ephemeral,
+            is_read_only: request.readonly || access.is_read_only,
+            flags: access.flags,
+            is_single: access.is_single,
+            pod,
+            limits: attributes.limits,
+            owns_namespace: false,
+            owns_group: false,
+            is_limited: false,
+        })
+    }
+
+    fn publish_again(&self, record: &str, known: &Published, wanted: Published) -> Result<(), Status> {
+        let &Published { owns_namespace, owns_group, is_limited, .. } = known;
+        if *known != (Published { owns_namespace, owns_group, is_limited, ..wanted }) {
+            let text = format!("{} is published with another volume, pod, limit or option", known.target);
+            return Err(Status::already_exists(text));
+        }
+        self.ensure(record, known)
+    }
+
+    fn publish_first(
+        &self,
+        mut wanted: Published,
+        published: &BTreeMap<String, Published>,
+    ) -> Result<(), Status> {
+        let mut others = published.values().filter(|other| other.volume.name == wanted.volume.name);
+        if let Some(other) = others.find(|other| other.is_single || wanted.is_single) {
+            let target = &other.target;
+            let text = format!("one target at a time may show the volume, and {target} does");
+            return Err(Status::failed_precondition(text));
+        }
+        if wanted.is_ephemeral {
+            self.free_for(&wanted.volume)?;
+        }
+        if let Some(pod) = wanted.pod.clone() {
+            agree(&pod, &wanted.limits, published)?;
+            let (has_namespace, has_group) = self.groups.exist(&pod)?;
+            let of_namespace = published.values().find(|other| is_of_namespace(other, &pod));
+            let of_group = published.values().find(|other| is_of_group(other, &pod));
+            wanted.owns_namespace = of_namespace.map_or(!has_namespace, |other| other.owns_namespace);
+            wanted.owns_group = of_group.map_or(!has_group, |other| other.owns_group);
+        }
+        let record = self.records.add_published(&wanted).map_err(records_failed)?;
+        self.ensure(&record, &wanted).inspect_err(|_| {
+            if let Err(error) = self.undo(&record, &wanted) {
+                tracing::warn!(record, target = wanted.target, %error, "a failed publish is not undone");
+            }
+        })
+    }
+
+    /// Does what a record says and is not done. Limits that were set are left: an operator may have
+    /// changed them since.
+    fn ensure(&self, record: &str, known: &Published) -> Result<(), Status> {
+        self.ensure_volume(&known.volume)?;
+        if let Some(pod) = &known.pod {
+            if !known.is_limited || !self.groups.exist(pod)?.1 {
+                self.groups.make(pod)?;
+                self.groups.limit(pod, &known.limits)?;
+                let known = Published { is_limited: true, ..known.clone() };
+                self.records.keep_published(record, &known).map_err(records_failed)?;
+            }
+            self.daemon.add_pod(&pod.uid, &pod.group())?;
+        }
+        let name = served_name(&known.volume);
+        mounts::show(&self.root, name, Path::new(&known.target), &known.flags, known.is_read_only)
+    }
+
+    /// Undoes what a record says, as far as no other record says it too, and forgets it.
+    fn undo(&self, record: &str, known: &Published) -> Result<(), Status> {
+        let target = Path::new(&known.target);
+        mounts::hide(target)?;
+        mounts::remove_target(target)?;
+        let mut others = self.records.published().map_err(records_failed)?;
+        others.remove(record);
+        let is_shared = others.values().any(|other| other.volume.name == known.volume.name);
+        if known.is_ephemeral && !is_shared {
+            self.remove_volume(&known.volume)?;
+        }
+        self.undo_pod(known, &others)?;
+        self.records.forget_published(record).map_err(records_failed)
+    }
+    /// Removes the rule of a pod and its group, and the group of its namespace, if no other record
+    /// is of that pod, group or namespace.
+    fn undo_pod(&self, known: &Published, others: &BTreeMap<String, Published>) -> Result<(), Status> {
+        let Some(pod) = &known.pod else { return Ok(()) };
+        if !others.values().any(|other| other.pod.as_ref() == Some(pod)) {
+            match self.daemon.remove_pod(&pod.uid) {
+                // Its rules and groups ended with it.
+                Ok(()) | Err(DaemonError::Absent(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if known.owns_group && !others.values().any(|other| is_of_group(other, pod)) {
+            self.groups.remove(pod, false);
+        }
+        if known.owns_namespace && !others.values().any(|other| is_of_namespace(other, pod)) {
+            self.groups.remove(pod, true);
+        }
+        Ok(())
+    }
+
+    /// Adds a volume to the daemon, unless it has it.
+    fn ensure_volume(&self, volume: &Staged) -> Result<(), Status> {
+        match (self.has_volume(served_name(volume))?, &volume.data) {
+            (true, _) => Ok(()),
+            (false, VolumeData::Existing { volume }) => {
+                Err(Status::not_found(format!("the daemon has no volume `{volume}`")))
+            }
+            (false, data) => Ok(self.daemon.add_volume(&volume.name, data)?),
+        }
+    }
+
+    /// Checks that a volume that is added now cannot be taken for another one.
+    fn free_for(&self, volume: &Staged) -> Result<(), Status> {
+        let is_own = matches!(volume.data, VolumeData::Existing { .. });
+        if !is_own && self.has_volume(&volume.name)? {
+            let name = &volume.name;
+            return Err(Status::failed_precondition(format!(
+                "the daemon has a volume `{name}` that this plugin did not add; use it with type: existing"
+            )));
+        }
+        Ok(())
+    }
+
+    fn has_volume(&self, name: &str) -> Result<bool, Status> {
+        Ok(self.daemon.volumes()?.iter().any(|known| known.name == name))
+    }
+
+    /// Makes a volume durable and removes it, unless it is another's or gone.
+    fn remove_volume(&self, volume: &Staged) -> Result<(), Status> {
+        if matches!(volume.data, VolumeData::Existing { .. }) {
+            return Ok(());
+        }
+        let removed = match self.daemon.volumes() {
+            Ok(known) if known.iter().any(|known| known.name == volume.name) => {
+                self.daemon.remove_volume(&volume.name)
+            }
+            known => known.map(drop),
+        };
+        match removed {
+            // Nothing of it is served any more.
+            Ok(()) | Err(DaemonError::Absent(_)) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Returns what is wrong with a volume in the daemon.
+    fn trouble_of(&self, volume: &Staged) -> Option<String> {
+        match self.daemon.volumes() {
+            Err(error) => Some(error.to_string()),
+            Ok(known) => match known.into_iter().find(|known| known.name == served_name(volume)) {
+                Some(KnownVolume { trouble, .. }) => trouble,
+                None => Some("the daemon does not have the volume".into()),
+            },
+        }
+    }
+
+    /// Takes a volume for one operation.
+    fn only(&self, name: &str) -> Result<BusyKey, Status> {
+        let taken = self.busy.try_take(&volume_key(name));
+        taken.ok_or_else(|| Status::aborted("another operation on the volume is not finished; try again"))
+    }
+}
+
+/// Checks that the volumes of one pod do not set a limit to different values.
+fn agree(
+    pod: &Pod,
+    limits: &BTreeMap<String, String>,
+    published: &BTreeMap<String, Published>,
+) -> Result<(), Status> {
+    for other in published.values().filter(|other| other.pod.as_ref() == Some(pod)) {
+        let differs = |(file, value): &(&String, &String)| {
+            other.limits.get(*file).is_some_and(|theirs| theirs != *value)
+        };
+        if let Some((file, value)) = limits.iter().find(differs) {
+            return Err(Status::invalid_argument(format!(
+                "`{file}` is {value} here and {} with the volume {} of the same pod",
+                other.limits[file], other.volume.volume_id
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn is_of_group(known: &Published, pod: &Pod) -> bool {
+    known.pod.as_ref().is_some_and(|other| other.group() == pod.group())
+}
+
+fn is_of_namespace(known: &Published, pod: &Pod) -> bool {
+    known.pod.as_ref().is_some_and(|other| other.namespace == pod.namespace)
+}
+
+/// Returns the name of the volume's directory in the daemon's mount.
+fn served_name(volume: &Staged) -> &str {
+    match &volume.data {
+        VolumeData::Existing { volume } => volume,
+        _ => &volume.name,
+    }
+}
+
+fn volume_key(name: &str) -> String {
+    format!("volume {name}")
+}
+
+fn namespace_key(pod: &Pod) -> String {
+    format!("namespace {}", pod.namespace)
+}
+
+fn absolute(what: &str, path: &str) -> Result<(), Status> {
+    match path {
+        "" => Err(Status::invalid_argument(format!("the request has no {what}"))),
+        path if path.starts_with('/') => Ok(()),
+        path => Err(Status::invalid_argument(format!("the {what} `{path}` is not absolute"))),
+    }
+}
+
+/// Credentials of stores are the daemon's: one that was passed over would seem to be used.
+fn no_secrets(secrets: &HashMap<String, String>) -> Result<(), Status> {
+    match secrets.is_empty() {
+        true => Ok(()),
+        false => Err(Status::invalid_argument(
+            "secrets are not used: the daemon's environment has the credentials of stores",
+        )),
+    }
+}
+
+fn records_failed(error: io::Error) -> Status {
+    Status::internal(format!("cannot use the records of the plugin: {error}"))
+}

@@ -1,0 +1,101 @@
+//! The groups of pods, made and limited through the daemon's control files, as an operator would do
+//! it: `mkdir NAMESPACE/POD`, and a write for each limit.
+
+use std::collections::BTreeMap;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use tonic::Status;
+
+use crate::mounts::control_mount;
+use crate::pod::Pod;
+
+/// The control files of a daemon.
+#[derive(Debug)]
+pub struct PodGroups {
+    dir: PathBuf,
+}
+
+impl PodGroups {
+    /// Returns the groups of the control files at a path.
+    pub fn new(dir: &Path) -> Self {
+        Self { dir: dir.to_owned() }
+    }
+
+    /// Returns whether the namespace and the pod have groups.
+    ///
+    /// # Errors
+    /// `Unavailable` without control files.
+    pub fn exist(&self, pod: &Pod) -> Result<(bool, bool), Status> {
+        control_mount(&self.dir)?;
+        Ok((self.dir.join(&pod.namespace).is_dir(), self.group(pod).is_dir()))
+    }
+
+    /// Makes the group of a pod, and that of its namespace, unless they exist.
+    ///
+    /// # Errors
+    /// `Unavailable` without control files; `Internal`.
+    pub fn make(&self, pod: &Pod) -> Result<(), Status> {
+        control_mount(&self.dir)?;
+        for path in [self.dir.join(&pod.namespace), self.group(pod)] {
+            match fs::create_dir(&path) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(failed("make the group of", pod, &error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets limits of a pod's group.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the daemon does not have that limit or refuses the value; then others
+    /// may have been set.
+    pub fn limit(&self, pod: &Pod, limits: &BTreeMap<String, String>) -> Result<(), Status> {
+        for (file, value) in limits {
+            let written = OpenOptions::new()
+                .write(true)
+                .open(self.group(pod).join(file))
+                .and_then(|mut opened| opened.write_all(value.as_bytes()));
+            written.map_err(|error| {
+                let group = pod.group();
+                let text = format!("cannot set `{file}` of the group {group} to `{value}`: {error}");
+                let refused = [Errno::INVAL, Errno::NOENT, Errno::RANGE, Errno::OVERFLOW, Errno::ACCESS];
+                let is_refused = |code| refused.iter().any(|errno: &Errno| errno.raw_os_error() == code);
+                match error.raw_os_error().is_some_and(is_refused) {
+                    true => Status::invalid_argument(text),
+                    false => Status::internal(text),
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Removes the group of a pod, or that of its namespace. One that is in use, or gone, is left:
+    /// an operator moved a process into it, or made groups below.
+    pub fn remove(&self, pod: &Pod, is_namespace: bool) {
+        if control_mount(&self.dir).is_err() {
+            // The groups ended with the daemon.
+            return;
+        }
+        let path = if is_namespace { self.dir.join(&pod.namespace) } else { self.group(pod) };
+        match fs::remove_dir(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(group = %path.display(), %error, "the group of a pod that has ended stays");
+            }
+            _ => {}
+        }
+    }
+
+    fn group(&self, pod: &Pod) -> PathBuf {
+        self.dir.join(&pod.namespace).join(&pod.name)
+    }
+}
+
+fn failed(what: &str, pod: &Pod, error: &io::Error) -> Status {
+    Status::internal(format!("cannot {what} the pod {}: {error}", pod.group()))
+}

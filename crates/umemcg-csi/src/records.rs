@@ -1,0 +1,293 @@
+//! What the plugin has done, on disk. It keeps nothing else: a plugin that was killed goes on from
+//! these records and from the mount table.
+//!
+//! ```text
+//! STATE/lock           held by the one plugin that uses the directory
+//! STATE/created/NAME   a volume that the controller made
+//! STATE/staged/NAME    a volume that is staged on this node
+//! STATE/published/N    a target, with its volume and its pod
+//! ```
+//!
+//! A record is written before its work is done, and removed after it is undone. So work that was
+//! cut short has a record, and doing or undoing it again finishes it.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::daemon::VolumeData;
+use crate::pod::Pod;
+
+/// A volume that the controller made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Created {
+    /// Its id, which is the name that was asked for.
+    pub volume_id: String,
+    /// Its capacity, in bytes; 0 if none was asked for.
+    pub capacity_bytes: i64,
+    /// Its attributes.
+    pub context: BTreeMap<String, String>,
+}
+
+/// A volume that is staged.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Staged {
+    /// Its id.
+    pub volume_id: String,
+    /// Its name in the daemon.
+    pub name: String,
+    /// Where its data is.
+    pub data: VolumeData,
+}
+
+/// A target path that shows a volume to a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Published {
+    /// The path.
+    pub target: String,
+    /// The volume, which is staged, or ephemeral.
+    pub volume: Staged,
+    /// The volume lives as long as this target.
+    pub is_ephemeral: bool,
+    /// Writes are refused.
+    pub is_read_only: bool,
+    /// Flags of the mount.
+    pub flags: Vec<String>,
+    /// No other target may show the volume.
+    pub is_single: bool,
+    /// The pod; none if the orchestrator names none.
+    pub pod: Option<Pod>,
+    /// Limits of its group, as this volume's attributes have them.
+    pub limits: BTreeMap<String, String>,
+    /// The plugin made the group of the namespace, and removes it.
+    pub owns_namespace: bool,
+    /// The plugin made the group of the pod, and removes it.
+    pub owns_group: bool,
+    /// The limits are set.
+    pub is_limited: bool,
+}
+
+/// The directory of the records.
+#[derive(Debug)]
+pub struct Records {
+    dir: PathBuf,
+    /// The lock on the directory ends with the process, however it ends.
+    _lock: File,
+}
+
+impl Records {
+    /// Opens a directory; creates it if it is missing.
+    ///
+    /// # Errors
+    /// `ResourceBusy` if another plugin uses it; the system's errors.
+    pub fn open(dir: &Path) -> io::Result<Self> {
+        for kind in ["created", "staged", "published"] {
+            fs::create_dir_all(dir.join(kind))?;
+        }
+        let lock = File::create(dir.join("lock"))?;
+        match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self { dir: dir.to_owned(), _lock: lock }),
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                Err(io::Error::new(io::ErrorKind::ResourceBusy, "another plugin uses the directory"))
+            }
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Returns the record of a volume that the controller made.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn created(&self, name: &str) -> io::Result<Option<Created>> {
+        read(&self.dir.join("created").join(name))
+    }
+
+    /// Returns all volumes that the controller made, by name.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn all_created(&self) -> io::Result<BTreeMap<String, Created>> {
+        read_all(&self.dir.join("created"))
+    }
+
+    /// Keeps the record of a volume that the controller made.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn keep_created(&self, name: &str, created: &Created) -> io::Result<()> {
+        write(&self.dir.join("created").join(name), created)
+    }
+
+    /// Removes such a record, if it is there.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn forget_created(&self, name: &str) -> io::Result<()> {
+        remove(&self.dir.join("created").join(name))
+    }
+
+    /// Returns the record of a staged volume.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn staged(&self, name: &str) -> io::Result<Option<Staged>> {
+        read(&self.dir.join("staged").join(name))
+    }
+
+    /// Returns all staged volumes, by name.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn all_staged(&self) -> io::Result<BTreeMap<String, Staged>> {
+        read_all(&self.dir.join("staged"))
+    }
+
+    /// Keeps the record of a staged volume.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn keep_staged(&self, staged: &Staged) -> io::Result<()> {
+        write(&self.dir.join("staged").join(&staged.name), staged)
+    }
+
+    /// Removes such a record, if it is there.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn forget_staged(&self, name: &str) -> io::Result<()> {
+        remove(&self.dir.join("staged").join(name))
+    }
+
+    /// Returns all published targets, by the names of their records.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn published(&self) -> io::Result<BTreeMap<String, Published>> {
+        read_all(&self.dir.join("published"))
+    }
+
+    /// Keeps the record of a new target. Returns the name of the record.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn add_published(&self, published: &Published) -> io::Result<String> {
+        let dir = self.dir.join("published");
+        let mut draft = draft(&dir, published)?;
+        for number in 0_u64.. {
+            // Refused if the name is taken: another target may get its record at the same time.
+            match draft.persist_noclobber(dir.join(number.to_string())) {
+                Ok(_) => return Ok(number.to_string()),
+                Err(refused) if refused.error.kind() == io::ErrorKind::AlreadyExists => draft = refused.file,
+                Err(refused) => return Err(refused.error),
+            }
+        }
+        Err(io::ErrorKind::StorageFull.into())
+    }
+
+    /// Replaces the record of a target.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn keep_published(&self, record: &str, published: &Published) -> io::Result<()> {
+        write(&self.dir.join("published").join(record), published)
+    }
+
+    /// Removes the record of a target, if it is there.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn forget_published(&self, record: &str) -> io::Result<()> {
+        remove(&self.dir.join("published").join(record))
+    }
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
+    match fs::read(path) {
+        Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Drafts of a plugin that was killed have a dot in front, and are left out.
+fn read_all<T: DeserializeOwned>(dir: &Path) -> io::Result<BTreeMap<String, T>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(dir)? {
+        let Ok(name) = entry?.file_name().into_string() else { continue };
+        if name.starts_with('.') {
+            continue;
+        }
+        // Another request may have removed it meanwhile.
+        if let Some(record) = read(&dir.join(&name))? {
+            found.insert(name, record);
+        }
+    }
+    Ok(found)
+}
+
+fn draft<T: Serialize>(dir: &Path, record: &T) -> io::Result<tempfile::NamedTempFile> {
+    let mut draft = tempfile::Builder::new().prefix(".draft-").tempfile_in(dir)?;
+    draft.write_all(&serde_json::to_vec(record)?)?;
+    draft.as_file().sync_data()?;
+    Ok(draft)
+}
+
+fn write<T: Serialize>(path: &Path, record: &T) -> io::Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    draft(dir, record)?.persist(path).map(drop).map_err(|refused| refused.error)
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn staged(id: &str) -> Staged {
+        let data = VolumeData::Tmpfs { size_bytes: Some(1) };
+        Staged { volume_id: id.into(), name: id.into(), data }
+    }
+
+    #[test]
+    fn another_process_reads_what_was_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::open(dir.path()).unwrap();
+        assert_eq!(Records::open(dir.path()).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
+        records.keep_staged(&staged("a")).unwrap();
+        let published = Published {
+            target: "/t".into(),
+            volume: staged("a"),
+            is_ephemeral: false,
+            is_read_only: true,
+            flags: vec!["noexec".into()],
+            is_single: false,
+            pod: None,
+            limits: BTreeMap::new(),
+            owns_namespace: false,
+            owns_group: true,
+            is_limited: false,
+        };
+        let first = records.add_published(&published).unwrap();
+        let second = records.add_published(&published).unwrap();
+        assert_ne!(first, second);
+        records.forget_published(&first).unwrap();
+        records.forget_published(&first).unwrap();
+        // A plugin that was killed leaves a draft.
+        fs::write(dir.path().join("published/.draft-x"), "{").unwrap();
+        drop(records);
+        let records = Records::open(dir.path()).unwrap();
+        assert_eq!(records.staged("a").unwrap(), Some(staged("a")));
+        assert_eq!(records.published().unwrap(), BTreeMap::from([(second, published)]));
+        records.forget_staged("a").unwrap();
+        assert_eq!(records.all_staged().unwrap(), BTreeMap::new());
+    }
+}
