@@ -18,4 +18,6 @@ impl FlushPace {
     /// The whole file, without bounds.
     pub(crate) const WHOLE: Self =
         Self { run: WRITEBACK_RUN_PAGES, confirm: 4 * WRITEBACK_RUN_PAGES as u64, budget: u64::MAX };
+    /// The same, and the store is not asked to confirm anything.
+    pub(crate) const UNCONFIRMED: Self = Self { confirm: u64::MAX, ..Self::WHOLE };
 }

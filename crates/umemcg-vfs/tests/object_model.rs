@@ -2,6 +2,10 @@
 //! requests that fail, a group that is too small, syncs, and crashes in between. What a close, a
 //! sync or a rename acknowledged is in the bucket, byte for byte; what the volume shows is what was
 //! written.
+//!
+//! Every other volume writes back: what a close acknowledged is in the bucket when the next volume
+//! has replayed it. What was changed after that may be there in any part, and no removed file comes
+//! back.
 
 mod common;
 
@@ -41,10 +45,40 @@ struct Known {
     may_be_stored: Vec<Option<Vec<u8>>>,
     /// It has changed since.
     is_dirty: bool,
+    /// All that it has been since it was acknowledged last, that included.
+    states: Vec<Vec<u8>>,
+    was_acknowledged: bool,
+}
+
+impl Known {
+    fn acknowledge(&mut self) {
+        self.states = vec![self.bytes.clone()];
+        (self.is_dirty, self.was_acknowledged) = (false, true);
+    }
+
+    fn change(&mut self, bytes: Vec<u8>) {
+        self.states.push(bytes.clone());
+        (self.bytes, self.is_dirty) = (bytes, true);
+    }
+
+    /// Returns whether a crash may have made this of it where closes do not wait for the store.
+    fn may_have_become(&self, stored: Option<&[u8]>) -> bool {
+        let Some(stored) = stored else { return !self.was_acknowledged };
+        let byte_at = |state: &Vec<u8>, at: usize| state.get(at).copied().unwrap_or(0);
+        let is_from_one = |(at, byte): (usize, &u8)| {
+            *byte == 0 || self.states.iter().any(|state| byte_at(state, at) == *byte)
+        };
+        let len_max = self.states.iter().map(Vec::len).max().unwrap_or(0);
+        match self.is_dirty {
+            false => stored == self.bytes,
+            true => stored.len() <= len_max && stored.iter().enumerate().all(is_from_one),
+        }
+    }
 }
 
 struct Model {
     dice: Dice,
+    writes_back: bool,
     world: Option<World>,
     /// By number, since files outlive names.
     files: Vec<Known>,
@@ -55,13 +89,23 @@ struct Model {
 
 impl Model {
     fn new(seed: u64) -> Self {
-        let world = World::with(8 << 20, 64 << 20);
+        let writes_back = seed % 2 == 1;
+        let world =
+            if writes_back { World::writing_back_with(8 << 20) } else { World::with(8 << 20, 64 << 20) };
         world.engine.set_max(world.group(), 1 << 20, &|| false);
         for directory in ["d", "d/e"] {
             world.mkdir(directory).unwrap();
         }
         let dice = Dice(seed);
-        Self { dice, world: Some(world), files: vec![], names: BTreeMap::new(), open: vec![], held: vec![] }
+        Self {
+            dice,
+            writes_back,
+            world: Some(world),
+            files: vec![],
+            names: BTreeMap::new(),
+            open: vec![],
+            held: vec![],
+        }
     }
 
     fn w(&self) -> &World {
@@ -73,6 +117,17 @@ impl Model {
         (0..len).map(|at| (at / 7 + seed) as u8).collect()
     }
 
+    /// Notes an attempt to save a file, and whether it was acknowledged.
+    fn saved(&mut self, file: usize, result: &Result<(), VfsError>) {
+        if !self.writes_back {
+            return self.tried(file, result);
+        }
+        result.as_ref().unwrap();
+        if self.names.values().any(|of| *of == file) {
+            self.files[file].acknowledge();
+        }
+    }
+
     /// Notes an attempt to store a file, and whether it was acknowledged.
     fn tried(&mut self, file: usize, result: &Result<(), VfsError>) {
         let name = self.names.iter().find(|(_, of)| **of == file).map(|(name, _)| *name);
@@ -82,7 +137,8 @@ impl Model {
         match result {
             Ok(()) => {
                 assert!(stored.as_ref() == Some(&known.bytes), "{name}: acknowledged");
-                (known.may_be_stored, known.is_dirty) = (vec![stored], false);
+                known.acknowledge();
+                known.may_be_stored = vec![stored];
             }
             Err(error) => {
                 assert_eq!(error.errno(), Errno::IO);
@@ -103,12 +159,12 @@ impl Model {
     fn open_or_create(&mut self, name: &'static str, flags: OFlags) -> (usize, Arc<dyn VolumeFile>) {
         let file = self.w().create_with(name, flags | OFlags::CREATE).unwrap();
         let number = *self.names.entry(name).or_insert_with(|| {
-            self.files.push(Known { may_be_stored: vec![None], is_dirty: true, ..Known::default() });
+            let states = vec![Vec::new()];
+            self.files.push(Known { may_be_stored: vec![None], states, is_dirty: true, ..Known::default() });
             self.files.len() - 1
         });
         if flags.contains(OFlags::TRUNC) {
-            let known = &mut self.files[number];
-            (known.bytes, known.is_dirty) = (Vec::new(), true);
+            self.files[number].change(Vec::new());
         }
         (number, file)
     }
@@ -124,9 +180,10 @@ impl Model {
         self.w().write(&file, at as u64, &bytes).unwrap();
         let known = &mut self.files[number];
         if !bytes.is_empty() {
-            known.bytes.resize(len.max(at + bytes.len()), 0);
-            known.bytes[at..at + bytes.len()].copy_from_slice(&bytes);
-            known.is_dirty = true;
+            let mut changed = known.bytes.clone();
+            changed.resize(len.max(at + bytes.len()), 0);
+            changed[at..at + bytes.len()].copy_from_slice(&bytes);
+            known.change(changed);
         }
         self.open.push((number, file));
     }
@@ -142,7 +199,7 @@ impl Model {
             _ => self.open.swap_remove(at),
         };
         let result = if self.dice.below(2) == 0 { file.flush() } else { file.fsync(false) };
-        self.tried(number, &result);
+        self.saved(number, &result);
         self.w().bucket.fail_no_changes();
         drop(file);
     }
@@ -152,9 +209,10 @@ impl Model {
         let Some(&number) = self.names.get(name) else { return };
         let size = self.dice.below(LEN_MAX);
         let result = self.w().set(name, &SetAttr { size: Some(size), ..SetAttr::default() });
-        self.files[number].bytes.resize(size as usize, 0);
-        self.files[number].is_dirty = true;
-        self.tried(number, &result.map(drop));
+        let mut changed = self.files[number].bytes.clone();
+        changed.resize(size as usize, 0);
+        self.files[number].change(changed);
+        self.saved(number, &result.map(drop));
     }
 
     fn unlink(&mut self) {
@@ -250,18 +308,26 @@ impl Model {
     fn crash(&mut self) {
         self.open.iter().for_each(|(_, file)| std::mem::forget(Arc::clone(file)));
         self.open.clear();
-        let world = self.world.take().unwrap();
+        let mut world = self.world.take().unwrap();
+        if self.writes_back {
+            world = world.restart_elsewhere();
+            world.wait_until_all_stored();
+        }
         let names: Vec<_> = self.names.iter().map(|(name, number)| (*name, *number)).collect();
         for (name, number) in names {
             let (stored, known) = (world.stored(name), &mut self.files[number]);
             match known.is_dirty {
+                _ if self.writes_back => {
+                    assert!(known.may_have_become(stored.as_deref()), "{name}: replayed")
+                }
                 true => assert!(known.may_be_stored.contains(&stored), "{name}"),
                 false => assert!(stored.as_ref() == Some(&known.bytes), "{name}"),
             }
             match stored {
                 Some(bytes) => {
-                    let may_be_stored = vec![Some(bytes.clone())];
-                    *known = Known { bytes, may_be_stored, is_dirty: false };
+                    known.bytes = bytes;
+                    known.acknowledge();
+                    known.may_be_stored = vec![Some(known.bytes.clone())];
                 }
                 None => drop(self.names.remove(name)),
             }

@@ -157,6 +157,29 @@ impl File {
         self.flush_range(0, PAGES_END, Durability::Range)
     }
 
+    /// Gives the store what is dirty, for a reader of the store: without having it confirm anything,
+    /// which background write-back does later.
+    ///
+    /// # Errors
+    /// As [`write_back`](Self::write_back).
+    pub fn write_out(self: &Arc<Self>) -> io::Result<()> {
+        assert_no_locks_held("a flush");
+        let _flush = self.flush.lock();
+        let mut written = FlushProgress::default();
+        let dirty = self.index.lock().marked_leaves(0, PAGES_END, Mark::Dirty);
+        let mut write = || {
+            for run in runs_of(&dirty) {
+                self.write_dirty(run.start, run.end, &FlushPace::UNCONFIRMED, &mut written)?;
+            }
+            written.error.take().map_or(Ok(()), Err)
+        };
+        let result = write();
+        if result.is_err() {
+            self.note_flushed(&result);
+        }
+        result
+    }
+
     /// Asks the flusher to start soon; returns immediately.
     pub fn start_writeback(self: &Arc<Self>) {
         if !self.is_stable() {

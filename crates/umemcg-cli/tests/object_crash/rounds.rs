@@ -18,7 +18,8 @@ use crate::writer::{Shared, Writer};
 const NR_WRITERS: u32 = 3;
 /// Rounds of the ordinary test.
 const NR_ROUNDS: u64 = 12;
-/// After this many rounds the server is a new one, or its disk would only fill.
+/// After this many rounds the server is a new one, or its disk would only fill; and the volume
+/// writes back or not, by chance.
 const NR_ROUNDS_OF_SERVER: u64 = 30;
 
 /// What is killed.
@@ -103,10 +104,12 @@ struct Life {
 
 impl Life {
     fn start(random: &mut Random) -> Self {
-        let (world, shared) = (World::start(), Arc::<Shared>::default());
+        let writes_back = random.below(2) == 0;
+        let (world, shared) = (World::start(writes_back), Arc::<Shared>::default());
         fs::create_dir(world.mount.mnt().join("d")).unwrap();
         let places = || (world.mount.mnt(), world.mount.outside().to_owned());
-        let writers = (1..=NR_WRITERS).map(|nr| Writer::new(nr, places(), random.below(1 << 32), &shared));
+        let writers = (1..=NR_WRITERS)
+            .map(|nr| Writer { writes_back, ..Writer::new(nr, places(), random.below(1 << 32), &shared) });
         Self { writers: writers.collect(), shared, world }
     }
 
@@ -169,14 +172,15 @@ impl Life {
     /// Looks at everything; from then on what is there is what was acknowledged.
     fn check(&mut self, kill: Kill, totals: &mut Totals) {
         let world = &self.world;
-        assert_eq!(world.uploads(), [""; 0], "uploads in parts that are left");
-        // Files are let go of after the answer to their close.
+        // Files are let go of after the answer to their close, and what was accepted is stored
+        // after the start.
         let mut drafts = Vec::new();
         let are_gone = crate::harness::holds_in_time(|| {
             drafts = world.drafts();
             drafts.is_empty()
         });
         assert!(are_gone, "drafts of nothing: {drafts:?}");
+        assert_eq!(world.uploads(), [""; 0], "uploads in parts that are left");
         let lost = world.take_lost();
         assert!(kill.ends_daemon() || lost.is_empty(), "lost while the daemon lives: {:?}", lost[0].key);
         totals.nr_lost += lost.len() as u64;

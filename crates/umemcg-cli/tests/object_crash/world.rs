@@ -19,6 +19,7 @@ pub struct World {
     pub mount: Mount,
     endpoint: String,
     staging: TempDir,
+    writes_back: bool,
 }
 
 /// A file that did not reach the store.
@@ -31,7 +32,7 @@ pub struct Lost {
 
 impl World {
     /// Starts both on new directories.
-    pub fn start() -> Self {
+    pub fn start(writes_back: bool) -> Self {
         let weed = Weed::start(true);
         until("there is a bucket", || {
             weed.request("PUT", "/bucket", b"").is_ok_and(|(status, _)| [200, 409].contains(&status))
@@ -39,9 +40,9 @@ impl World {
         wait_until_it_stores(&weed);
         let (endpoint, staging) = (weed.endpoint(), tempfile::tempdir().unwrap());
         let data = Some(PathBuf::from("s3://bucket/p"));
-        let arguments = arguments(&endpoint, staging.path());
+        let arguments = arguments(&endpoint, staging.path(), writes_back);
         let mount = Mount::start_with(&Options { pool: POOL, data, arguments, ..Options::default() });
-        Self { weed, mount, endpoint: endpoint.clone(), staging }
+        Self { weed, mount, endpoint: endpoint.clone(), staging, writes_back }
     }
 
     /// Takes out of the tree what a daemon has left that is dead.
@@ -55,7 +56,7 @@ impl World {
 
     pub fn mount_again(&mut self) {
         let pool = ["--pool", POOL];
-        let more = arguments(&self.endpoint, self.staging.path());
+        let more = arguments(&self.endpoint, self.staging.path(), self.writes_back);
         self.mount.start_daemon(&[&pool[..], &more].concat());
     }
 
@@ -159,8 +160,11 @@ impl World {
     }
 }
 
-fn arguments<'a>(endpoint: &'a str, staging: &'a Path) -> Vec<&'a str> {
-    vec!["--endpoint", endpoint, "--region", "us-east-1", "--staging", staging.to_str().unwrap()]
+fn arguments<'a>(endpoint: &'a str, staging: &'a Path, writes_back: bool) -> Vec<&'a str> {
+    let mut arguments =
+        vec!["--endpoint", endpoint, "--region", "us-east-1", "--staging", staging.to_str().unwrap()];
+    arguments.extend(writes_back.then_some("--write-back"));
+    arguments
 }
 
 /// It listens before it can store, and finds what it has stored.

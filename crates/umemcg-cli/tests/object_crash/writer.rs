@@ -35,6 +35,8 @@ pub struct Writer {
     pub files: BTreeMap<String, Known>,
     /// Renamings that may have happened in part: from, to, and what was there.
     pub renames: Vec<(String, String, Bytes)>,
+    /// What was accepted is changed in place.
+    pub writes_back: bool,
     mnt: PathBuf,
     /// What programs read what they write from.
     scratch: PathBuf,
@@ -60,7 +62,16 @@ impl Writer {
         let (files, random) = (names.collect(), Random(seed));
         let scratch = scratch.join(format!("scratch{nr}"));
         let shared = Arc::clone(shared);
-        Self { files, renames: Vec::new(), mnt, scratch, random, version: nr << 24, shared }
+        Self {
+            files,
+            renames: Vec::new(),
+            writes_back: false,
+            mnt,
+            scratch,
+            random,
+            version: nr << 24,
+            shared,
+        }
     }
 
     /// Writes until it is over, or the daemon is dead.
@@ -121,20 +132,28 @@ impl Writer {
     /// Changes one name.
     fn step(&mut self) -> Result<(), Failed> {
         let name = self.any_name();
-        self.forget_renames(&name);
-        let which = self.random.below(16);
-        if which > 7 && !self.known(&name).is_sure() {
-            self.look(&name)?;
+        let changed = self.change(&name);
+        if changed.is_err() && self.writes_back {
+            self.known(&name).may_be_mixed();
         }
-        let there = self.known(&name).bytes().cloned();
+        changed
+    }
+
+    fn change(&mut self, name: &str) -> Result<(), Failed> {
+        self.forget_renames(name);
+        let which = self.random.below(16);
+        if which > 7 && !self.known(name).is_sure() {
+            self.look(name)?;
+        }
+        let there = self.known(name).bytes().cloned();
         match (which, there) {
-            (8 | 9, there) => self.append(&name, there),
-            (10 | 11, Some(base)) => self.overwrite(&name, &base),
-            (12, Some(base)) => self.cut(&name, &base),
-            (13, Some(_)) => self.unlink(&name),
-            (14 | 15, Some(base)) => self.rename(&name, &base),
-            (6 | 7, _) => self.replace_with_fsync(&name),
-            _ => self.replace(&name),
+            (8 | 9, there) => self.append(name, there),
+            (10 | 11, Some(base)) => self.overwrite(name, &base),
+            (12, Some(base)) => self.cut(name, &base),
+            (13, Some(_)) => self.unlink(name),
+            (14 | 15, Some(base)) => self.rename(name, &base),
+            (6 | 7, _) => self.replace_with_fsync(name),
+            _ => self.replace(name),
         }
     }
 

@@ -19,6 +19,9 @@ pub enum Freshness {
     Immutable,
 }
 
+/// The first pause after an upload that has failed, unless the configuration says otherwise.
+pub(super) const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
 /// Most bytes on the staging disk, unless the configuration says otherwise.
 pub const STAGING_BYTES: u64 = 16 << 30;
 
@@ -29,6 +32,19 @@ pub struct StagingConfig {
     pub dir: PathBuf,
     /// Most bytes of one volume there.
     pub max_bytes: u64,
+    /// A close and an fsync return when what was written is durable there; it is stored later, if
+    /// need be by the next daemon.
+    pub writes_back: bool,
+    /// How long the first pause is after an upload that has failed, before it is tried again; the
+    /// next ones are longer.
+    pub retry_pause: Duration,
+}
+
+impl StagingConfig {
+    /// Returns the configuration of a directory without write-back.
+    pub fn new(dir: PathBuf, max_bytes: u64) -> Self {
+        Self { dir, max_bytes, writes_back: false, retry_pause: RETRY_PAUSE }
+    }
 }
 
 /// The configuration of a volume of objects.

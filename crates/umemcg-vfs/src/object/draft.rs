@@ -9,40 +9,39 @@
 //!    the first change comes.
 //! 2. Before its first change it is *noted*: its record says so, its node stays known, and it is
 //!    on the volume's list of what is not in the store.
-//! 3. An upload stores what had changed when it began. If nothing has changed since, the draft is
+//! 3. With write-back it is *accepted* by a close: its bytes are durable, and its record says that
+//!    it is to be stored, whatever comes. What is changed after that is in the same file: after a
+//!    crash any part of it may be there.
+//! 4. An upload stores what had changed when it began. If nothing has changed since, the draft is
 //!    noted no more, until the next change.
-//! 4. It goes with the last open file. One that was not stored stays on disk, as does the record of
+//! 5. It goes with the last open file. One that was not stored stays on disk, as does the record of
 //!    an upload that could not be ended.
 //!
 //! The turn of its node (`turns`) is had by what must see the draft whole, such as an upload, and
-//! by what changes its state or its length; writes go on beside it.
+//! by what changes its state or its length; writes go on beside it, and so does what accepts it.
+//! The record is written by one thread at a time (`recording`), as things are at that moment; one
+//! that takes a promise back is durable before anything else happens.
 
 use std::io;
 use std::sync::Arc;
 
-use rustix::fs::{Advice, FallocateFlags};
+use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use umemcg::files::{BackingStore, File};
-use umemcg::{Engine, Group};
+use umemcg::Group;
+use umemcg::files::File;
 use umemcg_base::LeafMutex;
 
-use super::bucket::{ObjectInfo, ObjectSource};
-use super::draft_record::DraftRecord;
+use super::alone::{Alone, AloneGuard};
+use super::bucket::ObjectInfo;
+use super::draft_progress::{Fate, Progress};
+use super::draft_record::{DraftRecord, DraftState};
 use super::file_labels::{FileLabels, LabelChange};
 use super::staging::Staging;
 use super::staging_room::RoomClaim;
-use crate::allowance::ReclaimEffort;
 use crate::attr::{NodeId, Timestamp};
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
-use crate::host::descriptor_share::{DescriptorShare, Purpose};
-use crate::host::shown_times::Stamp;
 use crate::host::store::{HostStore, StoreFds};
-use crate::host::syscalls;
-use crate::volume_config::IoMode;
-
-/// The cost of a draft with the record in memory, its host file's descriptors and engine's file.
-const DRAFT_BYTES: u64 = 4096;
 
 /// See the module text.
 #[derive(Debug)]
@@ -53,43 +52,14 @@ pub(super) struct Draft {
     serial: u64,
     staging: Arc<Staging>,
     pub(super) room: RoomClaim,
+    /// Had by the thread that writes the record.
+    recording: Alone,
+    /// (C) What the marks of its uploads begin with.
+    mark: String,
     progress: LeafMutex<Progress>,
     /// The group of the first writer.
     group: Arc<Group>,
     _charge: HandleCharge,
-}
-
-/// What is to become of a draft.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    /// It is stored under the name of its node.
-    Stored,
-    /// Its name was removed.
-    Nameless,
-    /// Another change of the object came first.
-    Lost,
-}
-
-/// How far a draft is.
-#[derive(Debug)]
-struct Progress {
-    /// Counts changes, each when it is done.
-    nr_changes: u64,
-    /// As many as the store has.
-    nr_stored: u64,
-    /// As many as there were when an upload was begun last.
-    nr_tried: u64,
-    /// An object of its name may be in the store.
-    may_have_object: bool,
-    /// Changes that are being made.
-    nr_changing: u32,
-    is_noted: bool,
-    fate: Fate,
-    /// The version that it stands on; none while it is not in the store.
-    base: Option<ObjectInfo>,
-    labels: FileLabels,
-    /// The key and the id of an upload in parts that was begun, until it is over.
-    noted_upload: Option<(String, String)>,
 }
 
 /// A change that is being made. It counts when this is dropped.
@@ -107,76 +77,30 @@ pub(super) struct Upload {
     pub(super) labels: FileLabels,
 }
 
-/// What a draft is made with.
-pub(super) struct DraftMaker<'a> {
-    pub(super) engine: &'a Arc<Engine>,
-    pub(super) effort: ReclaimEffort,
-    pub(super) staging: &'a Arc<Staging>,
-    pub(super) group: &'a Arc<Group>,
-}
-
-impl DraftMaker<'_> {
-    /// Makes a draft of `len` bytes, which `fill` writes to the host's file; `base` is the version
-    /// that it stands on, of `key`. May sleep for memory, for the disk, and as `fill` does.
-    ///
-    /// # Errors
-    /// `ENOSPC`, `ENOMEM`, `ENFILE`, the host's, those of `fill`.
-    pub(super) fn make(
-        &self,
+impl Draft {
+    /// Creates one of what its maker has made.
+    pub(super) fn new(
+        (staging, group): (&Arc<Staging>, &Arc<Group>),
         node: NodeId,
-        (base, key): (Option<ObjectInfo>, &str),
-        (labels, len): (FileLabels, u64),
-        fill: impl FnOnce(&StoreFds) -> Result<(), VfsError>,
-    ) -> Result<Arc<Draft>, VfsError> {
-        let charge =
-            HandleCharge::take(self.effort, self.engine, self.group, DRAFT_BYTES + labels.bytes() as u64)?;
-        let room = RoomClaim::take(&self.staging.room, self.group, len)?;
-        let host_dir = &self.staging.host_dir;
-        let nr_fds = if host_dir.io_mode() == IoMode::Direct { 2 } else { 1 };
-        let share = DescriptorShare::take(self.group, nr_fds, Purpose::Open, Some(host_dir.store_id))?;
-        // Nothing is lost with it before its first change.
-        let record = DraftRecord { key: key.to_owned(), is_stored: true, ..DraftRecord::default() };
-        let (serial, fd) = self.staging.create(&record).map_err(errno_of)?;
-        let made = syscalls::stat_fd(&fd).map_err(VfsError::from).and_then(|stat| {
-            let store = Arc::new(HostStore::new(Arc::clone(host_dir), Stamp::of(&stat.attr)));
-            store.set_fd(fd, true, share);
-            if let Some(fds) = store.fds() {
-                fill(&fds)?;
-            }
-            let file = self.engine.open_file(Arc::clone(&store) as Arc<dyn BackingStore>, len);
-            Ok((file.map_err(errno_of)?, store))
-        });
-        let (file, store) = made.inspect_err(|_| {
-            self.staging.remove_bytes(serial);
-            self.staging.remove_record(serial);
-        })?;
-        let progress = Progress {
-            nr_changes: 0,
-            nr_stored: 0,
-            nr_tried: 0,
-            may_have_object: base.is_some(),
-            nr_changing: 0,
-            is_noted: false,
-            fate: Fate::Stored,
-            base,
-            labels,
-            noted_upload: None,
-        };
-        Ok(Arc::new(Draft {
+        (serial, mark): (u64, String),
+        (file, store): (Arc<File>, Arc<HostStore>),
+        (progress, room, charge): (Progress, RoomClaim, HandleCharge),
+    ) -> Arc<Self> {
+        Arc::new(Self {
             file,
             node,
             store,
             serial,
-            staging: Arc::clone(self.staging),
+            staging: Arc::clone(staging),
             room,
+            recording: Alone::default(),
+            mark,
             progress: LeafMutex::new(progress),
-            group: Arc::clone(self.group),
+            group: Arc::clone(group),
             _charge: charge,
-        }))
+        })
     }
-}
 
-impl Draft {
     /// Returns the number that it has in the staging directory.
     pub(super) fn serial(&self) -> u64 {
         self.serial
@@ -206,15 +130,91 @@ impl Draft {
     /// Notes it, by the thread that has the turn. The record need not be durable: no change is,
     /// before the next upload.
     pub(super) fn note(&self, key: &str) -> Result<(), Errno> {
-        self.write_record(key, false, false)?;
+        let alone = self.recording.take();
+        key.clone_into(&mut self.progress.lock().key);
+        self.write_record(&alone, Some(DraftState::Staged), false)?;
         self.progress.lock().is_noted = true;
         Ok(())
     }
 
+    /// Returns the key that it is stored under.
+    pub(super) fn key(&self) -> String {
+        self.progress.lock().key.clone()
+    }
+
+    /// Notes that it is stored under another key, by the thread that has the turn.
+    ///
+    /// # Errors
+    /// The disk's; then the next start may store it under the old one.
+    pub(super) fn follow(&self, key: &str) -> Result<(), Errno> {
+        let alone = self.recording.take();
+        key.clone_into(&mut self.progress.lock().key);
+        self.write_record(&alone, None, false)
+    }
+
+    /// Accepts it: it is stored by this daemon or the next one. May sleep for the disk. Returns
+    /// false, and accepts nothing, if it has no name to be stored under.
+    ///
+    /// # Errors
+    /// `EIO` when another change of the object came first; the disk's.
+    pub(super) fn accept(&self) -> Result<bool, Errno> {
+        let nr_changes = self.progress.lock().nr_changes;
+        let len = self.sync_bytes()?;
+        let alone = self.recording.take();
+        let promise = {
+            let progress = self.progress.lock();
+            match progress.fate {
+                Fate::Lost => return Err(Errno::IO),
+                _ if progress.nr_stored.max(progress.accepted.0) >= nr_changes => return Ok(true),
+                Fate::Stored if !progress.is_leaving => progress.promise(nr_changes, len, &self.mark),
+                _ => return Ok(false),
+            }
+        };
+        self.write_record(&alone, Some(DraftState::Accepted(promise)), true)?;
+        self.progress.lock().accepted = (nr_changes, len);
+        Ok(true)
+    }
+
+    /// Returns whether it has changes that the store has not, and that are not accepted.
+    pub(super) fn is_unaccepted(&self) -> bool {
+        let progress = self.progress.lock();
+        progress.is_unsaved() && progress.nr_changes != progress.accepted.0
+    }
+
+    /// Returns whether the next start stores it if this daemon does not.
+    pub(super) fn is_promised(&self) -> bool {
+        self.progress.lock().has_promise
+    }
+
+    /// Returns whether nothing has changed since it was accepted, or since an upload was begun.
+    pub(super) fn is_quiet(&self) -> bool {
+        let progress = self.progress.lock();
+        let is_known = progress.nr_changes == progress.accepted.0 || progress.nr_changes == progress.nr_tried;
+        progress.nr_changing == 0 && is_known
+    }
+
+    /// Takes back that it is accepted, durably: its object is removed, and its name is next. By the
+    /// thread that has the turn.
+    ///
+    /// # Errors
+    /// The disk's; then it is as before.
+    pub(super) fn renounce(&self) -> Result<(), Errno> {
+        let alone = self.recording.take();
+        let has_promise = {
+            let mut progress = self.progress.lock();
+            progress.is_leaving = progress.fate == Fate::Stored;
+            progress.has_promise
+        };
+        if !has_promise {
+            return Ok(());
+        }
+        let written = self.write_record(&alone, Some(DraftState::Stored), true);
+        written.inspect_err(|_| self.progress.lock().is_leaving = false)
+    }
+
     /// Returns whether it has changes that the store has not.
     pub(super) fn is_unsaved(&self) -> bool {
-        let progress = self.progress.lock();
-        progress.fate == Fate::Stored && progress.nr_changes != progress.nr_stored
+        self.progress.lock().is_unsaved()
     }
 
     /// Returns whether the store has all of it, and no change is being made.
@@ -224,10 +224,11 @@ impl Draft {
         is_stored && progress.nr_changing == 0
     }
 
-    /// Returns whether it has changed since an upload was last begun.
+    /// Returns whether it has changed since it was accepted, and since an upload was last begun.
     pub(super) fn has_news(&self) -> bool {
         let progress = self.progress.lock();
-        progress.fate == Fate::Stored && progress.nr_changes != progress.nr_tried
+        let is_new = progress.nr_changes != progress.nr_tried && progress.nr_changes != progress.accepted.0;
+        progress.fate == Fate::Stored && is_new
     }
 
     /// Returns whether an object of its name may be in the store.
@@ -287,19 +288,33 @@ impl Draft {
         change(&mut self.progress.lock().labels)
     }
 
-    /// Notes that its name was removed: it is not stored, and goes with the last open file.
-    /// Returns whether it was noted.
-    pub(super) fn lose_name(&self) -> bool {
-        let mut progress = self.progress.lock();
-        if progress.fate == Fate::Stored {
-            progress.fate = Fate::Nameless;
+    /// Notes that its name was removed: it is not stored, and goes with the last open file. No lock
+    /// may be held.
+    pub(super) fn lose_name(&self) {
+        let alone = self.recording.take();
+        let has_promise = {
+            let mut progress = self.progress.lock();
+            if progress.fate == Fate::Stored {
+                progress.fate = Fate::Nameless;
+            }
+            progress.is_noted = false;
+            progress.has_promise && progress.fate == Fate::Nameless
+        };
+        if has_promise && let Err(errno) = self.write_record(&alone, None, true) {
+            tracing::error!(
+                %errno, key = self.key(),
+                "cannot note that a staged file has lost its name; the next start may store it"
+            );
         }
-        std::mem::take(&mut progress.is_noted)
     }
 
     /// Keeps it in `lost/`, for good, after `tell` has told the open files, of which none may be
     /// opened or flushed in between. Returns the path.
     pub(super) fn lose(&self, key: &str, tell: impl FnOnce()) -> std::path::PathBuf {
+        if let Err(errno) = self.sync_bytes() {
+            tracing::error!(key, %errno, "what is kept of a staged file may be incomplete");
+        }
+        let _alone = self.recording.take();
         {
             let mut progress = self.progress.lock();
             tell();
@@ -324,16 +339,20 @@ impl Draft {
     /// Notes that so many changes are in the store, as this version. Returns whether these are all:
     /// then it is noted no more.
     pub(super) fn end_upload(&self, nr_changes: u64, info: &ObjectInfo, key: &str) -> bool {
-        let is_saved = {
+        let alone = self.recording.take();
+        let (is_saved, has_promise) = {
             let mut progress = self.progress.lock();
             progress.nr_stored = nr_changes;
             progress.base = Some(info.without_metadata());
+            key.clone_into(&mut progress.key);
             let is_saved = progress.nr_changes == nr_changes && progress.nr_changing == 0;
             progress.is_noted &= !is_saved;
-            is_saved
+            (is_saved, progress.has_promise)
         };
         // With the turn: the next change is noted after this.
-        if is_saved && let Err(errno) = self.write_record(key, true, false) {
+        if (is_saved || has_promise)
+            && let Err(errno) = self.write_record(&alone, None, false)
+        {
             tracing::warn!(%errno, key, "cannot note that a staged file is in the store");
         }
         is_saved
@@ -356,12 +375,28 @@ impl Draft {
         }
     }
 
-    /// Makes its bytes durable on the staging disk. Returns how many they are: what is written
-    /// beyond them meanwhile may not be there.
+    /// Gives its bytes to its host file, for an upload. Returns how many they are: what is written
+    /// beyond them meanwhile may not be there. They need not be durable: nothing was promised.
     ///
     /// # Errors
     /// The disk's.
-    pub(super) fn sync(&self, key: &str) -> Result<u64, Errno> {
+    pub(super) fn write_out(&self) -> Result<u64, Errno> {
+        let len = self.file.len();
+        self.file.write_out().map_err(errno_of)?;
+        self.len_on_disk(len)
+    }
+
+    /// Makes it durable on the staging disk, with its record.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub(super) fn sync(&self) -> Result<(), Errno> {
+        self.sync_bytes()?;
+        let alone = self.recording.take();
+        self.write_record(&alone, None, true)
+    }
+
+    fn sync_bytes(&self) -> Result<u64, Errno> {
         let len = self.file.len();
         let seen = self.file.sample_error();
         // An error of earlier write-back whose data has been written since is none.
@@ -370,16 +405,32 @@ impl Draft {
         {
             return Err(VfsError::from(error).errno());
         }
-        self.write_record(key, false, true)?;
-        // A write that has made it longer may not have put its bytes there yet.
-        let fds = self.store.fds().ok_or(Errno::BADF)?;
-        let on_disk = rustix::fs::fstat(&fds.buffered)?.st_size;
+        self.len_on_disk(len)
+    }
+
+    /// Returns how many of so many bytes its host file has: a write that has made it longer may not
+    /// have put its bytes there yet.
+    fn len_on_disk(&self, len: u64) -> Result<u64, Errno> {
+        let on_disk = rustix::fs::fstat(&self.host_file()?.buffered)?.st_size;
         Ok(len.min(u64::try_from(on_disk).unwrap_or(0)))
     }
 
-    /// Returns it as the source of an upload of `len` bytes as `key`.
-    pub(super) fn source<'d>(&'d self, key: &'d str, len: u64) -> DraftSource<'d> {
-        DraftSource { draft: self, key, len }
+    /// Returns its host file.
+    pub(super) fn host_file(&self) -> Result<Arc<StoreFds>, Errno> {
+        self.store.fds().ok_or(Errno::BADF)
+    }
+
+    /// Notes the key and the id of an upload in parts, durably, or that it is over: the next start
+    /// can end it once more.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub(super) fn note_upload(&self, upload: Option<(&str, &str)>) -> Result<(), Errno> {
+        let noted = upload.map(|(key, upload)| (key.to_owned(), upload.to_owned()));
+        let old = std::mem::replace(&mut self.progress.lock().noted_upload, noted);
+        drop(old);
+        let alone = self.recording.take();
+        self.write_record(&alone, None, upload.is_some())
     }
 
     /// Cuts or extends it, by a thread that changes it and has the turn.
@@ -400,11 +451,36 @@ impl Draft {
         self.staging.path_of(self.serial)
     }
 
-    fn write_record(&self, key: &str, is_stored: bool, durably: bool) -> Result<(), Errno> {
-        let base = self.base().and_then(|base| base.etag.as_deref().map(str::to_owned));
-        let upload = self.noted_upload().map(|(_, upload)| upload);
-        let record = DraftRecord { key: key.to_owned(), base, upload, is_stored };
-        self.staging.write_record(self.serial, &record, durably).map_err(errno_of)
+    /// Returns what the marks of its uploads begin with.
+    pub(super) fn mark(&self) -> &str {
+        &self.mark
+    }
+
+    /// Writes the record with a state, or with that of this moment. It is durable, whatever its
+    /// caller needs, where it is a promise or takes one back.
+    fn write_record(
+        &self,
+        _: &AloneGuard<'_>,
+        state: Option<DraftState>,
+        durably: bool,
+    ) -> Result<(), Errno> {
+        let (record, durably) = {
+            let mut progress = self.progress.lock();
+            if progress.fate == Fate::Lost {
+                // It is elsewhere.
+                return Err(Errno::IO);
+            }
+            let state = state.unwrap_or_else(|| progress.state(&self.mark));
+            let had_promise = progress.has_promise;
+            progress.has_promise |= matches!(state, DraftState::Accepted(_));
+            let base =
+                progress.base.as_ref().map(|base| ObjectInfo { attributes: None, ..base.without_metadata() });
+            let (key, upload) = (progress.key.clone(), progress.noted_upload.clone());
+            (DraftRecord { key, base, upload, state }, durably || had_promise || progress.has_promise)
+        };
+        self.staging.write_record(self.serial, &record, durably).map_err(errno_of)?;
+        self.progress.lock().has_promise &= matches!(record.state, DraftState::Accepted(_));
+        Ok(())
     }
 }
 
@@ -446,44 +522,6 @@ impl Changing<'_> {
         if kill_set_id {
             attributes.kill_set_id();
         }
-    }
-}
-
-/// The bytes of a draft on the staging disk.
-#[derive(Debug)]
-pub(super) struct DraftSource<'d> {
-    draft: &'d Draft,
-    key: &'d str,
-    len: u64,
-}
-
-impl ObjectSource for DraftSource<'_> {
-    fn size(&self) -> u64 {
-        self.len
-    }
-
-    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        let fds = self.draft.store.fds().ok_or(Errno::BADF)?;
-        let mut done = 0;
-        while done < into.len() {
-            match rustix::io::pread(&fds.buffered, &mut into[done..], offset + done as u64) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(nr) => done += nr,
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-        }
-        // The kernel need not keep a second copy. Advice only.
-        let len = std::num::NonZero::new(into.len() as u64);
-        let _ = rustix::fs::fadvise(&fds.buffered, offset, len, Advice::DontNeed);
-        Ok(())
-    }
-
-    fn note_upload(&self, upload: Option<&str>) -> io::Result<()> {
-        let noted = upload.map(|upload| (self.key.to_owned(), upload.to_owned()));
-        let old = std::mem::replace(&mut self.draft.progress.lock().noted_upload, noted);
-        drop(old);
-        Ok(self.draft.write_record(self.key, false, true)?)
     }
 }
 

@@ -1,16 +1,19 @@
 //! The drafts of a volume: how one is made, how it is stored, and which are not in the store.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use umemcg::Group;
 use umemcg_base::{LeafMutex, assert_no_locks_held};
 
 use super::bucket::{BucketError, Expected, ObjectInfo, UPLOAD_MARK};
+use super::config::{RETRY_PAUSE, StagingConfig};
 use super::content::{Content, Place};
-use super::draft::{Changing, Draft, DraftMaker, Upload};
+use super::draft::{Changing, Draft, Upload};
+use super::draft_maker::DraftMaker;
+use super::draft_source::DraftSource;
 use super::file_attributes::FileAttributes;
 use super::file_labels::FileLabels;
 use super::node::{Facts, Told};
@@ -18,10 +21,12 @@ use super::objects::Objects;
 use super::staged_file::StagedFile;
 use super::staging::Staging;
 use super::turns::{Claim, TurnGuard, Turns};
-use super::upload_room::UploadRoom;
+use super::upload_room::{UploadRoom, WAIT};
+use super::uploader::{Outcome, Uploader, Uploads};
 use crate::attr::{NodeId, Timestamp};
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
+use crate::host::descriptor_share::tenant;
 use crate::host::store::StoreFds;
 
 /// The part of an object that is copied to the staging disk with one request.
@@ -42,19 +47,37 @@ pub(super) struct Drafts {
     turns: Turns,
     /// (C) What the marks of this volume's uploads begin with.
     mark: String,
+    /// (C) A close and an fsync wait for the staging disk, and not for the store.
+    writes_back: bool,
+    pub(super) uploader: Uploader,
+}
+
+/// What an upload is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum For {
+    /// A caller, who is told of a failure.
+    Caller,
+    /// What was accepted, or what a caller was told of.
+    Background,
 }
 
 impl Drafts {
-    pub(super) fn new(objects: &Arc<Objects>, staging: Option<Arc<Staging>>, max_bytes: u64) -> Self {
+    pub(super) fn new(objects: &Arc<Objects>, staging: Option<(Arc<Staging>, &StagingConfig)>) -> Arc<Self> {
         let mark = format!("{:x}-{:x}", Timestamp::now().as_nanoseconds(), std::process::id());
-        Self {
+        let (staging, config) = staging.unzip();
+        let drafts = Arc::new(Self {
             objects: Arc::clone(objects),
             staging,
-            max_bytes,
+            max_bytes: config.map_or(0, |config| config.max_bytes),
             unsaved: LeafMutex::default(),
             turns: Turns::default(),
             mark,
-        }
+            writes_back: config.is_some_and(|config| config.writes_back),
+            uploader: Uploader::new(config.map_or(RETRY_PAUSE, |config| config.retry_pause)),
+        });
+        let uploads: Weak<Self> = Arc::downgrade(&drafts);
+        drafts.uploader.serve(uploads);
+        drafts
     }
 
     /// Waits for the turn to be alone on a node.
@@ -73,10 +96,10 @@ impl Drafts {
 
     /// # Errors
     /// `EOPNOTSUPP` on a volume without a staging directory.
-    fn maker<'a>(&'a self, node: NodeId, group: &'a Arc<Group>) -> Result<DraftMaker<'a>, Errno> {
+    pub(super) fn maker<'a>(&'a self, node: NodeId, group: &'a Arc<Group>) -> Result<DraftMaker<'a>, Errno> {
         let effort = self.objects.reclaim_effort();
         let staging = self.staging.as_ref().ok_or_else(|| self.objects.needs_staging(node))?;
-        Ok(DraftMaker { engine: &self.objects.engine, effort, staging, group })
+        Ok(DraftMaker { engine: &self.objects.engine, effort, staging, group, mark: &self.mark })
     }
 
     /// Makes the draft of a new object.
@@ -166,14 +189,11 @@ impl Drafts {
 
     /// Notes a draft that is about to change, by the thread that has its turn.
     fn note(&self, content: &Arc<Content>, draft: &Draft) -> Result<(), Errno> {
-        let key = {
-            let tree = self.objects.tree.lock();
-            if tree.was_removed(draft.node) {
-                draft.lose_name();
-                return Ok(());
-            }
-            tree.path(draft.node)?
-        };
+        if self.objects.tree.lock().was_removed(draft.node) {
+            draft.lose_name();
+            return Ok(());
+        }
+        let key = self.objects.tree.lock().path(draft.node)?;
         self.objects.tree.lock().stage(draft.node)?;
         if let Err(errno) = draft.note(&key) {
             let removed = self.objects.tree.lock().unstage(self.objects.lists(), draft.node);
@@ -184,11 +204,47 @@ impl Drafts {
         Ok(())
     }
 
+    /// Has what was written stored: at once, or with write-back once it is durable on the staging
+    /// disk. May sleep for memory, the disk and the store.
+    ///
+    /// # Errors
+    /// As [`store`](Self::store).
+    pub(super) fn save(&self, content: &Arc<Content>, group: &Arc<Group>) -> Result<(), Errno> {
+        let Some(draft) = content.draft().filter(|draft| draft.is_unsaved()) else { return Ok(()) };
+        if self.writes_back && self.accept(draft)? { Ok(()) } else { self.store(content, group) }
+    }
+
+    /// Accepts a draft. Returns false if it has no name.
+    fn accept(&self, draft: &Draft) -> Result<bool, Errno> {
+        if draft.is_unaccepted() {
+            if !draft.accept()? {
+                return Ok(false);
+            }
+            self.store_later(draft, false);
+        }
+        Ok(true)
+    }
+
+    fn store_later(&self, draft: &Draft, has_failed: bool) {
+        let group = draft.group().unwrap_or_else(|| self.objects.engine.root());
+        self.uploader.add(draft.serial(), Arc::as_ptr(tenant(group)).addr(), has_failed);
+    }
+
+    /// Takes over what an earlier daemon accepted.
+    pub(super) fn adopt(&self, content: &Arc<Content>, draft: &Draft) {
+        self.unsaved.lock().insert(draft.serial(), Arc::clone(content));
+        self.store_later(draft, false);
+    }
+
     /// Stores what the store has not. May sleep for memory, the disk and the store.
     ///
     /// # Errors
     /// As told to the open files, too ([`Content::errors`]).
     pub(super) fn store(&self, content: &Arc<Content>, group: &Arc<Group>) -> Result<(), Errno> {
+        self.store_for(For::Caller, content, group)
+    }
+
+    fn store_for(&self, whom: For, content: &Arc<Content>, group: &Arc<Group>) -> Result<(), Errno> {
         let Some(draft) = content.draft().filter(|draft| draft.is_unsaved()) else { return Ok(()) };
         let _turn = self.turn(draft.node);
         if !draft.is_unsaved() {
@@ -206,7 +262,7 @@ impl Drafts {
             self.lose(content, draft, &content.place().key, &gone);
             return Err(Errno::IO);
         };
-        self.store_in_turn(content, draft, group, (&key, None))
+        self.store_as(whom, content, draft, group, (&key, None))
     }
 
     /// Stores a draft as `key`, by the thread that has its turn; in the place of the version that
@@ -217,11 +273,22 @@ impl Drafts {
         content: &Arc<Content>,
         draft: &Draft,
         group: &Arc<Group>,
+        to: (&str, Option<Expected>),
+    ) -> Result<(), Errno> {
+        self.store_as(For::Caller, content, draft, group, to)
+    }
+
+    fn store_as(
+        &self,
+        whom: For,
+        content: &Arc<Content>,
+        draft: &Draft,
+        group: &Arc<Group>,
         (key, expected): (&str, Option<Expected>),
     ) -> Result<(), Errno> {
         let Some(upload) = draft.begin_upload() else { return Ok(()) };
         let is_elsewhere = expected.is_some();
-        match self.upload(draft, group, &upload, (key, expected)) {
+        match self.upload(whom, draft, group, &upload, (key, expected)) {
             Err(UploadError::Changed(_)) if is_elsewhere => Err(Errno::EXIST),
             Ok(info) => {
                 // One whose end had no answer; else the next start ends it.
@@ -234,15 +301,29 @@ impl Drafts {
                 Err(Errno::IO)
             }
             Err(UploadError::Failed(errno)) => {
-                content.errors.record(errno.raw_os_error());
                 tracing::debug!(key, %errno, "a staged file is not in the store yet");
+                if whom == For::Caller && !self.keep(draft, key) {
+                    content.errors.record(errno.raw_os_error());
+                }
                 Err(errno)
             }
         }
     }
 
+    /// Keeps a draft of which a caller is told that it is not stored. Returns whether it is accepted:
+    /// then the open files need not be told.
+    fn keep(&self, draft: &Draft, key: &str) -> bool {
+        let kept = if self.writes_back { draft.accept() } else { draft.sync().map(|()| false) };
+        self.store_later(draft, true);
+        kept.unwrap_or_else(|errno| {
+            tracing::error!(key, %errno, path = %draft.path().display(), "a staged file may not be durable");
+            false
+        })
+    }
+
     fn upload(
         &self,
+        whom: For,
         draft: &Draft,
         group: &Arc<Group>,
         upload: &Upload,
@@ -251,14 +332,16 @@ impl Drafts {
         assert_no_locks_held("an upload");
         // Before the record says another key.
         self.end_noted_upload(draft).map_err(UploadError::Failed)?;
-        let len = draft.sync(key).map_err(UploadError::Failed)?;
-        let source = draft.source(key, len);
+        let len = draft.write_out().map_err(UploadError::Failed)?;
+        let source = DraftSource::new(draft, key, len).map_err(UploadError::Failed)?;
         let bucket = &self.objects.bucket;
         let bytes = bucket.upload_bytes(len);
-        let charged =
-            UploadRoom::of_process().take(self.objects.reclaim_effort(), &self.objects.engine, group, bytes);
+        let (effort, engine) = (self.objects.reclaim_effort(), &self.objects.engine);
+        // In the background another tenant's upload is next meanwhile.
+        let wait = if whom == For::Caller { WAIT } else { Duration::ZERO };
+        let charged = UploadRoom::of_process().take_within(wait, effort, engine, (group, bytes));
         let _charge = charged.map_err(UploadError::Failed)?;
-        let of_draft = self.marks_of(draft);
+        let of_draft = draft.mark();
         let mark = format!("{of_draft}{}", upload.nr_changes);
         let mut metadata = upload.labels.to_metadata();
         metadata.push((UPLOAD_MARK.to_owned(), mark.clone()));
@@ -278,8 +361,9 @@ impl Drafts {
             Err(error) => return Err(UploadError::Failed(self.objects.failures.report(&error))),
         };
         match there.mark() {
-            Some(found) if found == mark => Ok(there),
-            Some(found) if found.starts_with(&of_draft) => {
+            // After a crash it may have more changes than were accepted.
+            Some(found) if number_of(found, of_draft).is_some_and(|nr| nr >= upload.nr_changes) => Ok(there),
+            Some(found) if found.starts_with(of_draft) => {
                 draft.rebase(&there);
                 let again = bucket.upload(key, &source, &metadata, &Expected::Same(there));
                 again.map_err(|error| match error {
@@ -305,11 +389,6 @@ impl Drafts {
         Ok(())
     }
 
-    /// Returns what the marks of a draft's uploads begin with.
-    fn marks_of(&self, draft: &Draft) -> String {
-        self.marks(draft.serial())
-    }
-
     /// Returns what the marks of one file's uploads begin with.
     pub(super) fn marks(&self, serial: u64) -> String {
         format!("{}-{serial}-", self.mark)
@@ -320,7 +399,7 @@ impl Drafts {
     pub(super) fn has_own(&self, draft: &Draft, base: Option<&ObjectInfo>, key: &str) -> Result<bool, Errno> {
         match self.objects.bucket.head(key) {
             Ok(there) => {
-                let is_from_here = there.mark().is_some_and(|mark| mark.starts_with(&self.marks_of(draft)));
+                let is_from_here = there.mark().is_some_and(|mark| mark.starts_with(draft.mark()));
                 Ok(is_from_here || base.is_some_and(|base| base.is_same(&there)))
             }
             Err(BucketError::NotFound(_)) => Ok(false),
@@ -386,7 +465,9 @@ impl Drafts {
             let stored = self.store(&content, group);
             if let Err(errno) = stored {
                 let key = self.objects.tree.lock().path(draft.node).unwrap_or_default();
-                tracing::warn!(key, %errno, path = %draft.path().display(), "not in the store; kept");
+                let later =
+                    if draft.is_promised() { "; the next start stores it, if not this one" } else { "" };
+                tracing::warn!(key, %errno, path = %draft.path().display(), "not in the store; kept{later}");
             }
             result = result.and(stored);
         }
@@ -401,9 +482,6 @@ impl Drafts {
             let _turn = self.turn(draft.node);
             let key = self.objects.tree.lock().path(draft.node).unwrap_or_default();
             if draft.is_unsaved() || draft.is_noted() {
-                if let Err(errno) = draft.sync(&key) {
-                    tracing::error!(key, %errno, "what is kept of a staged file may be incomplete");
-                }
                 let gone = BucketError::Unavailable(format!("{key}: the volume was removed"));
                 self.lose(&content, draft, &key, &gone);
             }
@@ -415,7 +493,8 @@ impl Drafts {
         let mut staged = self.staging.as_ref().map_or_else(Vec::new, |staging| staging.lost());
         let unsaved: Vec<_> = self.unsaved.lock().values().take(nr_max).cloned().collect();
         for content in unsaved {
-            if let Some(draft) = content.draft().filter(|draft| draft.is_unsaved()) {
+            // One that is about to be lost is listed until it is in `lost/`.
+            if let Some(draft) = content.draft().filter(|draft| draft.is_unsaved() || draft.is_lost()) {
                 let key = self.objects.tree.lock().path(draft.node).unwrap_or_default();
                 let bytes = draft.file.len();
                 staged.push(StagedFile { key, path: draft.path(), bytes, is_lost: false });
@@ -428,6 +507,23 @@ impl Drafts {
     /// Returns the drafts that are not in the store.
     pub(super) fn unsaved(&self) -> Vec<Arc<Content>> {
         self.unsaved.lock().values().cloned().collect()
+    }
+}
+
+impl Uploads for Drafts {
+    fn upload(&self, serial: u64, must: bool) -> Outcome {
+        let Some(content) = self.unsaved.lock().get(&serial).cloned() else { return Outcome::Gone };
+        let Some(draft) = content.draft().filter(|draft| draft.is_unsaved()) else { return Outcome::Gone };
+        if !must && !draft.is_quiet() {
+            return Outcome::Busy;
+        }
+        let group = draft.group().unwrap_or_else(|| self.objects.engine.root());
+        match self.store_for(For::Background, &content, group) {
+            Ok(()) => Outcome::Stored,
+            Err(_) if draft.is_lost() => Outcome::Gone,
+            Err(Errno::NOMEM) => Outcome::NoRoom,
+            Err(_) => Outcome::Failed,
+        }
     }
 }
 
@@ -479,4 +575,9 @@ fn copy_to(
     }
     // An error that comes later would be taken for one of what is written from here on.
     Ok(rustix::fs::fdatasync(&fds.buffered)?)
+}
+
+/// Returns the number of changes that a mark tells, if it is of these.
+fn number_of(mark: &str, of_draft: &str) -> Option<u64> {
+    mark.strip_prefix(of_draft)?.parse().ok()
 }

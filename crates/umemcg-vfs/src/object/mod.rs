@@ -16,13 +16,17 @@
 //! and `streaming` is how a volume comes to them. `create`, `names` and `rename` change names.
 
 mod absent_names;
+mod alone;
 mod bucket;
 mod config;
 mod content;
 mod create;
 mod directory_labels;
 mod draft;
+mod draft_maker;
+mod draft_progress;
 mod draft_record;
+mod draft_source;
 mod drafts;
 mod failure_log;
 mod file_attributes;
@@ -38,6 +42,7 @@ mod part_bytes;
 mod parts_under_way;
 mod relabeling;
 mod rename;
+mod replay;
 mod shown_attributes;
 mod staged_file;
 mod staging;
@@ -49,6 +54,7 @@ mod streams;
 mod tree;
 mod turns;
 mod upload_room;
+mod uploader;
 mod xattrs;
 
 use std::ffi::{OsStr, OsString};
@@ -116,16 +122,19 @@ impl ObjectVolume {
         let failed = |error| VolumeError::Bucket { url: config.bucket.url().to_owned(), error };
         config.bucket.list("", None, 1).map_err(failed)?;
         let store_id = next_store_id();
-        let staging = config.staging.as_ref().map(|StagingConfig { dir, max_bytes }| {
-            Ok((Staging::open(dir, *max_bytes, store_id, &config.bucket)?, *max_bytes))
+        let staging = config.staging.as_ref().map(|staging| {
+            Ok((Staging::open(&staging.dir, staging.max_bytes, store_id, &config.bucket)?, staging))
         });
         let staging = staging.transpose()?;
         let objects = Arc::new(Objects::new(engine, config, (store_id, node_base)));
         let drafts = match staging {
-            Some((staging, max)) => Some(Arc::new(Drafts::new(&objects, Some(staging), max))),
-            None if config.streams => Some(Arc::new(Drafts::new(&objects, None, 0))),
+            Some(staging) => Some(Drafts::new(&objects, Some(staging))),
+            None if config.streams => Some(Drafts::new(&objects, None)),
             None => None,
         };
+        if let Some(drafts) = &drafts {
+            replay::adopt_all(drafts, &config.bucket)?;
+        }
         let streams = drafts.as_ref().filter(|drafts| drafts.staging.is_none());
         let streams = streams.map(|drafts| Arc::new(Streams::new(drafts)));
         Ok(Arc::new(Self { objects, drafts, streams }))
@@ -148,6 +157,14 @@ impl ObjectVolume {
     /// tests.
     pub fn waits_for_turn(&self) -> bool {
         self.drafts.as_ref().is_some_and(|drafts| drafts.nr_waiting() > 0)
+    }
+
+    /// Begins no more uploads in the background, and waits for those under way: from then on the
+    /// volume is as one whose daemon was killed. For tests.
+    pub fn stop_uploads(&self) {
+        if let Some(drafts) = &self.drafts {
+            drafts.uploader.stop();
+        }
     }
 
     fn open_file(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<OpenFile, VfsError> {

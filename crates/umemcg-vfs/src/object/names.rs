@@ -36,6 +36,8 @@ impl ObjectVolume {
         {
             self.objects.bucket.delete(&key).map_err(|error| self.objects.failures.report(&error))?;
         }
+        // It must not come back with the next start.
+        draft.map_or(Ok(()), |draft| draft.renounce())?;
         self.remove_name(node, (parent, name));
         if let Some(draft) = draft {
             drafts.lose_name(draft);

@@ -153,7 +153,7 @@ impl OpenFile {
     /// Stores what the store has not, and reports what could not be stored, once.
     fn store(&self) -> Result<(), VfsError> {
         let stored = match &self.drafts {
-            Some(drafts) => drafts.store(&self.content, &self.group),
+            Some(drafts) => drafts.save(&self.content, &self.group),
             None => Ok(()),
         };
         let checked = self.content.errors.check_and_advance(&self.errors);
@@ -267,7 +267,7 @@ impl VolumeFile for OpenFile {
         if has_news
             && wants_to_write(self.flags)
             && let Some(drafts) = &self.drafts
-            && let Err(errno) = drafts.store(&self.content, &self.group)
+            && let Err(errno) = drafts.save(&self.content, &self.group)
         {
             tracing::warn!(%errno, node = self.node.0, "a file that was closed is not in the store yet");
         }

@@ -96,6 +96,10 @@ impl Renaming<'_> {
                 let key = &*key;
                 is_ours = Box::new(move || Ok(may_have_old && drafts.has_own(draft, base.as_ref(), key)?));
                 self.rename_in_tree(node, None);
+                // What was written meanwhile.
+                if draft.is_noted() {
+                    draft.follow(new_key)?;
+                }
             }
             _ => {
                 let Facts::Object(info) = &facts else { return Err(Errno::STALE.into()) };
@@ -226,6 +230,7 @@ impl Renaming<'_> {
         }
         self.rename_in_tree(node, None);
         self.move_known(node, &moved);
+        self.follow_below(&prefix)?;
         Ok(self.delete_copied(&prefix, &keys)?)
     }
 
@@ -251,6 +256,18 @@ impl Renaming<'_> {
             if let Some(key) = key.ok().filter(|key| key.starts_with(prefix)) {
                 drafts.store_in_turn(&content, draft, self.group, (&key, None))?;
             }
+        }
+        Ok(())
+    }
+
+    /// Has the records of what was written meanwhile say the new names.
+    fn follow_below(&self, prefix: &str) -> Result<(), Errno> {
+        for content in self.volume.drafts()?.unsaved() {
+            let Some(draft) = content.draft().filter(|draft| draft.key().starts_with(prefix)) else {
+                continue;
+            };
+            let key = self.volume.objects.tree.lock().path(draft.node);
+            key.map_or(Ok(()), |key| draft.follow(&key))?;
         }
         Ok(())
     }

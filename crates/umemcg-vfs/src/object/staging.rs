@@ -7,9 +7,10 @@
 //!     lost/         drafts that did not reach the store, with their records
 //! ```
 //!
-//! Nothing is deleted here that is not in the store, unless its name was removed. What a daemon
-//! finds of one that ended early is moved to `lost/`, and is listed with the volume. A record
-//! without bytes is of an upload in parts that could not be ended yet; the next start does it.
+//! Nothing is deleted here that is not in the store, unless its name was removed. Of what a daemon
+//! finds of one that ended early, the accepted is stored (`replay`); the rest is moved to `lost/`,
+//! and is listed with the volume. A record without bytes is of an upload in parts that could not be
+//! ended yet; the next start does it.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
@@ -25,12 +26,12 @@ use umemcg::files::StoreId;
 use umemcg_base::LeafMutex;
 
 use super::bucket::Bucket;
-use super::draft_record::DraftRecord;
+use super::draft_record::{DraftRecord, DraftState};
 use super::staged_file::StagedFile;
 use super::staging_room::StagingRoom;
 use crate::error::VolumeError;
 use crate::host::directory::HostDirectory;
-use crate::volume_config::{Resolve, VolumeConfig};
+use crate::volume_config::{IoMode, Resolve, VolumeConfig};
 
 /// Drafts in `lost/` that are listed, at most.
 const NR_LISTED_MAX: usize = 1000;
@@ -50,11 +51,13 @@ pub(super) struct Staging {
     /// (A) The next number. Relaxed: only uniqueness matters.
     next: AtomicU64,
     lost: LeafMutex<Vec<StagedFile>>,
+    /// What an earlier daemon accepted, by number, until it is taken.
+    accepted: LeafMutex<Vec<(u64, DraftRecord)>>,
 }
 
 impl Staging {
-    /// Opens the subdirectory of a volume, and sets aside what an earlier daemon left there. Ends
-    /// uploads that it had begun.
+    /// Opens the subdirectory of a volume, and sets aside what an earlier daemon left there, but for
+    /// what it accepted. Ends uploads that it had begun.
     ///
     /// # Errors
     /// [`VolumeError::Staging`], and [`VolumeError::InUse`] if another daemon has it.
@@ -76,12 +79,16 @@ impl Staging {
                 _ => {}
             }
         }
-        let config = VolumeConfig { resolve: Resolve::Names, ..VolumeConfig::new(&dir) };
+        // Uploads read what was written a moment before: the kernel is not to drop it by itself.
+        let io_mode = IoMode::DropBehind;
+        let config = VolumeConfig { resolve: Resolve::Names, io_mode, ..VolumeConfig::new(&dir) };
         let host_dir = HostDirectory::open_as(store_id, &config)?;
         try_to_write(&dir).map_err(failed)?;
         let found = Found::look(&dir).map_err(failed)?;
+        let mut accepted = Vec::new();
         for &serial in &found.serials {
-            set_aside(&dir, serial, bucket).map_err(failed)?;
+            let found = set_aside(&dir, serial, bucket).map_err(failed)?;
+            accepted.extend(found.map(|record| (serial, record)));
         }
         let (lost, lost_bytes) = list_lost(&dir).map_err(failed)?;
         if !lost.is_empty() {
@@ -95,8 +102,14 @@ impl Staging {
             room: StagingRoom::new(max_bytes, lost_bytes),
             next: AtomicU64::new(found.last + 1),
             lost: LeafMutex::new(lost),
+            accepted: LeafMutex::new(accepted),
             dir,
         }))
+    }
+
+    /// Returns that something else failed there while the volume was opened.
+    pub(super) fn failure(&self, bucket: &Arc<dyn Bucket>, errno: Errno) -> VolumeError {
+        VolumeError::Staging { url: bucket.url().to_owned(), dir: self.dir.clone(), errno }
     }
 
     /// Creates the file of a draft, after its record: bytes without one would be kept at the next
@@ -108,6 +121,17 @@ impl Staging {
         let mode = Mode::RUSR | Mode::WUSR;
         let created = rustix::fs::openat(&*self.host_dir.root, serial.to_string(), flags, mode);
         Ok((serial, created.inspect_err(|_| self.remove_record(serial))?))
+    }
+
+    /// Opens the file of a draft that an earlier daemon accepted.
+    pub(super) fn reopen(&self, serial: u64) -> io::Result<OwnedFd> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        Ok(rustix::fs::openat(&*self.host_dir.root, serial.to_string(), flags, Mode::empty())?)
+    }
+
+    /// Takes what an earlier daemon accepted, the newest last.
+    pub(super) fn take_accepted(&self) -> Vec<(u64, DraftRecord)> {
+        std::mem::take(&mut self.accepted.lock())
     }
 
     /// Replaces the record of a draft, `durably` if it has to be there after a power cut.
@@ -193,26 +217,36 @@ fn serials_in(dir: &Path) -> io::Result<Vec<u64>> {
 }
 
 /// Ends an upload that a draft had begun, deletes the draft if it is in the store, and moves any
-/// other to `lost/`. The record stays if the upload cannot be ended yet.
-fn set_aside(dir: &Path, serial: u64, bucket: &Arc<dyn Bucket>) -> io::Result<()> {
+/// other to `lost/`, but for an accepted one, whose record is returned. The record stays if the
+/// upload cannot be ended yet.
+fn set_aside(dir: &Path, serial: u64, bucket: &Arc<dyn Bucket>) -> io::Result<Option<DraftRecord>> {
     let _ = fs::remove_file(dir.join(format!("{serial}.new")));
-    let record = read_record(&record_path(dir, serial));
+    let mut record = read_record(&record_path(dir, serial));
     let bytes = dir.join(serial.to_string());
     let mut has_upload = false;
-    if let Some(DraftRecord { key, upload: Some(upload), .. }) = &record
-        && let Err(error) = bucket.abort_upload(key, upload)
+    if let Some(DraftRecord { upload, .. }) = &mut record
+        && let Some((key, id)) = upload
     {
-        tracing::warn!(%error, key, upload, "cannot end an upload that was begun before; the next start tries again");
-        has_upload = true;
+        match bucket.abort_upload(key, id) {
+            Ok(()) => *upload = None,
+            Err(error) => {
+                tracing::warn!(%error, key, upload = id, "cannot end an upload that was begun before; it is tried again");
+                has_upload = true;
+            }
+        }
     }
-    if record.as_ref().is_none_or(|record| !record.is_stored) && bytes.exists() {
-        return move_to_lost(dir, serial, has_upload).map(drop);
+    if bytes.exists() {
+        match record {
+            Some(record) if matches!(record.state, DraftState::Accepted(_)) => return Ok(Some(record)),
+            Some(DraftRecord { state: DraftState::Stored, .. }) => {}
+            _ => return move_to_lost(dir, serial, has_upload).map(|_| None),
+        }
     }
     remove(&bytes);
     if !has_upload {
         remove(&record_path(dir, serial));
     }
-    Ok(())
+    Ok(None)
 }
 
 fn remove(path: &Path) {
@@ -223,7 +257,7 @@ fn remove(path: &Path) {
     }
 }
 
-/// Moves a draft. Its record stays, too, if it `has_upload` that is to be ended.
+/// Moves a draft, durably. Its record stays, too, if it `has_upload` that is to be ended.
 fn move_to_lost(dir: &Path, serial: u64, has_upload: bool) -> io::Result<PathBuf> {
     let lost = dir.join(LOST);
     let path = lost.join(serial.to_string());
@@ -233,6 +267,13 @@ fn move_to_lost(dir: &Path, serial: u64, has_upload: bool) -> io::Result<PathBuf
     match moving {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => fs::rename(dir.join(serial.to_string()), &path)?,
+    }
+    // Of what was not accepted, nothing need have been durable before.
+    for kept in [&path, &moved] {
+        match File::open(kept) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            kept => kept?.sync_all()?,
+        }
     }
     for changed in [&*lost, dir] {
         File::open(changed)?.sync_all()?;

@@ -14,8 +14,8 @@ use umemcg_base::{Condvar, LeafMutex};
 use crate::allowance::{Allowance, AllowanceClaim, ReclaimEffort};
 use crate::slab::Slab;
 
-/// How long an upload waits for room.
-const WAIT: Duration = Duration::from_secs(60);
+/// How long an upload waits for room that a caller waits for.
+pub(super) const WAIT: Duration = Duration::from_secs(60);
 
 /// How long it waits at once: room also comes otherwise, of which it is not told.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -67,7 +67,18 @@ impl UploadRoom {
         group: &Arc<Group>,
         bytes: u64,
     ) -> Result<UploadCharge, Errno> {
-        let deadline = Instant::now() + WAIT;
+        self.take_within(WAIT, effort, engine, (group, bytes))
+    }
+
+    /// As [`take`](Self::take), and waits no longer than this beside reclaim.
+    pub(super) fn take_within(
+        &'static self,
+        wait: Duration,
+        effort: ReclaimEffort,
+        engine: &Engine,
+        (group, bytes): (&Arc<Group>, u64),
+    ) -> Result<UploadCharge, Errno> {
+        let deadline = Instant::now() + wait;
         loop {
             let nr_seen = *self.nr_ended.lock();
             let errno = match self.beyond.charge(effort, engine, group, bytes) {

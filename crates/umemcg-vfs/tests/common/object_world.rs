@@ -24,8 +24,11 @@ pub struct World {
     pub engine: Arc<Engine>,
     pub me: Caller,
     pub staging: Arc<tempfile::TempDir>,
-    pub max_bytes: u64,
+    pub config: StagingConfig,
 }
+
+/// A pause after which no test waits for an upload to be tried again.
+pub const NEVER: Duration = Duration::from_secs(1 << 20);
 
 pub fn errno<T>(result: Result<T, VfsError>) -> Option<Errno> {
     result.err().map(|error| error.errno())
@@ -67,29 +70,52 @@ impl World {
         pool_bytes: u64,
         max_bytes: u64,
     ) -> Self {
+        let config = staging_config(staging.path(), max_bytes);
+        Self::as_configured(bucket, staging, pool_bytes, config)
+    }
+
+    /// Creates one whose closes do not wait for the store.
+    pub fn writing_back() -> Self {
+        Self::writing_back_with(64 << 20)
+    }
+
+    /// As [`writing_back`](Self::writing_back), with a pool of this size.
+    pub fn writing_back_with(pool_bytes: u64) -> Self {
+        let staging = Arc::new(tempfile::tempdir().unwrap());
+        let config = StagingConfig { writes_back: true, ..staging_config(staging.path(), 64 << 20) };
+        Self::as_configured(Arc::default(), staging, pool_bytes, config)
+    }
+
+    pub fn as_configured(
+        bucket: Arc<MemoryBucket>,
+        staging: Arc<tempfile::TempDir>,
+        pool_bytes: u64,
+        config: StagingConfig,
+    ) -> Self {
         let engine = Engine::new(EngineConfig::new(pool_bytes)).unwrap();
         let group = engine.create_group(engine.root(), OsStr::new("g")).unwrap();
-        Self::of((engine, group), bucket, staging, max_bytes)
+        Self::of((engine, group), bucket, staging, config)
     }
 
     fn of(
         (engine, group): (Arc<Engine>, Arc<Group>),
         bucket: Arc<MemoryBucket>,
         staging: Arc<tempfile::TempDir>,
-        max_bytes: u64,
+        config: StagingConfig,
     ) -> Self {
-        let volume = open(&engine, &config(&bucket, staging.path(), max_bytes));
+        let config = StagingConfig { dir: staging.path().to_owned(), ..config };
+        let volume = open(&engine, &config_with(&bucket, config.clone()));
         let me = Caller { uid: 0, gid: 0, supplementary_gid: None, group, umask: 0, thread: 1 };
-        Self { volume, bucket, engine, me, staging, max_bytes }
+        Self { volume, bucket, engine, me, staging, config }
     }
 
     /// Ends the volume without a word, and opens it again.
     pub fn restart(self) -> Self {
-        let Self { volume, bucket, engine, me, staging, max_bytes } = self;
+        let Self { volume, bucket, engine, me, staging, config } = self;
         drop(volume);
         // The directory is locked until the flusher has written the last byte to it.
         engine.sync_all(Duration::from_secs(60));
-        Self::of((engine, me.group), bucket, staging, max_bytes)
+        Self::of((engine, me.group), bucket, staging, config)
     }
 
     /// Returns the same volume for another thread.
@@ -97,23 +123,30 @@ impl World {
         let (volume, bucket, engine) =
             (Arc::clone(&self.volume), Arc::clone(&self.bucket), Arc::clone(&self.engine));
         let (me, staging) = (Caller { thread, ..self.me.clone() }, Arc::clone(&self.staging));
-        Self { volume, bucket, engine, me, staging, max_bytes: self.max_bytes }
+        Self { volume, bucket, engine, me, staging, config: self.config.clone() }
     }
 
     /// Leaves the volume as a killed daemon would, and opens one on a copy of the staging
     /// directory: the lock goes with a process only.
     pub fn restart_elsewhere(self) -> Self {
-        let Self { volume, bucket, engine, me, staging, max_bytes } = self;
-        let below = std::fs::read_dir(staging.path()).unwrap().next().unwrap().unwrap().path();
+        self.volume.stop_uploads();
+        let copy = self.copy_staging();
+        let Self { volume, bucket, engine, me, config, .. } = self;
+        let pool_bytes = engine.arena().nr_frames() as u64 * 4096;
+        std::mem::forget((volume, me));
+        Self::as_configured(bucket, copy, pool_bytes, config)
+    }
+
+    /// Returns a copy of the staging directory.
+    pub fn copy_staging(&self) -> Arc<tempfile::TempDir> {
+        let below = std::fs::read_dir(self.staging.path()).unwrap().next().unwrap().unwrap().path();
         let copy = tempfile::tempdir().unwrap();
         let to = copy.path().join(below.file_name().unwrap());
         std::fs::create_dir_all(to.join("lost")).unwrap();
         for entry in std::fs::read_dir(&below).unwrap().map(Result::unwrap).filter(|e| e.path().is_file()) {
             std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
         }
-        let pool_bytes = engine.arena().nr_frames() as u64 * 4096;
-        std::mem::forget((volume, me));
-        Self::on(bucket, Arc::new(copy), pool_bytes, max_bytes)
+        Arc::new(copy)
     }
 
     pub fn group(&self) -> &Arc<Group> {
@@ -301,6 +334,16 @@ impl World {
         }
     }
 
+    /// Waits until the bucket has an object with these bytes.
+    pub fn wait_until_stored(&self, key: &str, bytes: &[u8]) {
+        wait_for(key, || self.stored(key).as_deref() == Some(bytes));
+    }
+
+    /// Waits until nothing is staged but what is lost.
+    pub fn wait_until_all_stored(&self) {
+        wait_for("all is stored", || self.staged().iter().all(|staged| staged.is_lost));
+    }
+
     /// Returns the bytes of an object in the bucket.
     pub fn stored(&self, key: &str) -> Option<Vec<u8>> {
         self.bucket.object(key).map(|(bytes, _)| bytes)
@@ -330,14 +373,32 @@ fn open(engine: &Arc<Engine>, config: &ObjectConfig) -> Arc<ObjectVolume> {
 }
 
 pub fn config(bucket: &Arc<MemoryBucket>, staging: &Path, max_bytes: u64) -> ObjectConfig {
+    config_with(bucket, staging_config(staging, max_bytes))
+}
+
+/// Without write-back, and what fails is not tried again in the background.
+fn staging_config(dir: &Path, max_bytes: u64) -> StagingConfig {
+    StagingConfig { retry_pause: NEVER, ..StagingConfig::new(dir.to_owned(), max_bytes) }
+}
+
+fn config_with(bucket: &Arc<MemoryBucket>, staging: StagingConfig) -> ObjectConfig {
     ObjectConfig {
         bucket: Arc::clone(bucket) as _,
         freshness: Freshness::CloseToOpen,
         stores_attributes: true,
         uid: 7,
         gid: 8,
-        staging: Some(StagingConfig { dir: staging.to_owned(), max_bytes }),
+        staging: Some(staging),
         streams: false,
+    }
+}
+
+/// Waits for a condition.
+pub fn wait_for(what: &str, is_so: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < until, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -30,8 +30,11 @@ pub enum End {
 }
 
 impl End {
-    pub fn any(dice: &mut Dice) -> Self {
-        dice.of_these(&[Self::Closed, Self::Left, Self::StoreDown, Self::Removed])
+    /// Returns any. A removal by force stores nothing, also of what was accepted.
+    pub fn any(dice: &mut Dice, writes_back: bool) -> Self {
+        let not_by_force = [Self::Closed, Self::Left, Self::StoreDown];
+        let all = [&not_by_force[..], &[Self::Removed]].concat();
+        dice.of_these(if writes_back { &not_by_force } else { &all })
     }
 
     /// Leaves the volume, checks what is there, and opens it again.
@@ -44,6 +47,8 @@ impl End {
                 private.iter_mut().for_each(Private::close_all);
                 sharers.iter_mut().for_each(Sharer::close_all);
                 together.volume().syncfs().unwrap();
+                // What tries again in the background has a draft until it ends.
+                together.volume().stop_uploads();
                 private.iter_mut().for_each(Private::check_stored);
                 let staged = together.view(0).staged();
                 assert!(staged.iter().all(|staged| staged.is_lost), "{staged:?}");
@@ -63,6 +68,7 @@ impl End {
         together.unmount();
         end_faults(together);
         together.mount();
+        together.wait_until_all_stored();
         let is_kept = matches!(self, Self::StoreDown | Self::Removed);
         private.iter_mut().for_each(|user| user.adopt_stored(is_kept));
         sharers.iter().for_each(Sharer::check_stored);

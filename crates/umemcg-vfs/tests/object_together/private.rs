@@ -143,6 +143,18 @@ impl Private {
         }
     }
 
+    /// Notes an attempt to save a file: where closes do not wait for the store, it need not be there.
+    fn saved(&mut self, file: usize, result: &Result<(), VfsError>) {
+        match result {
+            Ok(()) if self.together.writes_back => {
+                if self.name_of(file).is_some() {
+                    self.files[file].acknowledge();
+                }
+            }
+            result => self.tried(file, result),
+        }
+    }
+
     /// Reads what a file has become after an operation that failed: each byte from before or from
     /// what was to be.
     fn adopt(&mut self, number: usize, wanted: Vec<u8>) {
@@ -223,7 +235,7 @@ impl Private {
         let result = if self.dice.one_in(2) { file.flush() } else { file.fsync(false) };
         let is_read_only = !file.is_writable();
         if !is_read_only {
-            self.tried(number, &result);
+            self.saved(number, &result);
         }
         if self.dice.one_in(4) {
             file.closed();
@@ -242,7 +254,7 @@ impl Private {
             Ok(attr) => {
                 assert_eq!(attr.size, size, "{name}");
                 self.files[number].change(wanted);
-                self.tried(number, &Ok(()));
+                self.saved(number, &Ok(()));
             }
             Err(error) => {
                 assert!(is_excused(error.errno()), "{name}: {error:?}");
@@ -475,7 +487,7 @@ impl Private {
             let flushed = self.insist("a flush", |_| file.flush());
             if let Some(name) = self.name_of(number).filter(|_| file.is_writable()) {
                 assert_eq!(flushed, Ok(()), "{name}");
-                self.tried(number, &Ok(()));
+                self.saved(number, &Ok(()));
             }
         }
     }

@@ -17,7 +17,7 @@ use umemcg_vfs::{
 };
 
 use crate::bucket::FaultyBucket;
-use crate::common::object_world::World;
+use crate::common::object_world::{World, wait_for};
 use crate::dice::Dice;
 use crate::lock;
 
@@ -90,6 +90,8 @@ pub struct Together {
     pub bucket: Arc<FaultyBucket>,
     pub staging: Arc<tempfile::TempDir>,
     pub max_bytes: u64,
+    /// Closes do not wait for the store.
+    pub writes_back: bool,
     pub groups: Mutex<Vec<Arc<Group>>>,
     /// None while it is closed.
     pub volume: Mutex<Option<Arc<ObjectVolume>>>,
@@ -125,6 +127,7 @@ impl Together {
             bucket: FaultyBucket::new(seed),
             staging: Arc::new(tempfile::tempdir().unwrap()),
             max_bytes: [64 << 20, 64 << 20, 4 << 20][dice.below(3) as usize],
+            writes_back: dice.one_in(3),
             groups: Mutex::new(groups),
             volume: Mutex::default(),
             kernel: Mutex::default(),
@@ -167,7 +170,15 @@ impl Together {
             engine: Arc::clone(&self.engine),
             me: Caller { uid: 0, gid: 0, supplementary_gid: None, group, umask: 0, thread },
             staging: Arc::clone(&self.staging),
-            max_bytes: self.max_bytes,
+            config: self.staging_config(),
+        }
+    }
+
+    fn staging_config(&self) -> StagingConfig {
+        StagingConfig {
+            writes_back: self.writes_back,
+            retry_pause: Duration::from_millis(if self.writes_back { 20 } else { 200 }),
+            ..StagingConfig::new(self.staging.path().into(), self.max_bytes)
         }
     }
 
@@ -187,7 +198,7 @@ impl Together {
             stores_attributes: true,
             uid: 7,
             gid: 8,
-            staging: Some(StagingConfig { dir: self.staging.path().into(), max_bytes: self.max_bytes }),
+            staging: Some(self.staging_config()),
             streams: false,
         };
         let until = Instant::now() + PATIENCE;
@@ -205,6 +216,11 @@ impl Together {
         *lock(&self.kernel) = kernel;
         *lock(&self.volume) = Some(volume);
         *lock(&self.lost_before) = self.lost_so_far();
+    }
+
+    /// Waits until all is stored that an earlier volume accepted.
+    pub fn wait_until_all_stored(&self) {
+        wait_for("accepted and not stored", || self.view(0).staged().iter().all(|staged| staged.is_lost));
     }
 
     /// Returns how many files are in `lost/`, and their bytes.

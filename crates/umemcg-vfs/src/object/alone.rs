@@ -1,0 +1,36 @@
+//! The right to be alone with something while the disk is waited for, which no lock is held over.
+
+use umemcg_base::{Condvar, LeafMutex, assert_no_locks_held};
+
+/// Gives the right to one thread at a time.
+#[derive(Debug, Default)]
+pub(super) struct Alone {
+    is_taken: LeafMutex<bool>,
+    given: Condvar,
+}
+
+/// Has the right; gives it back when dropped.
+#[derive(Debug)]
+#[must_use]
+pub(super) struct AloneGuard<'a>(&'a Alone);
+
+impl Alone {
+    /// Waits for the right. A thread that has it waits for nothing but a disk. No lock may be held.
+    pub(super) fn take(&self) -> AloneGuard<'_> {
+        assert_no_locks_held("a wait to be alone");
+        let mut is_taken = self.is_taken.lock();
+        while *is_taken {
+            self.given.wait(&mut is_taken);
+        }
+        *is_taken = true;
+        drop(is_taken);
+        AloneGuard(self)
+    }
+}
+
+impl Drop for AloneGuard<'_> {
+    fn drop(&mut self) {
+        *self.0.is_taken.lock() = false;
+        self.0.given.notify_one();
+    }
+}

@@ -1,0 +1,134 @@
+//! The making of a draft: of a new object, as a copy of one, or of what an earlier daemon accepted.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use umemcg::files::{BackingStore, File};
+use umemcg::{Engine, Group};
+
+use super::bucket::ObjectInfo;
+use super::draft::{Draft, errno_of};
+use super::draft_progress::Progress;
+use super::draft_record::{DraftRecord, Promise};
+use super::file_labels::FileLabels;
+use super::staging::Staging;
+use super::staging_room::RoomClaim;
+use crate::allowance::ReclaimEffort;
+use crate::attr::NodeId;
+use crate::error::VfsError;
+use crate::handle_charge::HandleCharge;
+use crate::host::descriptor_share::{DescriptorShare, Purpose};
+use crate::host::shown_times::Stamp;
+use crate::host::store::{HostStore, StoreFds};
+use crate::host::syscalls;
+
+/// The cost of a draft with the record in memory, its host file's descriptors and engine's file.
+const DRAFT_BYTES: u64 = 4096;
+
+/// What a draft is made with.
+pub(super) struct DraftMaker<'a> {
+    pub(super) engine: &'a Arc<Engine>,
+    pub(super) effort: ReclaimEffort,
+    pub(super) staging: &'a Arc<Staging>,
+    pub(super) group: &'a Arc<Group>,
+    /// What the marks of the volume's uploads begin with.
+    pub(super) mark: &'a str,
+}
+
+impl DraftMaker<'_> {
+    /// Makes a draft of `len` bytes, which `fill` writes to the host's file; `base` is the version
+    /// that it stands on, of `key`. May sleep for memory, for the disk, and as `fill` does.
+    ///
+    /// # Errors
+    /// `ENOSPC`, `ENOMEM`, `ENFILE`, the host's, those of `fill`.
+    pub(super) fn make(
+        &self,
+        node: NodeId,
+        (base, key): (Option<ObjectInfo>, &str),
+        (labels, len): (FileLabels, u64),
+        fill: impl FnOnce(&StoreFds) -> Result<(), VfsError>,
+    ) -> Result<Arc<Draft>, VfsError> {
+        let labels_bytes = labels.bytes() as u64;
+        let charge = HandleCharge::take(self.effort, self.engine, self.group, DRAFT_BYTES + labels_bytes)?;
+        let room = RoomClaim::take(&self.staging.room, self.group, len)?;
+        let share = self.share()?;
+        // Nothing is lost with it before its first change.
+        let record = DraftRecord { key: key.to_owned(), ..DraftRecord::default() };
+        let (serial, fd) = self.staging.create(&record).map_err(errno_of)?;
+        let (file, store) = self.open(fd, share, len, fill).inspect_err(|_| {
+            self.staging.remove_bytes(serial);
+            self.staging.remove_record(serial);
+        })?;
+        let progress = Progress::new(base, labels, key);
+        let mark = format!("{}-{serial}-", self.mark);
+        Ok(Draft::new(
+            (self.staging, self.group),
+            node,
+            (serial, mark),
+            (file, store),
+            (progress, room, charge),
+        ))
+    }
+
+    /// Makes the draft of one that a daemon accepted before. It may have changed after that; what
+    /// was added is left out. May sleep for memory and the disk.
+    ///
+    /// # Errors
+    /// `ENOMEM`, `ENFILE`, the host's.
+    pub(super) fn adopt(
+        &self,
+        node: NodeId,
+        (serial, record): (u64, &DraftRecord),
+        (promise, labels): (&Promise, FileLabels),
+    ) -> Result<Arc<Draft>, VfsError> {
+        let labels_bytes = labels.bytes() as u64;
+        let charge = HandleCharge::take(self.effort, self.engine, self.group, DRAFT_BYTES + labels_bytes)?;
+        let share = self.share()?;
+        let fd = self.staging.reopen(serial).map_err(errno_of)?;
+        let len = syscalls::stat_fd(&fd)?.attr.size.min(promise.len);
+        rustix::fs::ftruncate(&fd, len)?;
+        let room = RoomClaim::take_anyway(&self.staging.room, self.group, len);
+        let (file, store) = self.open(fd, share, len, |_| Ok(()))?;
+        let progress = Progress {
+            nr_changes: promise.nr_changes,
+            may_have_object: true,
+            accepted: (promise.nr_changes, promise.len),
+            has_promise: true,
+            is_noted: true,
+            noted_upload: record.upload.clone(),
+            ..Progress::new(record.base.clone(), labels, &record.key)
+        };
+        let mark = promise.mark.clone();
+        Ok(Draft::new(
+            (self.staging, self.group),
+            node,
+            (serial, mark),
+            (file, store),
+            (progress, room, charge),
+        ))
+    }
+
+    fn share(&self) -> Result<DescriptorShare, Errno> {
+        let store_id = self.staging.host_dir.store_id;
+        DescriptorShare::take(self.group, 1, Purpose::Open, Some(store_id))
+    }
+
+    /// Opens the engine's file above a host file.
+    fn open(
+        &self,
+        fd: OwnedFd,
+        share: DescriptorShare,
+        len: u64,
+        fill: impl FnOnce(&StoreFds) -> Result<(), VfsError>,
+    ) -> Result<(Arc<File>, Arc<HostStore>), VfsError> {
+        let stat = syscalls::stat_fd(&fd)?;
+        let store = Arc::new(HostStore::new(Arc::clone(&self.staging.host_dir), Stamp::of(&stat.attr)));
+        store.set_fd(fd, true, share);
+        if let Some(fds) = store.fds() {
+            fill(&fds)?;
+        }
+        let file = self.engine.open_file(Arc::clone(&store) as Arc<dyn BackingStore>, len);
+        Ok((file.map_err(errno_of)?, store))
+    }
+}
