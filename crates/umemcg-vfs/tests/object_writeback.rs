@@ -1,5 +1,5 @@
-//! Write-back: a close returns when a file is durable on the staging disk, and an uploader stores it
-//! later, if need be that of the next daemon. Above a bucket that the test plays.
+//! Write-back: a close returns when a file is durable on the staging disk, and an uploader stores
+//! it later, if need be that of the next daemon. Above a bucket that the test plays.
 
 mod common;
 
@@ -145,6 +145,26 @@ fn an_accepted_file_that_is_changed_keeps_its_other_bytes() {
     let is_either =
         |at: usize| stored[at] == bytes[at] || stored[at] == 255 && (50_000..50_100).contains(&at);
     assert!((0..bytes.len()).all(is_either));
+}
+
+#[test]
+fn a_staging_disk_that_fails_has_the_close_store() {
+    let w = idle();
+    let file = w.create("a").unwrap();
+    w.write(&file, 0, b"bytes").unwrap();
+    let below = std::fs::read_dir(w.staging.path()).unwrap().next().unwrap().unwrap().path();
+    std::fs::remove_dir_all(&below).unwrap();
+    file.flush().unwrap();
+    assert_eq!(w.stored("a").unwrap(), b"bytes");
+    // Without the store, too, it is told.
+    w.write(&file, 0, b"B").unwrap_err();
+    std::fs::create_dir_all(below.join("lost")).unwrap();
+    w.write(&file, 0, b"B").unwrap();
+    std::fs::remove_dir_all(&below).unwrap();
+    w.bucket.fail_changes([refused()]);
+    assert_eq!(errno(file.flush()), Some(Errno::IO));
+    std::fs::create_dir_all(below.join("lost")).unwrap();
+    file.flush().unwrap();
 }
 
 #[test]

@@ -157,8 +157,8 @@ impl File {
         self.flush_range(0, PAGES_END, Durability::Range)
     }
 
-    /// Gives the store what is dirty, for a reader of the store: without having it confirm anything,
-    /// which background write-back does later.
+    /// Gives the store what is dirty, for a reader of the store: without having it confirm
+    /// anything, which background write-back does later.
     ///
     /// # Errors
     /// As [`write_back`](Self::write_back).

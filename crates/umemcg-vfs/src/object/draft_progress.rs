@@ -1,5 +1,5 @@
-//! How far a draft is: its changes, those that were accepted, those that the store has; and what its
-//! record has to say of that.
+//! How far a draft is: its changes, those that were accepted, those that the store has; and what
+//! its record has to say of that.
 
 use super::bucket::ObjectInfo;
 use super::draft_record::{DraftState, Promise};

@@ -55,7 +55,7 @@ pub(super) struct Drafts {
 /// What an upload is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum For {
-    /// A caller, who is told of a failure.
+    /// A caller, which is told of a failure.
     Caller,
     /// What was accepted, or what a caller was told of.
     Background,
@@ -211,7 +211,8 @@ impl Drafts {
     /// As [`store`](Self::store).
     pub(super) fn save(&self, content: &Arc<Content>, group: &Arc<Group>) -> Result<(), Errno> {
         let Some(draft) = content.draft().filter(|draft| draft.is_unsaved()) else { return Ok(()) };
-        if self.writes_back && self.accept(draft)? { Ok(()) } else { self.store(content, group) }
+        // A staging disk that fails leaves the store.
+        if self.writes_back && self.accept(draft) == Ok(true) { Ok(()) } else { self.store(content, group) }
     }
 
     /// Accepts a draft. Returns false if it has no name.
@@ -310,8 +311,8 @@ impl Drafts {
         }
     }
 
-    /// Keeps a draft of which a caller is told that it is not stored. Returns whether it is accepted:
-    /// then the open files need not be told.
+    /// Keeps a draft of which a caller is told that it is not stored. Returns whether it is
+    /// accepted: then the open files need not be told.
     fn keep(&self, draft: &Draft, key: &str) -> bool {
         let kept = if self.writes_back { draft.accept() } else { draft.sync().map(|()| false) };
         self.store_later(draft, true);
@@ -514,8 +515,13 @@ impl Uploads for Drafts {
     fn upload(&self, serial: u64, must: bool) -> Outcome {
         let Some(content) = self.unsaved.lock().get(&serial).cloned() else { return Outcome::Gone };
         let Some(draft) = content.draft().filter(|draft| draft.is_unsaved()) else { return Outcome::Gone };
-        if !must && !draft.is_quiet() {
-            return Outcome::Busy;
+        if !draft.is_quiet() {
+            match draft.is_promised() {
+                true if must => {}
+                true => return Outcome::Busy,
+                // The writer's next close stores it.
+                false => return Outcome::Gone,
+            }
         }
         let group = draft.group().unwrap_or_else(|| self.objects.engine.root());
         match self.store_for(For::Background, &content, group) {

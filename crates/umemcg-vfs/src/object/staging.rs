@@ -56,8 +56,8 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    /// Opens the subdirectory of a volume, and sets aside what an earlier daemon left there, but for
-    /// what it accepted. Ends uploads that it had begun.
+    /// Opens the subdirectory of a volume, and sets aside what an earlier daemon left there, but
+    /// for what it accepted. Ends uploads that it had begun.
     ///
     /// # Errors
     /// [`VolumeError::Staging`], and [`VolumeError::InUse`] if another daemon has it.

@@ -171,6 +171,8 @@ impl Uploader {
 impl Drop for Uploader {
     fn drop(&mut self) {
         POOL.state.lock().stop(self.volume);
+        // There may be nothing to wait for any more.
+        POOL.changed.notify_all();
     }
 }
 

@@ -143,7 +143,8 @@ impl Private {
         }
     }
 
-    /// Notes an attempt to save a file: where closes do not wait for the store, it need not be there.
+    /// Notes an attempt to save a file: where closes do not wait for the store, it need not be
+    /// there.
     fn saved(&mut self, file: usize, result: &Result<(), VfsError>) {
         match result {
             Ok(()) if self.together.writes_back => {
