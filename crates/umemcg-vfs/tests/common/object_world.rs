@@ -54,7 +54,8 @@ impl World {
         let config = ObjectConfig { staging: None, streams: true, ..config(&bucket, staging.path(), 0) };
         let volume = open(&engine, &config);
         let me = Caller { uid: 0, gid: 0, supplementary_gid: None, group, umask: 0, thread: 1 };
-        Self { volume, bucket, engine, me, staging, max_bytes: 0 }
+        let config = staging_config(staging.path(), 0);
+        Self { volume, bucket, engine, me, staging, config }
     }
 
     /// Returns the same volume for another tenant.
