@@ -1,5 +1,6 @@
 //! A request of the kernel that may put pages of a file into its page cache.
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -34,10 +35,17 @@ struct Terms {
     listed: Range<u64>,
 }
 
+/// Content whose bytes may be in another file when a request ends than when it began.
+pub(crate) trait ContentFiles: Send + Sync + fmt::Debug {
+    /// Returns the file that has the bytes, and the one that had them before, if there was one.
+    fn files(&self) -> (&Arc<File>, Option<&Arc<File>>);
+}
+
 /// What the pages are of.
 #[derive(Debug)]
-enum Subject {
+pub(crate) enum Subject {
     File(Arc<File>),
+    Content(Arc<dyn ContentFiles>),
     Directory(Arc<KernelListing>),
 }
 
@@ -66,13 +74,13 @@ impl KernelIo {
     /// Begins a request about `len` bytes from `offset` on.
     pub(crate) fn begin(
         pages: Arc<KernelPages>,
-        file: Arc<File>,
+        subject: Subject,
         (offset, len): (u64, u64),
         is_write: bool,
         payer: &Arc<Group>,
     ) -> Self {
         let number = pages.begin(&page_range(offset, len), is_write);
-        Self { pages, subject: Subject::File(file), offset, len, number, terms: Terms::of(payer) }
+        Self { pages, subject, offset, len, number, terms: Terms::of(payer) }
     }
 
     /// Begins a request that lists names from a position on. Returns the part of the listing that
@@ -148,6 +156,15 @@ impl KernelIo {
     pub fn drop_behind(&self) {
         self.terms.lock().drops_behind = true;
     }
+
+    /// Gives back the frames of a file that the kernel has a copy of. Returns the pages that the
+    /// kernel may keep: beyond the end it keeps nothing.
+    fn give_up(&self, file: &File) -> Range<u64> {
+        file.give_up_clean(self.offset, self.len);
+        let asked = page_range(self.offset, self.len);
+        let file_end = file.len().div_ceil(PAGE_SIZE_U64);
+        asked.start..asked.end.min(file_end.max(asked.start))
+    }
 }
 
 impl Drop for KernelIo {
@@ -157,12 +174,11 @@ impl Drop for KernelIo {
             (Arc::clone(&terms.payer), terms.prepaid.take(), terms.drops_behind, terms.listed.clone())
         };
         let kept = match &self.subject {
-            Subject::File(file) => {
-                file.give_up_clean(self.offset, self.len);
-                let asked = page_range(self.offset, self.len);
-                // Beyond the end the kernel keeps nothing.
-                let file_end = file.len().div_ceil(PAGE_SIZE_U64);
-                asked.start..asked.end.min(file_end.max(asked.start))
+            Subject::File(file) => self.give_up(file),
+            Subject::Content(content) => {
+                let (file, before) = content.files();
+                before.inspect(|before| drop(self.give_up(before)));
+                self.give_up(file)
             }
             Subject::Directory(_) => listed,
         };

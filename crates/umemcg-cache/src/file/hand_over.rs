@@ -22,9 +22,14 @@ impl File {
         self.is_kept_above.store(is_kept_above, Ordering::Relaxed);
     }
 
+    /// Returns whether another cache has the pages that are read and written here.
+    pub fn is_kept_above(&self) -> bool {
+        self.is_kept_above.load(Ordering::Relaxed)
+    }
+
     /// Frees pages that have become durable, if another cache has them.
     pub(super) fn give_up_durable(&self, pages: &[(u64, FrameId)]) {
-        if !self.is_kept_above.load(Ordering::Relaxed) {
+        if !self.is_kept_above() {
             return;
         }
         let last = self.len().saturating_sub(1) >> PAGE_SHIFT;

@@ -15,6 +15,7 @@
 //! their own, which is protected. A share whose file was opened meanwhile is protected, too, when
 //! reclaim comes to it: see [`second_chance`].
 
+mod bytes;
 mod changes;
 mod freed;
 mod ghosts;
@@ -22,6 +23,7 @@ mod holding;
 mod missing;
 mod second_chance;
 mod share;
+mod worth;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;

@@ -18,6 +18,7 @@ use super::failure_log::FailureLog;
 use super::file_attributes::FileAttributes;
 use crate::allowance::ReclaimEffort;
 use crate::error::VfsError;
+use crate::kernel_io::ContentFiles;
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
 
 /// Longest key for which the charge of a content has room, in bytes.
@@ -131,7 +132,14 @@ impl Content {
 
     /// Has a draft stand for it, by the thread that has the node's turn.
     pub(super) fn set_draft(&self, draft: Arc<Draft>) {
-        let _ = self.draft.set(draft);
+        let draft = self.draft.get_or_init(|| draft);
+        draft.file.set_kept_above(self.file.is_kept_above());
+    }
+
+    /// Says whether the kernel keeps what is read and written.
+    pub(super) fn set_kept_above(&self, is_kept_above: bool) {
+        self.file.set_kept_above(is_kept_above);
+        self.file().set_kept_above(is_kept_above);
     }
 
     /// Returns the object that it is the content of.
@@ -158,6 +166,16 @@ impl Content {
         let old = std::mem::replace(&mut *place, moved);
         drop(place);
         drop(old);
+    }
+}
+
+impl ContentFiles for Content {
+    fn files(&self) -> (&Arc<File>, Option<&Arc<File>>) {
+        match self.draft.get() {
+            // Of an object that is being made they are one.
+            Some(draft) => (&draft.file, Some(&self.file).filter(|file| !Arc::ptr_eq(file, &draft.file))),
+            None => (&self.file, None),
+        }
     }
 }
 

@@ -8,7 +8,7 @@
 //!
 //! `bucket` is the seam to the store. `objects` is what is known and how more is asked for, `tree`
 //! the names that are known, `listing` an open directory, `content` the cached bytes of an object
-//! in one version, `open_file` an object that is open.
+//! in one version, `kernel_copy` what the kernel keeps of them, `open_file` an object that is open.
 //!
 //! What is written goes to a `draft`, whose bytes are in the `staging` directory; `drafts` are
 //! those of a volume. Without that directory it can go to a `stream`, whose bytes are in memory
@@ -32,6 +32,7 @@ mod failure_log;
 mod file_attributes;
 mod file_labels;
 mod hidden_keys;
+mod kernel_copy;
 mod listing;
 mod name_shrinker;
 mod names;
@@ -70,6 +71,7 @@ use crate::caller::Caller;
 use crate::error::{VfsError, VolumeError};
 use crate::handle_charge::HandleCharge;
 use crate::kernel_cache::KernelCache;
+use crate::kernel_page_lists::KernelPageLists;
 use crate::name::NAME_MAX;
 use crate::volume::{Attributes, Lookup, Open, Volume, VolumeDir, VolumeFile, VolumeKind, next_store_id};
 pub use bucket::{
@@ -326,7 +328,22 @@ impl Volume for ObjectVolume {
         self.path_of(content.draft()?.node)
     }
     fn set_kernel(&self, kernel: Arc<dyn KernelCache>) {
-        let _ = self.objects.kernel.set(kernel);
+        let objects = &self.objects;
+        if kernel.keeps_pages() {
+            objects.kernel_page_lists.get_or_init(|| {
+                KernelPageLists::new(Arc::clone(&kernel), objects.store_id, objects.engine.reclaimer())
+            });
+        }
+        let _ = objects.kernel.set(kernel);
+    }
+    fn make_kernel_forget(&self, node: NodeId, offset: u64, len: u64) {
+        if let Some(kernel) = self.objects.kernel.get() {
+            kernel.attributes_changed(node);
+        }
+        let copy = self.objects.tree.lock().kernel_copy(node);
+        if let Some(copy) = copy {
+            copy.pages.drop_bytes(offset, len, || {});
+        }
     }
     fn syncfs(&self) -> Result<(), VfsError> {
         if let Some(streams) = &self.streams {

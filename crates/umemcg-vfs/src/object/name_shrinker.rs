@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use umemcg::internal::ListLru;
 use umemcg::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
 
-use super::node::NODE_BYTES;
+use super::node::{NODE_BYTES, Node};
 use super::objects::Objects;
 use super::tree::Leaving;
 use crate::attr::FileKind;
@@ -99,9 +99,8 @@ fn ask_for_names(objects: &Objects, lists: &NameLists, target: &ShrinkTarget<'_>
     let mut done = Scanned { scanned: nodes.len() as u64, ..Scanned::default() };
     let (mut idle, mut releasing_bytes) = (Vec::<IdleInode>::new(), 0);
     for node in nodes {
-        let content = objects.tree.lock().idle_content(node);
-        let Some(content) = content else { continue };
-        if content.is_some_and(|content| content.file().has_cached_pages()) {
+        let cached = objects.tree.lock().idle(node);
+        if cached.is_none_or(|cached| cached.has_pages()) {
             continue;
         }
         let leaving = objects.tree.lock().ask_to_leave(node, now_ms);
@@ -137,8 +136,8 @@ fn drop_kept(objects: &Objects, lists: &NameLists, target: &ShrinkTarget<'_>, nr
     let mut done = Scanned { scanned: nodes.len() as u64, ..Scanned::default() };
     for node in nodes {
         let (removed, bytes) = {
-            let content = objects.tree.lock().get(node).ok().and_then(|found| found.content.clone());
-            if content.is_some_and(|content| content.file().has_cached_pages()) {
+            let cached = objects.tree.lock().get(node).map(Node::cached);
+            if cached.is_ok_and(|cached| cached.has_own_pages()) {
                 continue;
             }
             let mut tree = objects.tree.lock();

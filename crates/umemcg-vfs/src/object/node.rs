@@ -9,6 +9,7 @@ use std::time::Instant;
 use super::bucket::ObjectInfo;
 use super::content::Content;
 use super::file_attributes::FileAttributes;
+use super::kernel_copy::KernelCopy;
 use super::stream::Stream;
 use crate::attr::{FileKind, NodeId};
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
@@ -102,10 +103,31 @@ pub(super) struct Node {
     pub(super) content: Option<Arc<Content>>,
     /// What is written in its place, if that is not in the store.
     pub(super) stream: Option<Arc<Stream>>,
+    /// What the kernel keeps of it, once it was opened.
+    pub(super) kernel_copy: Option<Arc<KernelCopy>>,
     /// Only the root has none.
     pub(super) charge: Option<NodeCharge>,
     pub(super) place: ListEntry,
     pub(super) children: HashMap<Arc<str>, NodeId>,
+}
+
+/// What may have pages of a node.
+#[derive(Debug)]
+pub(super) struct Cached {
+    content: Option<Arc<Content>>,
+    kernel_copy: Option<Arc<KernelCopy>>,
+}
+
+impl Cached {
+    /// Returns whether it has some. The tree must not be locked.
+    pub(super) fn has_pages(&self) -> bool {
+        self.kernel_copy.as_ref().is_some_and(|copy| copy.pages.has_any()) || self.has_own_pages()
+    }
+
+    /// Returns whether the daemon has some.
+    pub(super) fn has_own_pages(&self) -> bool {
+        self.content.as_ref().is_some_and(|content| content.file().has_cached_pages())
+    }
 }
 
 /// Returns the inode number of a name in a directory: the same whenever it is asked for.
@@ -132,6 +154,7 @@ impl Node {
             told,
             content: None,
             stream: None,
+            kernel_copy: None,
             charge: None,
             place: ListEntry::default(),
             children: HashMap::new(),
@@ -162,6 +185,11 @@ impl Node {
             Some(content) => Facts::Object(content.shown()),
             None => self.facts.clone(),
         }
+    }
+
+    /// Returns what may have pages of it.
+    pub(super) fn cached(&self) -> Cached {
+        Cached { content: self.content.clone(), kernel_copy: self.kernel_copy.clone() }
     }
 
     pub(super) fn is_referenced(&self) -> bool {

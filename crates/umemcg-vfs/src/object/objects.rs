@@ -16,7 +16,8 @@ use super::content::Content;
 use super::failure_log::FailureLog;
 use super::file_labels::FileLabels;
 use super::hidden_keys::HiddenKeys;
-use super::node::{Facts, KEY_BYTES_MAX, NodeCharge, Told};
+use super::kernel_copy::KernelCopy;
+use super::node::{Facts, KEY_BYTES_MAX, Node, NodeCharge, Told};
 use super::shown_attributes::ShownAttributes;
 use super::tree::{Removed, Tree};
 use crate::allowance::ReclaimEffort;
@@ -24,6 +25,7 @@ use crate::attr::{Attr, Entry, NodeId, Timestamp};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::kernel_cache::KernelCache;
+use crate::kernel_page_lists::KernelPageLists;
 use crate::name::NAME_MAX;
 use crate::name_lists::NameLists;
 
@@ -45,6 +47,8 @@ pub(super) struct Objects {
     pub(super) failures: Arc<FailureLog>,
     /// The kernel's cache of inodes, once it is set.
     pub(super) kernel: OnceLock<Arc<dyn KernelCache>>,
+    /// The pages that it keeps, if it keeps any.
+    pub(super) kernel_page_lists: OnceLock<Arc<KernelPageLists>>,
     pub(super) tree: RankedMutex<Tree>,
     /// (A) The next node id. Relaxed: only uniqueness matters.
     next_node: AtomicU64,
@@ -64,6 +68,7 @@ impl Objects {
             hidden: HiddenKeys::default(),
             failures: Arc::new(FailureLog::new()),
             kernel: OnceLock::new(),
+            kernel_page_lists: OnceLock::new(),
             tree: RankedMutex::new(Rank::ObjectOwner, Tree::new(Instant::now())),
             next_node: AtomicU64::new(base + FIRST_NODE),
             lists: OnceLock::new(),
@@ -467,13 +472,37 @@ impl Objects {
     pub(super) fn forget(&self, node: NodeId, nr_lookups: u64) {
         let Some(lists) = self.lists() else { return };
         let has_pages = self.has_pages(node);
-        let removed = self.tree.lock().forget(lists, node, nr_lookups, has_pages);
+        let copy = self.tree.lock().kernel_copy(node);
+        let copy = copy.map(|copy| (copy.pages.moment(), copy));
+        let (removed, is_looked_up) = {
+            let mut tree = self.tree.lock();
+            let removed = tree.forget(lists, node, nr_lookups, has_pages);
+            (removed, tree.is_looked_up(node))
+        };
+        if let Some((moment, copy)) = copy.filter(|_| !is_looked_up) {
+            // They went with the kernel's inode; what has come since came to another.
+            copy.pages.forget_before(moment);
+        }
         self.dispose(removed);
     }
 
+    /// Returns whether the daemon has pages of a node.
     fn has_pages(&self, node: NodeId) -> bool {
-        let content = self.tree.lock().get(node).ok().and_then(|found| found.content.clone());
-        content.is_some_and(|content| content.file().has_cached_pages())
+        let cached = self.tree.lock().get(node).map(Node::cached);
+        cached.is_ok_and(|cached| cached.has_own_pages())
+    }
+
+    /// Returns what the kernel keeps of a node that is pinned; `None` where it keeps no pages. No
+    /// lock may be held.
+    pub(super) fn kernel_copy(&self, node: NodeId, group: &Group) -> Option<Arc<KernelCopy>> {
+        let lists = self.kernel_page_lists.get()?;
+        let known = self.tree.lock().kernel_copy(node);
+        known.or_else(|| {
+            let fresh = KernelCopy::new(lists, node, group);
+            // Another open may have been faster; then this one is dropped without the lock.
+            let mut tree = self.tree.lock();
+            tree.kernel_copy_or(node, &fresh)
+        })
     }
 
     /// Releases the remains of names, with no lock held.

@@ -15,6 +15,7 @@ use super::draft::Draft;
 use super::drafts::Drafts;
 use super::file_attributes::FileAttributes;
 use super::file_labels::FileLabels;
+use super::kernel_copy::KernelCopy;
 use super::node::Facts;
 use super::objects::Objects;
 use super::relabeling::Relabeling;
@@ -22,6 +23,7 @@ use crate::attr::{Attr, NodeId, SetAttr};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
+use crate::kernel_io::{KernelCaching, KernelIo, Subject};
 use crate::volume::{VolumeFile, Whence};
 
 /// `O_DSYNC`, which `O_SYNC` includes.
@@ -37,6 +39,8 @@ pub(super) struct OpenFile {
     content: Arc<Content>,
     flags: OFlags,
     readahead: Readahead,
+    /// None where the kernel keeps no pages.
+    kernel_copy: Option<Arc<KernelCopy>>,
     errors: ErrorCursor,
     group: Arc<Group>,
     _charge: HandleCharge,
@@ -55,11 +59,14 @@ impl OpenFile {
         group: &Arc<Group>,
         charge: HandleCharge,
     ) -> Self {
+        let kernel_copy = objects.kernel_copy(node, group);
+        kernel_copy.iter().for_each(|copy| copy.opened());
         Self {
             node,
             ino: objects.ino(node),
             flags,
             readahead: Readahead::of_remote(),
+            kernel_copy,
             errors: content.errors.sample(),
             content,
             group: Arc::clone(group),
@@ -115,22 +122,25 @@ impl OpenFile {
             return Err(Errno::IO.into());
         }
         draft.set_len(&changing, len)?;
+        if let Some(copy) = &self.kernel_copy {
+            copy.pages.was_cut(len);
+        }
         changing.touch(false);
         Ok(())
     }
 
-    /// Writes at an offset, or at the end.
+    /// Writes at an offset, or at the end. Returns where, and how much.
     fn write_to(
         &self,
         offset: Option<u64>,
         group: &Arc<Group>,
         (data, kill_set_id): (&[u8], bool),
-    ) -> Result<usize, VfsError> {
+    ) -> Result<(u64, usize), VfsError> {
         if !self.is_writable() {
             return Err(Errno::BADF.into());
         }
         if data.is_empty() {
-            return Ok(0);
+            return Ok((offset.unwrap_or(0), 0));
         }
         let (drafts, draft) = self.draft(group, u64::MAX)?;
         let written = {
@@ -138,8 +148,8 @@ impl OpenFile {
             let end = offset.unwrap_or_else(|| draft.file.len()).checked_add(data.len() as u64);
             draft.room.grow(end.ok_or(Errno::FBIG)?)?;
             let written = match offset {
-                None => draft.file.append(group, data)?.1,
-                Some(offset) => draft.file.write(group, offset, data)?,
+                None => draft.file.append(group, data)?,
+                Some(offset) => (offset, draft.file.write(group, offset, data)?),
             };
             changing.touch(kill_set_id);
             written
@@ -193,6 +203,7 @@ impl Drop for OpenFile {
     /// On any thread, also on one that must not wait for a store: what is not stored stays on the
     /// volume's list.
     fn drop(&mut self) {
+        self.kernel_copy.iter().for_each(|copy| copy.closed());
         self.objects.unpin(self.node);
     }
 }
@@ -240,13 +251,18 @@ impl VolumeFile for OpenFile {
     }
 
     fn write(&self, group: &Arc<Group>, offset: u64, data: &[u8], kill: bool) -> Result<usize, VfsError> {
-        self.write_to((!self.is_append()).then_some(offset), group, (data, kill))
+        let (at, written) = self.write_to((!self.is_append()).then_some(offset), group, (data, kill))?;
+        if at != offset {
+            // The kernel took another place for the end.
+            self.drop_kernel_pages(offset, written as u64, Box::new(|| {}));
+        }
+        Ok(written)
     }
 
     fn write_mapped(&self, group: &Arc<Group>, offset: u64, data: &[u8]) -> Result<usize, VfsError> {
         let mut done = 0;
         while done < data.len() {
-            done += self.write_to(Some(offset + done as u64), group, (&data[done..], false))?;
+            done += self.write_to(Some(offset + done as u64), group, (&data[done..], false))?.1;
         }
         Ok(done)
     }
@@ -326,6 +342,9 @@ impl VolumeFile for OpenFile {
             draft.file.allocate(Some(end), on_disk)?;
         } else {
             draft.file.zero_range(offset, len, on_disk)?;
+            if let Some(copy) = &self.kernel_copy {
+                copy.pages.was_emptied(offset, len);
+            }
             if grows {
                 // The host's file has grown already.
                 draft.file.allocate(Some(end), || Ok(()))?;
@@ -362,6 +381,33 @@ impl VolumeFile for OpenFile {
             self.change_attributes(&caller.group, change)?;
         }
         self.getattr()
+    }
+
+    fn kernel_caching(&self, _is_new: bool) -> KernelCaching {
+        let Some(copy) = &self.kernel_copy else { return KernelCaching::Bypass };
+        copy.pages.note_open();
+        let (len, is_writable) = (self.content.file().len(), self.is_writable());
+        let is_cached = copy.is_cached(|| copy.pages.are_worth_caching(&self.group, len, is_writable));
+        self.content.set_kept_above(is_cached);
+        // What the kernel has of the node is of the version that is open.
+        if is_cached { KernelCaching::Keep } else { KernelCaching::Bypass }
+    }
+
+    fn begin_kernel_io(&self, offset: u64, len: u64, is_write: bool, payer: &Arc<Group>) -> Option<KernelIo> {
+        let pages = Arc::clone(&self.kernel_copy.as_ref()?.pages);
+        let subject = Subject::Content(Arc::clone(&self.content) as _);
+        Some(KernelIo::begin(pages, subject, (offset, len), is_write, payer))
+    }
+
+    fn kernel_may_have(&self, offset: u64, len: u64) -> bool {
+        self.kernel_copy.as_ref().is_some_and(|copy| copy.pages.may_have_bytes(offset, len))
+    }
+
+    fn drop_kernel_pages(&self, offset: u64, len: u64, then: Box<dyn FnOnce() + Send>) {
+        match &self.kernel_copy {
+            Some(copy) => copy.pages.drop_bytes(offset, len, then),
+            None => then(),
+        }
     }
 }
 

@@ -12,7 +12,8 @@ use rustix::io::Errno;
 use umemcg::OwnerId;
 
 use super::content::Content;
-use super::node::{Facts, Node, NodeCharge, Told, ino_of};
+use super::kernel_copy::KernelCopy;
+use super::node::{Cached, Facts, Node, NodeCharge, Told, ino_of};
 use super::stream::Stream;
 use crate::attr::{FileKind, NodeId};
 use crate::metadata_charge::CONTENT_BYTES;
@@ -23,9 +24,18 @@ use crate::name_lists::{Asking, NameLists};
 #[must_use]
 pub(super) struct Removed {
     _content: Option<Arc<Content>>,
+    _kernel_copy: Option<Arc<KernelCopy>>,
     _charge: Option<NodeCharge>,
     /// The group that paid, and how much, if the kernel was asked to forget it.
     pub(super) asked: Option<(OwnerId, u64)>,
+}
+
+impl Removed {
+    /// Takes what is left of a name that is gone.
+    fn of(gone: &mut Node, asked: Option<(OwnerId, u64)>) -> Self {
+        let (content, kernel_copy) = (gone.content.take(), gone.kernel_copy.take());
+        Self { _content: content, _kernel_copy: kernel_copy, _charge: gone.charge.take(), asked }
+    }
 }
 
 /// The outcome of an attempt to make a name leave.
@@ -439,7 +449,8 @@ impl Tree {
             found.pins = found.pins.saturating_sub(1);
             let has_draft = found.content.as_ref().is_some_and(|content| content.draft().is_some());
             if has_draft && found.pins == 0 {
-                removed.push(Removed { asked: None, _content: found.content.take(), _charge: None });
+                let content = found.content.take();
+                removed.push(Removed { asked: None, _content: content, _kernel_copy: None, _charge: None });
             }
             let has_pages = has_pages && !has_draft;
             found.is_kept |= has_pages && found.nlookup == 0 && !found.is_gone;
@@ -467,6 +478,27 @@ impl Tree {
         self.remove_unreferenced(lists, node)
     }
 
+    /// Returns what the kernel keeps of a node, if it may keep anything; also of one that has no
+    /// name any more.
+    pub(super) fn kernel_copy(&self, node: NodeId) -> Option<Arc<KernelCopy>> {
+        self.nodes.get(&node)?.kernel_copy.clone()
+    }
+
+    /// Returns what the kernel keeps of a node: `fresh`, if nothing was noted before.
+    pub(super) fn kernel_copy_or(
+        &mut self,
+        node: NodeId,
+        fresh: &Arc<KernelCopy>,
+    ) -> Option<Arc<KernelCopy>> {
+        let found = self.nodes.get_mut(&node)?;
+        Some(Arc::clone(found.kernel_copy.get_or_insert_with(|| Arc::clone(fresh))))
+    }
+
+    /// Returns whether the kernel refers to a node.
+    pub(super) fn is_looked_up(&self, node: NodeId) -> bool {
+        self.nodes.get(&node).is_some_and(|found| found.nlookup > 0)
+    }
+
     /// Removes a node that is only kept for its pages, of which none is left.
     pub(super) fn drop_kept(&mut self, lists: &NameLists, node: NodeId) -> Vec<Removed> {
         match self.nodes.get_mut(&node).filter(|found| found.nlookup == 0) {
@@ -484,7 +516,7 @@ impl Tree {
             gone.place.leave(lists);
             let asked = gone.charge.as_ref().filter(|_| gone.place.was_asked());
             let asked = asked.map(|charge| (charge.owner(), gone.bytes()));
-            removed.push(Removed { asked, _content: gone.content.take(), _charge: gone.charge.take() });
+            removed.push(Removed::of(&mut gone, asked));
             let Some(parent) = self.nodes.get_mut(&gone.parent) else { break };
             parent.pins = parent.pins.saturating_sub(1);
             if parent.children.get(&gone.name) == Some(&at) {
@@ -501,10 +533,10 @@ impl Tree {
         removed
     }
 
-    /// Returns the content of a node on which no process is known to work.
-    pub(super) fn idle_content(&mut self, node: NodeId) -> Option<Option<Arc<Content>>> {
+    /// Returns what may have pages of a node on which no process is known to work.
+    pub(super) fn idle(&mut self, node: NodeId) -> Option<Cached> {
         let found = self.nodes.get_mut(&node).filter(|found| found.nlookup > 0 && found.pins == 0)?;
-        if found.place.take_used() { None } else { Some(found.content.clone()) }
+        if found.place.take_used() { None } else { Some(found.cached()) }
     }
 
     /// Decides whether the kernel is to be asked to forget a node whose content, if it has any, has
@@ -534,7 +566,7 @@ impl Tree {
             if let Some(lists) = lists {
                 gone.place.leave(lists);
             }
-            removed.push(Removed { asked: None, _content: gone.content.take(), _charge: gone.charge.take() });
+            removed.push(Removed::of(&mut gone, None));
         }
         if let Some(mut root) = root {
             (root.pins, root.children) = (0, HashMap::new());

@@ -62,6 +62,8 @@ pub struct MemoryBucket {
     pub hook: Mutex<Option<Hook>>,
     /// Uploads wait while it is closed.
     pub gate: Gate,
+    /// Reads that were begun and wait; `None` while they do not wait.
+    begun: Mutex<Option<Vec<BegunRead>>>,
     /// Called once after the next deletion, before its answer.
     pub after_delete: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// Why the last change was refused, if it was.
@@ -87,6 +89,9 @@ pub struct Parts {
     /// The most that were on their way at once.
     pub nr_under_way_max: AtomicU64,
 }
+
+/// A read that waits for its answer.
+type BegunRead = (String, ObjectInfo, Range<u64>, Box<dyn ObjectBody>);
 
 /// Where uploads wait.
 #[derive(Debug, Default)]
@@ -263,6 +268,27 @@ impl MemoryBucket {
         Object { bytes, version: self.next_version.fetch_add(1, Ordering::Relaxed), nr_touched: 0, metadata }
     }
 
+    /// Has reads wait, from now on, for [`answer_reads`](Self::answer_reads).
+    pub fn hold_reads(&self) {
+        *self.begun.lock().unwrap() = Some(Vec::new());
+    }
+
+    /// Returns how many reads wait.
+    pub fn nr_begun(&self) -> usize {
+        self.begun.lock().unwrap().as_ref().map_or(0, Vec::len)
+    }
+
+    /// Answers the reads that wait; no more wait from then on.
+    pub fn answer_reads(&self) {
+        let begun = self.begun.lock().unwrap().take();
+        begun.into_iter().flatten().for_each(|read| self.answer(read));
+    }
+
+    fn answer(&self, (key, info, range, mut body): BegunRead) {
+        let result = self.read(&key, &info, range, &mut |bytes| body.take(bytes));
+        body.end(result);
+    }
+
     /// Has another program replace the metadata of an object by the same.
     pub fn touch(&self, key: &str) {
         self.objects.lock().unwrap().get_mut(key).unwrap().nr_touched += 1000;
@@ -379,9 +405,15 @@ impl Bucket for MemoryBucket {
         Ok(())
     }
 
-    fn begin_read(&self, key: &str, info: &ObjectInfo, range: Range<u64>, mut body: Box<dyn ObjectBody>) {
-        let result = self.read(key, info, range, &mut |bytes| body.take(bytes));
-        body.end(result);
+    fn begin_read(&self, key: &str, info: &ObjectInfo, range: Range<u64>, body: Box<dyn ObjectBody>) {
+        let read = (key.to_owned(), info.clone(), range, body);
+        {
+            let mut begun = self.begun.lock().unwrap();
+            if let Some(begun) = &mut *begun {
+                return begun.push(read);
+            }
+        }
+        self.answer(read);
     }
 
     fn upload_bytes(&self, size: u64) -> u64 {

@@ -21,6 +21,8 @@ pub struct Kernel {
     pub drops: Mutex<Vec<PageDrop>>,
     pub changed: Mutex<Vec<NodeId>>,
     pub watched: Mutex<Vec<Box<dyn KeptPages>>>,
+    /// Inodes that it was to let go of.
+    pub idle: Mutex<Vec<NodeId>>,
     pub opens_silently: AtomicBool,
 }
 
@@ -70,7 +72,8 @@ impl KernelCache for Kernel {
     fn asks_by_name(&self) -> bool {
         false
     }
-    fn let_go(&self, _idle: Vec<IdleInode>) -> bool {
+    fn let_go(&self, idle: Vec<IdleInode>) -> bool {
+        self.idle.lock().unwrap().extend(idle.iter().map(|idle| idle.node));
         true
     }
     fn keeps_pages(&self) -> bool {

@@ -3,11 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use umemcg_base::PAGE_SIZE_U64;
-
 use super::Content;
 use crate::kernel_pages::KernelPages;
-use crate::page_windows::{PAGES_END, page_range};
 
 impl Content {
     /// Returns whether the kernel caches the pages of the opens that there are. The first of them
@@ -38,30 +35,29 @@ impl Content {
         });
     }
 
-    /// Notes that the file ends at `len` now: the kernel drops what it had beyond.
+    /// Notes that the file ends at `len` now.
     pub(crate) fn was_cut(&self, len: u64) {
         if let Some(pages) = self.kernel_pages() {
-            pages.forget(&(len.div_ceil(PAGE_SIZE_U64)..PAGES_END));
+            pages.was_cut(len);
         }
     }
 
-    /// Notes that bytes were replaced by a hole or zeroes: the kernel drops the whole pages of
-    /// them.
+    /// Notes that bytes were replaced by a hole or zeroes.
     pub(crate) fn was_emptied(&self, offset: u64, len: u64) {
         if let Some(pages) = self.kernel_pages() {
-            pages.forget(&(offset.div_ceil(PAGE_SIZE_U64)..(offset + len) / PAGE_SIZE_U64));
+            pages.was_emptied(offset, len);
         }
     }
 
     /// Returns whether the kernel may have some of these bytes.
     pub(crate) fn kernel_may_have(&self, offset: u64, len: u64) -> bool {
-        self.kernel_pages().is_some_and(|pages| pages.may_have(&page_range(offset, len)))
+        self.kernel_pages().is_some_and(|pages| pages.may_have_bytes(offset, len))
     }
 
     /// Calls `then` when the kernel has dropped what it may have of these bytes. Never waits.
     pub(crate) fn drop_from_kernel(&self, offset: u64, len: u64, then: impl FnOnce() + Send + 'static) {
         match self.kernel_pages() {
-            Some(pages) => pages.drop_range(page_range(offset, len), then),
+            Some(pages) => pages.drop_bytes(offset, len, then),
             None => then(),
         }
     }

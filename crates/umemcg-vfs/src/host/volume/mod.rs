@@ -32,7 +32,7 @@ use crate::host::outside_watch::OutsideWatch;
 use crate::host::recent_changes::RecentChanges;
 use crate::host::syscalls;
 use crate::kernel_cache::KernelCache;
-use crate::kernel_io::KernelIo;
+use crate::kernel_io::{KernelIo, Subject};
 use crate::kernel_page_lists::KernelPageLists;
 use crate::volume::{Volume, VolumeKind};
 use crate::volume_config::{IoMode, Resolve, VolumeConfig};
@@ -165,7 +165,8 @@ impl Volume for HostVolume {
     ) -> Option<KernelIo> {
         let content = self.inodes.find(node).ok()?.content?;
         let pages = Arc::clone(content.kernel_pages()?);
-        Some(KernelIo::begin(pages, Arc::clone(&content.file), range, is_write, payer))
+        let subject = Subject::File(Arc::clone(&content.file));
+        Some(KernelIo::begin(pages, subject, range, is_write, payer))
     }
 
     fn make_kernel_forget(&self, node: NodeId, offset: u64, len: u64) {

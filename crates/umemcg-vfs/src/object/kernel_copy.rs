@@ -1,0 +1,67 @@
+//! The copy of an object that the kernel keeps in its page cache.
+//!
+//! A node stands for one version of an object, or for what is written in its place, and all that is
+//! written here goes through the kernel's inode of that node. So what the kernel has of a node is
+//! good for as long as it knows the node, and no open has it refilled: an object that another
+//! program has replaced is another node, whose pages the kernel does not have yet.
+//!
+//! The copy belongs to the node and not to its content: a draft that is in the store goes with the
+//! last open file, and the object that the node stands for then has the same bytes.
+
+use std::sync::Arc;
+
+use umemcg::Group;
+use umemcg_base::LeafMutex;
+
+use crate::attr::{FileKind, NodeId};
+use crate::kernel_page_lists::KernelPageLists;
+use crate::kernel_pages::KernelPages;
+
+/// See the module text.
+#[derive(Debug)]
+pub(super) struct KernelCopy {
+    pub(super) pages: Arc<KernelPages>,
+    /// A leaf lock.
+    opens: LeafMutex<Opens>,
+}
+
+#[derive(Debug, Default)]
+struct Opens {
+    nr: u32,
+    /// Whether the kernel caches the pages of those that are open: of all or of none.
+    are_cached: Option<bool>,
+}
+
+impl KernelCopy {
+    /// Creates the copy of a node of which the kernel has no page. The bookkeeping is charged
+    /// whatever the limits are; no lock may be held.
+    pub(super) fn new(lists: &Arc<KernelPageLists>, node: NodeId, group: &Group) -> Arc<Self> {
+        let pages = KernelPages::new(lists, (node, FileKind::Regular), group);
+        Arc::new(Self { pages, opens: LeafMutex::default() })
+    }
+
+    /// Counts an open.
+    pub(super) fn opened(&self) {
+        self.opens.lock().nr += 1;
+    }
+
+    /// Uncounts an open.
+    pub(super) fn closed(&self) {
+        let mut opens = self.opens.lock();
+        opens.nr -= 1;
+        if opens.nr == 0 {
+            opens.are_cached = None;
+        }
+    }
+
+    /// Returns whether the kernel caches the pages of the opens that there are. The first of them
+    /// decides with `decide`: a page that the kernel has by one would be written past by another.
+    pub(super) fn is_cached(&self, decide: impl FnOnce() -> bool) -> bool {
+        let known = self.opens.lock().are_cached;
+        known.unwrap_or_else(|| {
+            // Another open may have been faster.
+            let decided = decide();
+            *self.opens.lock().are_cached.get_or_insert(decided)
+        })
+    }
+}
