@@ -19,6 +19,8 @@ mod membership;
 mod metrics;
 mod names;
 #[cfg(feature = "object")]
+mod object_pages;
+#[cfg(feature = "object")]
 mod objects;
 mod outside_changes;
 mod payers;

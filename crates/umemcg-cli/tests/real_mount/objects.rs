@@ -23,13 +23,13 @@ fn free_port() -> u16 {
 }
 
 /// A server that keeps everything in memory.
-struct Moto {
+pub struct Moto {
     child: Child,
-    endpoint: String,
+    pub endpoint: String,
 }
 
 impl Moto {
-    fn start() -> Self {
+    pub fn start() -> Self {
         // It ends where another program was faster to take the port.
         let moto = (0..20).find_map(|_| Self::start_on(free_port())).expect("moto ends");
         moto.python("client.create_bucket(Bucket='bucket')");
@@ -53,7 +53,7 @@ impl Moto {
     }
 
     /// Runs statements with a client of the server.
-    fn python(&self, statements: &str) {
+    pub fn python(&self, statements: &str) {
         let program = format!(
             "import boto3\nclient = boto3.client('s3', endpoint_url={:?}, region_name='us-east-1')\n\
              def put(key, body): client.put_object(Bucket='bucket', Key=key, Body=body)\n{statements}\n",
@@ -72,7 +72,7 @@ impl Drop for Moto {
 }
 
 /// The number that a listing of volumes has under a name.
-fn figure(listing: &str, name: &str) -> u64 {
+pub fn figure(listing: &str, name: &str) -> u64 {
     let (_, rest) =
         listing.split_once(&format!("\"{name}\":")).unwrap_or_else(|| panic!("{name}: {listing}"));
     rest.split([',', '}']).next().unwrap().parse().unwrap()
