@@ -195,6 +195,7 @@ impl World {
         let created =
             self.at(path, |parent, name| self.volume.create(&self.me, parent, name, 0o644, flags))?;
         let (entry, file) = created?;
+        file.kernel_caching(true);
         self.volume.forget(entry.node, 1);
         Ok(file)
     }
@@ -207,10 +208,13 @@ impl World {
             self.volume.forget(node, 1);
             opened
         };
-        match open() {
+        let opened = match open() {
             Err(error) if error.errno() == Errno::STALE => open(),
             opened => opened,
-        }
+        };
+        opened.inspect(|file| {
+            file.kernel_caching(false);
+        })
     }
 
     /// Closes a file as a program does.
@@ -218,22 +222,27 @@ impl World {
         file.flush()
     }
 
-    /// Writes a whole file, as `cp` does.
     /// Ends a file as the kernel does for one that no process has any more.
     pub fn release(&self, file: Arc<dyn VolumeFile>) {
         file.closed();
     }
 
+    /// Writes a whole file, as `cp` does.
     pub fn put(&self, path: &str, bytes: &[u8]) -> Result<(), VfsError> {
         let file = self.create_with(path, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
         self.write(&file, 0, bytes)?;
         self.close(file)
     }
 
+    /// Writes as the kernel does, which keeps what is written if there is one that keeps pages.
     pub fn write(&self, file: &Arc<dyn VolumeFile>, offset: u64, bytes: &[u8]) -> Result<(), VfsError> {
         let mut done = 0;
         while done < bytes.len() {
             let (at, part) = (offset + done as u64, &bytes[done..bytes.len().min(done + (128 << 10))]);
+            let io = file.begin_kernel_io(at, part.len() as u64, true, self.group());
+            io.iter()
+                .filter(|io| !io.charge_copy(Some(&self.engine), self.group()))
+                .for_each(|io| io.drop_behind());
             done += match file.try_write(self.group(), at, part, false) {
                 Some(written) => written,
                 None => file.write(self.group(), at, part, false)?,

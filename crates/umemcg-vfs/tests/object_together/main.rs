@@ -2,7 +2,7 @@
 //! remove and read files of their own and shared ones, while another program changes objects,
 //! limits change, groups come and go, caches are dropped, and the store fails or loses answers. In
 //! between the volume is closed, left as by a crash, left while the store is down, or removed, and
-//! opened again on the same staging directory.
+//! opened again on the same staging directory. In most rounds the kernel above keeps pages.
 //!
 //! A third of the rounds write back: what was acknowledged is in the store once the next volume has
 //! replayed it. Their users share nothing.
@@ -144,7 +144,8 @@ fn round(seed: u64) {
     let disturbers = chosen(&mut dice);
     let names: Vec<_> = disturbers.iter().map(|disturber| disturber.name).collect();
     let how = if together.writes_back { ", writing back" } else { "" };
-    println!("{SEED}={seed}{how}: {}", names.join(", "));
+    let pages = if together.keeps_pages { "kernel pages" } else { "own pages" };
+    println!("{SEED}={seed}: {pages}{how}, {}", names.join(", "));
     let mut users = Users::new(&together, &mut dice);
     together.mount();
     for directory in ["swap", "lock", "logs", "dirs", "dirs/x"] {

@@ -12,8 +12,8 @@ use umemcg::files::{ReadStep, StartedRead};
 use umemcg::{Engine, EngineConfig, Group, StatItem};
 use umemcg_vfs::object::{Freshness, ObjectConfig, StagedFile, StagingConfig};
 use umemcg_vfs::{
-    Caller, IdleInode, KernelCache, Lookup, NodeId, ObjectVolume, Open, VfsError, Volume, VolumeError,
-    VolumeFile,
+    Caller, IdleInode, KernelCache, Lookup, NodeId, ObjectVolume, Open, PageDrop, VfsError, Volume,
+    VolumeError, VolumeFile,
 };
 
 use crate::bucket::FaultyBucket;
@@ -29,11 +29,13 @@ pub const NR_SHARED: usize = 2;
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A kernel above the volume: it refers to some names that were looked up, until it is asked to let
-/// go of them.
+/// go of them, and may keep the pages that are read and written, until it is asked to drop them.
 #[derive(Debug, Default)]
 pub struct Kernel {
     volume: Mutex<Weak<ObjectVolume>>,
     refs: Mutex<HashMap<NodeId, u64>>,
+    keeps_pages: bool,
+    drops: Mutex<Vec<PageDrop>>,
 }
 
 impl Kernel {
@@ -46,6 +48,20 @@ impl Kernel {
         let all: Vec<_> = lock(&self.refs).drain().collect();
         let volume = lock(&self.volume).upgrade();
         all.into_iter().for_each(|(node, nr)| volume.iter().for_each(|volume| volume.forget(node, nr)));
+    }
+
+    /// Drops pages as it is asked to, on a thread of its own, until it is gone.
+    fn start_dropping(self: &Arc<Self>) {
+        let kernel = Arc::downgrade(self);
+        std::thread::spawn(move || {
+            while let Some(kernel) = kernel.upgrade() {
+                for drop in std::mem::take(&mut *lock(&kernel.drops)) {
+                    let may_tell = drop.task.may_tell();
+                    drop.task.done(may_tell);
+                }
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        });
     }
 }
 
@@ -62,6 +78,12 @@ impl KernelCache for Kernel {
             }
         }
         true
+    }
+    fn keeps_pages(&self) -> bool {
+        self.keeps_pages
+    }
+    fn drop_pages(&self, drops: Vec<PageDrop>) {
+        lock(&self.drops).extend(drops);
     }
 }
 
@@ -92,6 +114,8 @@ pub struct Together {
     pub max_bytes: u64,
     /// Closes do not wait for the store.
     pub writes_back: bool,
+    /// The kernel keeps pages.
+    pub keeps_pages: bool,
     pub groups: Mutex<Vec<Arc<Group>>>,
     /// None while it is closed.
     pub volume: Mutex<Option<Arc<ObjectVolume>>>,
@@ -128,6 +152,7 @@ impl Together {
             staging: Arc::new(tempfile::tempdir().unwrap()),
             max_bytes: [64 << 20, 64 << 20, 4 << 20][dice.below(3) as usize],
             writes_back: dice.one_in(3),
+            keeps_pages: !dice.one_in(3),
             groups: Mutex::new(groups),
             volume: Mutex::default(),
             kernel: Mutex::default(),
@@ -210,7 +235,8 @@ impl Together {
                 opened => break opened.unwrap(),
             }
         };
-        let kernel = Arc::<Kernel>::default();
+        let kernel = Arc::new(Kernel { keeps_pages: self.keeps_pages, ..Kernel::default() });
+        kernel.start_dropping();
         *lock(&kernel.volume) = Arc::downgrade(&volume);
         volume.set_kernel(Arc::clone(&kernel) as _);
         *lock(&self.kernel) = kernel;
@@ -301,6 +327,11 @@ pub fn read(
     in_steps: bool,
 ) -> Result<Vec<u8>, VfsError> {
     let copied = |pages: umemcg::files::PinnedPages<'_>| pages.to_vec();
+    // Dropped last, with nothing pinned.
+    let io = file.begin_kernel_io(offset, len as u64, false, world.group());
+    if io.as_ref().is_some_and(|io| io.is_beyond_limit()) {
+        drop(world.engine.reclaimer().charge_opportunistic(world.group(), 4096, &|| false));
+    }
     if !in_steps {
         return file.read(world.group(), offset, len).map(copied);
     }
