@@ -55,7 +55,9 @@ impl Kernel {
         let kernel = Arc::downgrade(self);
         std::thread::spawn(move || {
             while let Some(kernel) = kernel.upgrade() {
-                for drop in std::mem::take(&mut *lock(&kernel.drops)) {
+                // Not locked meanwhile: the end of one may ask for another.
+                let drops = std::mem::take(&mut *lock(&kernel.drops));
+                for drop in drops {
                     let may_tell = drop.task.may_tell();
                     drop.task.done(may_tell);
                 }
