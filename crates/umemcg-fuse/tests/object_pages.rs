@@ -48,6 +48,7 @@ impl Ground {
             stores_attributes: false,
             uid: 0,
             gid: 0,
+            streams: false,
             staging: Some(StagingConfig { dir: staging.path().to_owned(), max_bytes: 64 << 20 }),
         };
         let volume = ObjectVolume::open(&engine, &config, 0).unwrap();

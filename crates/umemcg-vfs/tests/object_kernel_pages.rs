@@ -20,7 +20,11 @@ struct Ground {
 
 impl Ground {
     fn new() -> Self {
-        let (world, kernel) = (World::new(), Arc::<Kernel>::default());
+        Self::of(World::new())
+    }
+
+    fn of(world: World) -> Self {
+        let kernel = Arc::<Kernel>::default();
         world.volume.set_kernel(Arc::<Kernel>::clone(&kernel));
         Self { world, kernel }
     }
@@ -266,6 +270,23 @@ fn a_killed_truncation_has_the_kernel_forget() {
     assert_eq!(*ground.kernel.changed.lock().unwrap(), [node]);
     assert_eq!(ground.kernel.obey().len(), 1);
     assert_eq!(ground.kept(), 8);
+}
+
+#[test]
+fn what_streams_may_replace_is_not_kept_in_the_kernel() {
+    let ground = Ground::of(World::streamed(64 << 20));
+    ground.put(64, 1);
+    let node = ground.node();
+    let before = ground.open(node, OFlags::RDONLY);
+    assert_eq!(before.kernel_caching(false), KernelCaching::Bypass);
+    let writer = ground.open(node, OFlags::WRONLY | OFlags::TRUNC);
+    writer.write(ground.world.group(), 0, b"new", false).unwrap();
+    writer.flush().unwrap();
+    drop(writer);
+    // The inode is the same, and what is open reads what was there before.
+    assert_eq!(ground.node(), node);
+    assert!(before.begin_kernel_io(0, PAGE, false, ground.world.group()).is_none());
+    assert_eq!(ground.open(node, OFlags::RDONLY).kernel_caching(false), KernelCaching::Bypass);
 }
 
 #[test]

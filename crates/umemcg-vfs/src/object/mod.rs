@@ -329,7 +329,8 @@ impl Volume for ObjectVolume {
     }
     fn set_kernel(&self, kernel: Arc<dyn KernelCache>) {
         let objects = &self.objects;
-        if kernel.keeps_pages() {
+        // A stream replaces the version of a node, and what is open goes on reading the one before.
+        if kernel.keeps_pages() && self.streams.is_none() {
             objects.kernel_page_lists.get_or_init(|| {
                 KernelPageLists::new(Arc::clone(&kernel), objects.store_id, objects.engine.reclaimer())
             });
