@@ -79,6 +79,8 @@ fn figures_of(state: &StoreState) -> StoreFigures {
         read_bytes: figures.read_bytes,
         written_bytes: figures.written_bytes,
         refusals: figures.refusals,
+        throttles: figures.throttles,
+        throttled: std::time::Duration::from_millis(figures.throttled_ms),
         failures: figures.failures,
         is_well: state.trouble.is_none(),
     }

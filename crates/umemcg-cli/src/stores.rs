@@ -116,6 +116,12 @@ pub struct StoreState {
     pub written_bytes: u64,
     /// Requests that the store refused or did not answer.
     pub refusals: u64,
+    /// Those of them to which the store said that requests come too fast.
+    #[serde(default)]
+    pub throttles: u64,
+    /// How long requests waited so that they would not, together, in milliseconds.
+    #[serde(default)]
+    pub throttled_ms: u64,
     /// Operations that failed in the end.
     pub failures: u64,
     /// Keys that cannot be shown as paths.
@@ -153,6 +159,8 @@ impl StoreSource {
             read_bytes,
             written_bytes,
             refusals,
+            throttles,
+            throttled_ms,
             failures,
         } = known.figures;
         let state = StoreState {
@@ -166,6 +174,8 @@ impl StoreSource {
             read_bytes,
             written_bytes,
             refusals,
+            throttles,
+            throttled_ms,
             failures,
             hidden_keys: known.hidden_keys.clone(),
             has_more_hidden: known.has_more_hidden,
@@ -294,6 +304,8 @@ mod tests {
             read_bytes: 7,
             written_bytes: 8,
             refusals: 9,
+            throttles: 12,
+            throttled_ms: 13,
             failures: 10,
         };
         let known = object::StoreState {
@@ -312,9 +324,15 @@ mod tests {
         };
         let source = StoreSource::of(&known);
         let json = serde_json::to_value(&source).unwrap();
-        for (name, figure) in
-            [("puts", 4), ("copies", 5), ("deletes", 6), ("written_bytes", 8), ("failures", 10)]
-        {
+        for (name, figure) in [
+            ("puts", 4),
+            ("copies", 5),
+            ("deletes", 6),
+            ("written_bytes", 8),
+            ("failures", 10),
+            ("throttles", 12),
+            ("throttled_ms", 13),
+        ] {
             assert_eq!(json["state"][name], figure, "{name}");
         }
         assert_eq!(json["state"]["staged"][0]["path"], "/staging/1");

@@ -1,6 +1,7 @@
 //! The figures of stores of objects.
 
 use std::fmt;
+use std::time::Duration;
 
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType;
@@ -17,6 +18,10 @@ pub struct StoreFigures {
     pub written_bytes: u64,
     /// Requests that the store refused or did not answer; most are sent again.
     pub refusals: u64,
+    /// Those of them to which the store said that requests come too fast.
+    pub throttles: u64,
+    /// How long requests waited so that they would not, together.
+    pub throttled: Duration,
     /// Operations that failed in the end.
     pub failures: u64,
     /// The store answered last as one that works does.
@@ -37,12 +42,18 @@ pub(crate) fn encode(encoder: &mut DescriptorEncoder<'_>, stores: &[(String, &St
         }
     }
     type Figure = fn(&StoreFigures) -> u64;
-    let counters: [(&str, &str, Option<Unit>, Figure); 4] = [
+    let counters: [(&str, &str, Option<Unit>, Figure); 5] = [
         ("umemcg_store_read", "Bytes that came from a store", Some(Unit::Bytes), |store| store.read_bytes),
         ("umemcg_store_written", "Bytes that a store took", Some(Unit::Bytes), |store| store.written_bytes),
         ("umemcg_store_refusals", "Requests that a store refused or did not answer", None, |store| {
             store.refusals
         }),
+        (
+            "umemcg_store_throttles",
+            "Requests that a store refused because they came too fast",
+            None,
+            |store| store.throttles,
+        ),
         ("umemcg_store_failures", "Operations on a store that failed in the end", None, |store| {
             store.failures
         }),
@@ -55,6 +66,16 @@ pub(crate) fn encode(encoder: &mut DescriptorEncoder<'_>, stores: &[(String, &St
                 .encode_family(&labels)?
                 .encode_counter::<[(&str, &str); 0], u64, u64>(&figure(store), None)?;
         }
+    }
+    let help = "Time that requests waited because a store throttles";
+    let unit = Some(Unit::Seconds);
+    let mut metric =
+        encoder.encode_descriptor("umemcg_store_throttled", help, unit.as_ref(), MetricType::Counter)?;
+    for (volume, store) in stores {
+        let seconds = store.throttled.as_secs_f64();
+        metric
+            .encode_family(&[("volume", volume.as_str())])?
+            .encode_counter::<[(&str, &str); 0], f64, u64>(&seconds, None)?;
     }
     let help = "1 if the store answered last as one that works does, else 0";
     let mut metric = encoder.encode_descriptor("umemcg_store_up", help, None, MetricType::Gauge)?;

@@ -18,6 +18,8 @@ impl Surroundings for OneBucket {
             read_bytes: 1,
             written_bytes: 1,
             refusals: 0,
+            throttles: 0,
+            throttled: std::time::Duration::ZERO,
             failures: 0,
             is_well: true,
         };

@@ -33,7 +33,9 @@ impl Surroundings for TwoVolumes {
             requests: vec![("get", 7), ("put", 2)],
             read_bytes: 4711,
             written_bytes: 42,
-            refusals: 1,
+            refusals: 3,
+            throttles: 2,
+            throttled: Duration::from_millis(1500),
             failures: 0,
             is_well: true,
         };
@@ -102,6 +104,8 @@ fn a_scrape_tells_what_the_engine_knows() {
     assert_eq!(samples[r#"umemcg_store_requests_total{volume="bucket",kind="put"}"#], 2.0);
     assert_eq!(samples[r#"umemcg_store_read_bytes_total{volume="bucket"}"#], 4711.0);
     assert_eq!(samples[r#"umemcg_store_written_bytes_total{volume="bucket"}"#], 42.0);
+    assert_eq!(samples[r#"umemcg_store_throttles_total{volume="bucket"}"#], 2.0);
+    assert_eq!(samples[r#"umemcg_store_throttled_seconds_total{volume="bucket"}"#], 1.5);
     assert_eq!(samples[r#"umemcg_store_up{volume="bucket"}"#], 1.0);
     assert_eq!(samples[r#"umemcg_build_info{version="1.2.3"}"#], 1.0);
     let bound = samples["umemcg_resident_memory_bound_bytes"];

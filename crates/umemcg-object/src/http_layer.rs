@@ -1,10 +1,11 @@
-//! Between the library that speaks to stores and the network: counts requests, remembers the last
-//! trouble, and takes keys out of listings that are no paths.
+//! Between the library that speaks to stores and the network: counts requests, has them wait for a
+//! store that throttles, remembers the last trouble, and takes keys out of listings that are no
+//! paths.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -21,6 +22,8 @@ use umemcg_vfs::object::BucketFigures;
 
 use crate::amendment::{Signer, amend};
 use crate::listing_filter::without_hidden;
+use crate::pace::Lane;
+use crate::traffic::Traffic;
 use crate::upload_list::{UPLOADS, uploads_of};
 
 tokio::task_local! {
@@ -40,6 +43,9 @@ pub(crate) struct RequestCounts {
     pub(crate) read_bytes: AtomicU64,
     pub(crate) written_bytes: AtomicU64,
     refusals: AtomicU64,
+    throttles: AtomicU64,
+    /// Time that requests waited for their turn, in microseconds.
+    throttled_us: AtomicU64,
     pub(crate) failures: AtomicU64,
     trouble: LeafMutex<Option<String>>,
     /// It has answered since the bucket was opened.
@@ -59,6 +65,8 @@ impl RequestCounts {
             read_bytes: load(&self.read_bytes),
             written_bytes: load(&self.written_bytes),
             refusals: load(&self.refusals),
+            throttles: load(&self.throttles),
+            throttled_ms: load(&self.throttled_us) / 1000,
             failures: load(&self.failures),
         }
     }
@@ -78,6 +86,10 @@ impl RequestCounts {
             RequestKind::Other => return,
         };
         count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn waited(&self, time: Duration) {
+        self.throttled_us.fetch_add(time.as_micros() as u64, Ordering::Relaxed);
     }
 
     /// Notes whether the store answered as one that works does.
@@ -106,6 +118,8 @@ enum RequestKind {
 }
 
 impl RequestKind {
+    const NR: usize = Self::Other as usize + 1;
+
     /// Returns how long the store may take until its answer is complete, for what is not read as it
     /// comes. S3 may take minutes for the end of an upload and for a large copy.
     fn time_max(self, body_len: usize) -> Option<Duration> {
@@ -144,6 +158,12 @@ fn kind_of(request: &HttpRequest) -> RequestKind {
         Method::DELETE => RequestKind::Delete,
         _ => RequestKind::Other,
     }
+}
+
+/// Returns whether an answer is that requests come too fast. S3 says so with 503, too, and to a
+/// HEAD without a text that would tell this from other reasons.
+fn is_throttle(status: StatusCode) -> bool {
+    matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
 }
 
 /// Headers that make a PUT a copy.
@@ -188,6 +208,8 @@ struct Clients {
 pub(crate) struct CountingConnector {
     pub(crate) counts: Arc<RequestCounts>,
     pub(crate) signer: Signer,
+    /// Shared with the other buckets of the store.
+    pub(crate) traffic: Arc<Traffic>,
 }
 
 impl HttpConnector for CountingConnector {
@@ -201,8 +223,9 @@ impl HttpConnector for CountingConnector {
                 CLIENTS.get_or_init(|| made).clone()
             }
         };
-        let (counts, signer) = (Arc::clone(&self.counts), Arc::clone(&self.signer));
-        Ok(HttpClient::new(CountingService { clients, counts, signer }))
+        let Self { counts, signer, traffic } = self.clone();
+        let lanes = Default::default();
+        Ok(HttpClient::new(CountingService { clients, counts, signer, traffic, lanes }))
     }
 }
 
@@ -211,14 +234,21 @@ struct CountingService {
     clients: Clients,
     counts: Arc<RequestCounts>,
     signer: Signer,
+    traffic: Arc<Traffic>,
+    /// For each kind of request, so that a look at a name is not behind all reads.
+    lanes: [Lane; RequestKind::NR],
 }
 
 #[async_trait]
 impl HttpService for CountingService {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let request = amend(request, &self.signer).await?;
         let kind = kind_of(&request);
+        if kind != RequestKind::Other {
+            self.counts.waited(self.traffic.pace.turn(&self.lanes[kind as usize]).await);
+        }
+        let request = amend(request, &self.signer).await?;
         self.counts.count(kind);
+        let sent = Instant::now();
         let answer = match kind.time_max(request.body().content_length()) {
             None => self.clients.reading.execute(request).await,
             Some(time) => match tokio::time::timeout(time, self.change(request)).await {
@@ -242,6 +272,10 @@ impl HttpService for CountingService {
         };
         self.counts.has_answered.store(true, Ordering::Relaxed);
         let status = response.status();
+        if kind != RequestKind::Other {
+            self.traffic.pace.answered(sent, is_throttle(status));
+            self.counts.throttles.fetch_add(is_throttle(status).into(), Ordering::Relaxed);
+        }
         let is_trouble = status.is_server_error()
             || matches!(
                 status,
@@ -269,7 +303,7 @@ impl CountingService {
             parts.status = belated_failure(&whole).unwrap_or(parts.status);
         } else if parts.status == StatusCode::BAD_REQUEST && is_damaged(&whole) {
             // One that is sent again.
-            parts.status = StatusCode::SERVICE_UNAVAILABLE;
+            parts.status = StatusCode::INTERNAL_SERVER_ERROR;
         } else if parts.status == StatusCode::NOT_IMPLEMENTED {
             // One that is not: the store does not know conditions, and will not learn them.
             parts.status = StatusCode::METHOD_NOT_ALLOWED;
@@ -299,6 +333,7 @@ fn belated_failure(body: &[u8]) -> Option<StatusCode> {
         "ConditionalRequestConflict" => StatusCode::CONFLICT,
         "NoSuchKey" | "NoSuchUpload" | "NoSuchBucket" => StatusCode::NOT_FOUND,
         "AccessDenied" => StatusCode::FORBIDDEN,
+        "SlowDown" => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     })
 }

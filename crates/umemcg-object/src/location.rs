@@ -19,6 +19,7 @@ use crate::http_layer::{CountingConnector, RequestCounts, chain};
 use crate::runtime::runtime;
 use crate::store::Store;
 use crate::store_bucket::StoreBucket;
+use crate::traffic::Traffic;
 
 /// How long a request is sent again that the store refuses or does not answer.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -86,17 +87,21 @@ pub fn open(text: &str, options: &ObjectOptions) -> Result<Arc<dyn Bucket>, Loca
     let (scheme, prefix) = checked(text, options)?;
     let counts = Arc::new(RequestCounts::default());
     let signer = Signer::default();
-    let connector = CountingConnector { counts: Arc::clone(&counts), signer: Arc::clone(&signer) };
     let runtime = runtime().map_err(LocationError::Threads)?;
     let settings =
         |error: object_store::Error| LocationError::Settings { url: text.into(), error: chain(&error) };
     crypto();
     let mut endpoint = options.endpoint.clone();
+    let files = ProfileFiles::from_environment();
+    let mut profile = Profile::default();
+    if scheme == ObjectStoreScheme::AmazonS3 {
+        profile = files.read();
+        endpoint = endpoint.or_else(|| s3_endpoint(&profile));
+    }
+    let traffic = Traffic::of_store(&store_name(text, endpoint.as_deref()));
+    let connector = CountingConnector { counts: Arc::clone(&counts), signer: Arc::clone(&signer), traffic };
     let store = match scheme {
         ObjectStoreScheme::AmazonS3 => {
-            let files = ProfileFiles::from_environment();
-            let profile = files.read();
-            endpoint = endpoint.or_else(|| s3_endpoint(&profile));
             let mut builder = s3(text, options, &profile, endpoint.as_deref(), connector);
             if !has_variable("AWS_ACCESS_KEY_ID")
                 && let Some(credentials) = FileCredentials::new(files, &profile)
@@ -178,6 +183,16 @@ fn checked(text: &str, options: &ObjectOptions) -> Result<(ObjectStoreScheme, Pa
     Ok((scheme, prefix))
 }
 
+/// Returns what a bucket and its server are known by.
+fn store_name(url: &str, endpoint: Option<&str>) -> String {
+    let (scheme, rest) = url.split_once("://").unwrap_or_default();
+    let bucket = rest.split('/').next().unwrap_or_default();
+    match endpoint {
+        Some(endpoint) => format!("{scheme}://{bucket} at {}", endpoint.trim_end_matches('/')),
+        None => format!("{scheme}://{bucket}"),
+    }
+}
+
 fn s3_endpoint(profile: &Profile) -> Option<String> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let given = variable("AWS_ENDPOINT_URL_S3").or_else(|| variable("AWS_ENDPOINT_URL"));
@@ -234,6 +249,15 @@ fn crypto() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn buckets_of_two_servers_are_two_stores() {
+        let at = |endpoint| store_name("s3://b/some/prefix", endpoint);
+        assert_eq!(at(None), "s3://b");
+        assert_eq!(at(Some("http://a:1/")), at(Some("http://a:1")));
+        assert_ne!(at(Some("http://a:1")), at(Some("http://a:2")));
+        assert_eq!(at(None), store_name("s3://b", None));
+    }
 
     #[test]
     fn what_is_no_bucket_is_refused_with_what_to_do() {

@@ -26,15 +26,7 @@ pub trait Server {
     /// Returns a client beside ours, with a new bucket.
     fn store(&self, bucket: &str) -> AmazonS3 {
         self.python(&format!("client.create_bucket(Bucket={bucket:?})"));
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let builder = AmazonS3Builder::new()
-            .with_endpoint(self.endpoint())
-            .with_allow_http(true)
-            .with_bucket_name(bucket)
-            .with_region("us-east-1")
-            .with_access_key_id(KEY)
-            .with_secret_access_key(SECRET);
-        builder.build().unwrap()
+        client_at(&self.endpoint(), bucket).build().unwrap()
     }
 
     /// Stores objects whose keys the library below refuses.
@@ -70,6 +62,18 @@ pub fn bucket_at(endpoint: &str, place: &str) -> Arc<dyn Bucket> {
     assert!(is_set, "run with {credentials:?} in the environment (make test-object does)");
     let (endpoint, region) = (Some(endpoint.to_owned()), Some("us-east-1".to_owned()));
     open(&format!("s3://{place}"), &ObjectOptions { endpoint, region, anonymous: false }).unwrap()
+}
+
+/// Returns a client of the library alone.
+pub fn client_at(endpoint: &str, bucket: &str) -> AmazonS3Builder {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    AmazonS3Builder::new()
+        .with_endpoint(endpoint)
+        .with_allow_http(true)
+        .with_bucket_name(bucket)
+        .with_region("us-east-1")
+        .with_access_key_id(KEY)
+        .with_secret_access_key(SECRET)
 }
 
 /// A server's process, which ends with it.

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What becomes of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,8 +34,34 @@ pub enum Fault {
     Pass,
 }
 
+/// How many requests are taken; the others are refused with 503.
+#[derive(Debug)]
+struct Throttle {
+    per_second: f64,
+    most_at_once: f64,
+    left: f64,
+    at: Instant,
+    nr_refused: usize,
+}
+
+impl Throttle {
+    fn refuses(&mut self) -> bool {
+        let now = Instant::now();
+        let more = self.per_second * (now - self.at).as_secs_f64();
+        (self.left, self.at) = ((self.left + more).min(self.most_at_once), now);
+        let refuses = self.left < 1.0;
+        if refuses {
+            self.nr_refused += 1
+        } else {
+            self.left -= 1.0
+        }
+        refuses
+    }
+}
+
 #[derive(Debug, Default)]
 struct Plan {
+    throttle: Option<Throttle>,
     /// For the next requests with this method, one after another.
     faults: VecDeque<(&'static str, Fault)>,
     /// For all requests beside those.
@@ -88,6 +114,18 @@ impl Proxy {
         self.plan.lock().unwrap().always = fault;
     }
 
+    /// Takes so many requests in a second, and so many at once, from now on.
+    pub fn throttle(&self, per_second: u32, most_at_once: u32) {
+        let (per_second, left) = (per_second.into(), most_at_once.into());
+        let throttle = Throttle { per_second, most_at_once: left, left, at: Instant::now(), nr_refused: 0 };
+        self.plan.lock().unwrap().throttle = Some(throttle);
+    }
+
+    /// Returns how many requests were refused since then because they came too fast.
+    pub fn nr_throttled(&self) -> usize {
+        self.plan.lock().unwrap().throttle.as_ref().map_or(0, |throttle| throttle.nr_refused)
+    }
+
     /// Returns the number of requests with a method so far.
     pub fn nr_seen(&self, method: &str) -> usize {
         self.plan.lock().unwrap().seen.iter().filter(|seen| *seen == method).count()
@@ -121,8 +159,10 @@ fn serve(mut client: TcpStream, upstream: &str, plan: &Mutex<Plan>) {
             plan.last_head.clone_from(&head);
             plan.nr_under_way += 1;
             plan.most_under_way = plan.most_under_way.max(plan.nr_under_way);
+            let is_throttled = plan.throttle.as_mut().is_some_and(Throttle::refuses);
             match plan.faults.iter().position(|(of, _)| *of == method) {
                 Some(at) => plan.faults.remove(at).map(|(_, fault)| fault),
+                None if is_throttled => Some(Fault::Status(503)),
                 None => plan.always.clone(),
             }
         };

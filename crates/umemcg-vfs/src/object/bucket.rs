@@ -153,6 +153,10 @@ pub struct BucketFigures {
     pub written_bytes: u64,
     /// Requests that the store refused or did not answer; most are sent again.
     pub refusals: u64,
+    /// Those of them to which the store said that requests come too fast.
+    pub throttles: u64,
+    /// How long requests waited so that they would not, together, in milliseconds.
+    pub throttled_ms: u64,
     /// Operations that failed in the end, other than for what is not there or has changed.
     pub failures: u64,
 }

@@ -1,0 +1,308 @@
+//! How fast one store is asked: as fast as requests come, until the store answers that this is too
+//! fast.
+//!
+//! 1. A store that throttles gets a limit: a part of the rate at which it took requests before. It
+//!    is cut again where the store goes on to throttle, once for each half second.
+//! 2. After a cut the limit is a function of time: it climbs back to the rate before, stays about
+//!    there, and then rises ever faster, as the window of TCP CUBIC does. When it is of no use any
+//!    more it is lifted.
+//! 3. Below a limit requests begin one by one. Each lane has one request in the line for the store,
+//!    so that lanes take turns; in a lane they begin in the order in which they came.
+//! 4. What waits is a future. It holds no thread, and leaves the line when it is dropped.
+
+use std::time::{Duration, Instant};
+
+use tokio::sync::Semaphore;
+use umemcg_base::LeafMutex;
+
+/// What a limit is after a cut, of the rate that the store took.
+const CUT: f64 = 0.7;
+/// How long it takes until a limit is again what it was.
+const RECOVERY_SECONDS: f64 = 2.0;
+/// How long after the last cut a limit is lifted: it is 200 times what it was then.
+const LIFTED_AFTER: Duration = Duration::from_secs(20);
+/// Lowest limit, in requests per second. A store that takes fewer refuses some.
+const RATE_MIN: f64 = 5.0;
+/// What rates are measured in, and the shortest time between two cuts.
+const WINDOW: Duration = Duration::from_millis(500);
+/// How long a request waits at most. It goes out of its turn then: the store decides.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Requests that wait for one another, and take turns with others.
+#[derive(Debug)]
+pub(crate) struct Lane(Semaphore);
+
+impl Default for Lane {
+    fn default() -> Self {
+        Self(Semaphore::new(1))
+    }
+}
+
+/// See the module text.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    schedule: LeafMutex<Schedule>,
+    line: Semaphore,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { schedule: LeafMutex::new(Schedule::new(Instant::now())), line: Semaphore::new(1) }
+    }
+}
+
+impl Pace {
+    /// Waits until a request may begin. Returns for how long it has waited.
+    pub(crate) async fn turn(&self, lane: &Lane) -> Duration {
+        let came = Instant::now();
+        if self.schedule.lock().begin_unlimited(came) {
+            return Duration::ZERO;
+        }
+        let _ = tokio::time::timeout(PATIENCE, self.wait(lane)).await;
+        came.elapsed()
+    }
+
+    async fn wait(&self, lane: &Lane) {
+        // Neither is ever closed.
+        let _first_of_lane = lane.0.acquire().await;
+        let _first = self.line.acquire().await;
+        let begins = self.schedule.lock().begin(Instant::now());
+        tokio::time::sleep_until(begins.into()).await;
+    }
+
+    /// Notes an answer to a request that was sent at a time: whether it was that requests come too
+    /// fast.
+    pub(crate) fn answered(&self, sent: Instant, is_throttled: bool) {
+        let mut schedule = self.schedule.lock();
+        match is_throttled {
+            true => schedule.refused(sent, Instant::now()),
+            false => schedule.taken.note(Instant::now()),
+        }
+    }
+}
+
+/// When requests begin, as a function of time that is given to it.
+#[derive(Debug)]
+struct Schedule {
+    limit: Option<Limit>,
+    /// Requests that began, and those that the store took.
+    begun: Meter,
+    taken: Meter,
+    /// When the next one may begin.
+    next: Instant,
+}
+
+impl Schedule {
+    fn new(now: Instant) -> Self {
+        Self { limit: None, begun: Meter::new(now), taken: Meter::new(now), next: now }
+    }
+
+    /// Begins a request if there is no limit.
+    fn begin_unlimited(&mut self, now: Instant) -> bool {
+        self.limit = self.limit.filter(|limit| now.saturating_duration_since(limit.cut) < LIFTED_AFTER);
+        if self.limit.is_none() {
+            self.begun.note(now);
+        }
+        self.limit.is_none()
+    }
+
+    /// Returns when a request begins.
+    fn begin(&mut self, now: Instant) -> Instant {
+        if self.begin_unlimited(now) {
+            return now;
+        }
+        let begins = self.next.max(now);
+        let rate = self.limit.map_or(f64::INFINITY, |limit| limit.rate(begins));
+        self.next = begins + Duration::from_secs_f64(1.0 / rate);
+        self.begun.note(now);
+        begins
+    }
+
+    fn refused(&mut self, sent: Instant, now: Instant) {
+        let is_old = |limit: Limit| sent < limit.cut || now < limit.cut + WINDOW;
+        if self.limit.is_some_and(is_old) {
+            return;
+        }
+        let begun = self.begun.rate(now);
+        let rate = self.limit.map_or(begun, |limit| limit.rate(now).min(begun));
+        // What is down takes nothing, and is up again soon: not all at once.
+        let cut = (CUT * self.taken.rate(now)).clamp(rate / 2.0, rate).max(RATE_MIN);
+        self.limit = Some(Limit { before: cut / CUT, cut: now });
+        self.next = now;
+    }
+}
+
+/// See the module text.
+#[derive(Debug, Clone, Copy)]
+struct Limit {
+    /// The rate to come back to, in requests per second.
+    before: f64,
+    /// When it was cut.
+    cut: Instant,
+}
+
+impl Limit {
+    /// Returns it in requests per second.
+    fn rate(&self, now: Instant) -> f64 {
+        let seconds = now.saturating_duration_since(self.cut).min(LIFTED_AFTER).as_secs_f64();
+        let steepness = (1.0 - CUT) / RECOVERY_SECONDS.powi(3);
+        self.before * (1.0 + steepness * (seconds - RECOVERY_SECONDS).powi(3))
+    }
+}
+
+/// Counts events of the last windows.
+#[derive(Debug)]
+struct Meter {
+    since: Instant,
+    nr: u32,
+    nr_before: u32,
+}
+
+impl Meter {
+    fn new(now: Instant) -> Self {
+        Self { since: now, nr: 0, nr_before: 0 }
+    }
+
+    fn turn(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.since);
+        if passed >= 2 * WINDOW {
+            *self = Self::new(now);
+        } else if passed >= WINDOW {
+            *self = Self { since: self.since + WINDOW, nr: 0, nr_before: self.nr };
+        }
+    }
+
+    fn note(&mut self, now: Instant) {
+        self.turn(now);
+        self.nr = self.nr.saturating_add(1);
+    }
+
+    /// Returns the rate in the last half second and what there is of the one after, in events per
+    /// second.
+    fn rate(&mut self, now: Instant) -> f64 {
+        self.turn(now);
+        let seconds = WINDOW + now.saturating_duration_since(self.since);
+        f64::from(self.nr.saturating_add(self.nr_before)) / seconds.as_secs_f64()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// A store that takes so many requests in each tenth of a second, asked for some seconds as
+    /// fast as may be, but not more than so often in a millisecond. Returns how many it took and
+    /// how many it refused.
+    fn ask(
+        schedule: &mut Schedule,
+        now: &mut Instant,
+        seconds: u32,
+        (store, most): (u32, u32),
+    ) -> (u32, u32) {
+        let (mut nr_taken, mut nr_refused, mut nr_here, mut waiting) = (0, 0, 0, None);
+        for ms in 0..seconds * 1000 {
+            *now += MS;
+            if ms % 100 == 0 {
+                nr_here = 0;
+            }
+            for _ in 0..most {
+                if *waiting.get_or_insert_with(|| schedule.begin(*now)) > *now {
+                    break;
+                }
+                (waiting, nr_here) = (None, nr_here + 1);
+                if nr_here > store {
+                    nr_refused += 1;
+                    schedule.refused(*now, *now);
+                } else {
+                    nr_taken += 1;
+                    schedule.taken.note(*now);
+                }
+            }
+        }
+        (nr_taken, nr_refused)
+    }
+
+    #[test]
+    fn a_store_that_takes_all_has_no_limit() {
+        let mut now = Instant::now();
+        let mut schedule = Schedule::new(now);
+        assert_eq!(ask(&mut schedule, &mut now, 5, (u32::MAX, 3)), (15_000, 0));
+        assert!(schedule.limit.is_none());
+    }
+
+    #[test]
+    fn a_limit_finds_the_rate_that_a_store_takes() {
+        let mut now = Instant::now();
+        let mut schedule = Schedule::new(now);
+        // 100 in a second, of 1,000 that would come.
+        ask(&mut schedule, &mut now, 10, (10, 1));
+        let (nr_taken, nr_refused) = ask(&mut schedule, &mut now, 60, (10, 1));
+        assert!(nr_taken > 60 * 80, "{nr_taken} taken, {nr_refused} refused");
+        assert!(nr_refused < nr_taken / 10, "{nr_taken} taken, {nr_refused} refused");
+    }
+
+    #[test]
+    fn a_limit_is_lifted_when_the_store_takes_all_again() {
+        let mut now = Instant::now();
+        let mut schedule = Schedule::new(now);
+        ask(&mut schedule, &mut now, 10, (10, 1));
+        assert!(schedule.limit.is_some());
+        let (nr_taken, nr_refused) = ask(&mut schedule, &mut now, 10, (u32::MAX, 1));
+        assert!(nr_refused == 0 && nr_taken > 2_000, "it rises: {nr_taken}");
+        ask(&mut schedule, &mut now, 11, (u32::MAX, 1));
+        assert!(schedule.limit.is_none());
+    }
+
+    #[test]
+    fn a_store_that_was_down_is_soon_asked_as_before() {
+        let mut now = Instant::now();
+        let mut schedule = Schedule::new(now);
+        ask(&mut schedule, &mut now, 5, (u32::MAX, 1));
+        ask(&mut schedule, &mut now, 2, (0, 1));
+        let (nr_taken, _) = ask(&mut schedule, &mut now, 15, (u32::MAX, 1));
+        assert!(nr_taken > 5_000, "{nr_taken} of 15,000");
+    }
+
+    #[test]
+    fn refusals_of_requests_from_before_a_cut_are_of_it() {
+        let mut now = Instant::now();
+        let mut schedule = Schedule::new(now);
+        let sent = now;
+        for _ in 0..500 {
+            assert!(schedule.begin_unlimited(now));
+        }
+        now += 10 * MS;
+        schedule.refused(sent, now);
+        let rate = |schedule: &Schedule| schedule.limit.unwrap().rate(now);
+        let cut = rate(&schedule);
+        now += 3 * WINDOW;
+        schedule.refused(sent, now);
+        assert_eq!(schedule.limit.unwrap().rate(now - 3 * WINDOW), cut);
+        let mut least = Schedule::new(now);
+        least.refused(now, now);
+        assert_eq!(least.limit.unwrap().rate(now), RATE_MIN);
+    }
+
+    #[test]
+    fn lanes_take_turns_and_none_begins_twice() {
+        let pace = Pace::default();
+        let lanes = [Lane::default(), Lane::default()];
+        pace.answered(Instant::now(), true);
+        // The first lane has many that wait, the second one: it is not behind them all.
+        let order = LeafMutex::new(Vec::new());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let ask = async |lane: usize| {
+                let _ = pace.turn(&lanes[lane]).await;
+                order.lock().push(lane);
+            };
+            let requests = [0, 0, 0, 0, 0, 0, 1].map(ask);
+            futures_util::future::join_all(requests).await;
+        });
+        let order = order.lock().clone();
+        assert_eq!(order.len(), 7);
+        assert!(order[..3].contains(&1), "{order:?}");
+    }
+}
