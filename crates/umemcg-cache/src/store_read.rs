@@ -69,6 +69,12 @@ impl StoreRead {
         }
     }
 
+    /// Forgets what has been delivered, for a store that finds it to be wrong. The bytes are to be
+    /// delivered again from the first.
+    pub fn restart(&mut self) {
+        (self.nr_delivered, self.at) = (0, (0, 0));
+    }
+
     /// Ends the read. `Ok` with fewer bytes than wanted means the end of the file, as for
     /// [`BackingStore::read_at`](crate::BackingStore::read_at). After an error the store may be
     /// asked for a part of the range again, from within this call.

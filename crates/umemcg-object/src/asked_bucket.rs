@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -16,6 +16,7 @@ use umemcg_vfs::Timestamp;
 use umemcg_vfs::object::{BucketError, Expected, ObjectInfo};
 
 use crate::amendment::{AMENDMENT, Amendment};
+use crate::checksum::{ASKS_SUM, RunningSum, TOLD_SUM};
 use crate::http_layer::{RequestCounts, chain};
 use crate::metadata::{mark_of, metadata_of};
 use crate::store::Store;
@@ -42,6 +43,8 @@ pub(crate) struct AskedBucket {
     pub(crate) runtime: Handle,
     /// Length of the parts of an upload, if these are not too many.
     pub(crate) part_bytes: u64,
+    /// The store has refused the condition of a deletion. Relaxed: it stands alone.
+    pub(crate) has_plain_deletes: AtomicBool,
 }
 
 /// A key, as the library has it.
@@ -171,7 +174,8 @@ impl AskedBucket {
         Ok(listed.into_iter().map(|upload| upload.id).collect())
     }
 
-    /// Reads a range of an object into `take`.
+    /// Reads a range of an object into `take`. Bytes that are not what the store has are a failure
+    /// where the range is the whole object and the store tells its sum.
     pub(crate) async fn read(
         &self,
         key: &str,
@@ -181,40 +185,49 @@ impl AskedBucket {
     ) -> Result<(), BucketError> {
         let path = self.place(key)?.path;
         let wanted = range.end - range.start;
-        let read = tokio::time::timeout(READ_TIMEOUT, self.read_range(&path, info, range, take)).await;
+        let read = TOLD_SUM.scope(RefCell::default(), self.read_range(&path, info, range, take));
+        let read = tokio::time::timeout(READ_TIMEOUT, read).await;
         let read =
             read.unwrap_or_else(|elapsed| Err(Error::Generic { store: "GET", source: Box::new(elapsed) }));
-        match read.map_err(|error| self.failed("GET", key, &error))? {
-            Ok(len) if len == wanted => {
+        let what = match read.map_err(|error| self.failed("GET", key, &error))? {
+            Ok((len, Ok(()))) if len == wanted => {
                 self.counts.read_bytes.fetch_add(len, Ordering::Relaxed);
-                Ok(())
+                return Ok(());
             }
-            Ok(len) => {
-                self.counts.failures.fetch_add(1, Ordering::Relaxed);
-                let url = &self.url;
-                Err(BucketError::Corrupt(format!("GET of {key:?} in {url}: {len} bytes came of {wanted}")))
+            Ok((len, Err(what))) if len == wanted => what,
+            Ok((len, _)) => format!("{len} bytes came of {wanted}"),
+            Err(what) => {
+                return Err(BucketError::Changed(format!("GET of {key:?} in {}: {what}", self.url)));
             }
-            Err(what) => Err(BucketError::Changed(format!("GET of {key:?} in {}: {what}", self.url))),
-        }
+        };
+        self.counts.failures.fetch_add(1, Ordering::Relaxed);
+        Err(BucketError::Corrupt(format!("GET of {key:?} in {}: {what}", self.url)))
     }
 
-    /// As [`read`](Self::read); returns how many bytes came, or how the store sent something else.
+    /// As [`read`](Self::read); returns how many bytes came and whether they have the sum that the
+    /// store told, or how it sent something else.
     async fn read_range(
         &self,
         path: &Path,
         info: &ObjectInfo,
         range: Range<u64>,
         take: &mut (dyn FnMut(&[u8]) + Send),
-    ) -> Result<Result<u64, String>, Error> {
+    ) -> Result<Result<(u64, Result<(), String>), String>, Error> {
         // What came is compared below, too.
         let if_match = strong_etag(info).map(str::to_owned);
         let wanted = range.end - range.start;
-        let options = GetOptions { if_match, range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
-        let answer = self.store.objects.get_opts(path, options).await?;
+        // A part has no sum. Of all of it S3 tells none either if it is asked for as a part.
+        let is_whole = wanted == info.size;
+        let range = (!is_whole).then_some(GetRange::Bounded(range));
+        let options = GetOptions { if_match, range, ..GetOptions::default() };
+        let headers = Vec::from_iter((is_whole && self.store.takes_conditions).then_some(ASKS_SUM));
+        let asked = self.store.objects.get_opts(path, options);
+        let answer = AMENDMENT.scope(Amendment { headers, ..Amendment::default() }, asked).await?;
         let found = info_of(&answer.meta);
         if !found.is_same(info) {
             return Ok(Err(format!("the store sent {:?} in place of {:?}", found.etag, info.etag)));
         }
+        let mut sum = TOLD_SUM.with(RefCell::take).filter(|_| is_whole).map(RunningSum::new);
         let (mut body, mut len) = (answer.into_stream(), 0);
         // One that sends more than was asked for may never end.
         while len <= wanted
@@ -222,9 +235,10 @@ impl AskedBucket {
         {
             let bytes = bytes?;
             len += bytes.len() as u64;
+            sum.iter_mut().for_each(|sum| sum.take(&bytes));
             take(&bytes);
         }
-        Ok(Ok(len))
+        Ok(Ok((len, sum.map_or(Ok(()), RunningSum::end))))
     }
 
     /// Returns whether a failure is that the store does not know what a header asks for.

@@ -21,6 +21,7 @@ use umemcg_base::LeafMutex;
 use umemcg_vfs::object::BucketFigures;
 
 use crate::amendment::{Signer, amend};
+use crate::checksum::{TOLD_SUM, ToldSum};
 use crate::listing_filter::without_hidden;
 use crate::pace::Lane;
 use crate::traffic::Traffic;
@@ -287,6 +288,10 @@ impl HttpService for CountingService {
         self.counts.note(is_trouble.then(|| format!("the store answered {status}")));
         match (kind, status.is_success()) {
             (RequestKind::List, true) => filtered(response).await,
+            (RequestKind::Get, true) if status == StatusCode::OK => {
+                note_sum(&response);
+                Ok(response)
+            }
             (_, true) => Ok(response),
             // Read whole by the library, as a listing is.
             (_, false) => bounded(response).await,
@@ -385,6 +390,12 @@ fn with_body(parts: http::response::Parts, whole: Bytes) -> HttpResponse {
 async fn bounded(response: HttpResponse) -> Result<HttpResponse, HttpError> {
     let (parts, body) = response.into_parts();
     Ok(with_body(parts, told(&read_bounded(body).await?)))
+}
+
+/// Hands on what an answer with a whole object tells of its sum.
+fn note_sum(response: &HttpResponse) {
+    // Not set in a request that is no read of ours.
+    let _ = TOLD_SUM.try_with(|told| *told.borrow_mut() = ToldSum::of(response.headers()));
 }
 
 /// Takes keys out of a listing that are no paths.

@@ -20,6 +20,7 @@ use crate::runtime::runtime;
 use crate::store::Store;
 use crate::store_bucket::StoreBucket;
 use crate::traffic::Traffic;
+use crate::upload::PART_BYTES;
 
 /// How long a request is sent again that the store refuses or does not answer.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -143,7 +144,8 @@ pub fn open(text: &str, options: &ObjectOptions) -> Result<Arc<dyn Bucket>, Loca
         _ => return Err(LocationError::UnknownKind(text.into())),
     };
     let text = text.trim_end_matches('/').to_owned();
-    Ok(Arc::new(StoreBucket::new(store, prefix.to_string(), (text, endpoint), counts, runtime)))
+    let (prefix, place) = (prefix.to_string(), (text, endpoint));
+    Ok(Arc::new(StoreBucket::new(store, prefix, place, counts, runtime, PART_BYTES)))
 }
 
 /// Returns which service a URL names, and the prefix there.

@@ -4,25 +4,26 @@ use std::cell::RefCell;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
+use object_store::ObjectStore;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
 use tokio::runtime::Handle;
 use umemcg_vfs::object::{
     Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, ObjectBody, ObjectInfo,
     ObjectSource, PartedUpload, UNKNOWN_UPLOAD,
 };
 
-use crate::amendment::AMENDMENT;
 use crate::asked_bucket::{AskedBucket, info_of};
 use crate::copy::Copy;
+use crate::deletion::Deletion;
 use crate::http_layer::{HIDDEN, RequestCounts};
 use crate::local_directory::LocalDirectory;
 use crate::metadata::marked;
 use crate::parted_upload::StoreUpload;
 use crate::relabeling::{COPY_BYTES_MAX, Relabeling};
 use crate::store::Store;
-use crate::upload::{PART_BYTES, Upload, upload_bytes};
+use crate::upload::{Upload, upload_bytes};
 
 /// See the module text.
 pub struct StoreBucket {
@@ -45,12 +46,22 @@ impl StoreBucket {
         (url, endpoint): (String, Option<String>),
         counts: Arc<RequestCounts>,
         runtime: Handle,
+        part_bytes: u64,
     ) -> Self {
         if !prefix.is_empty() && !prefix.ends_with('/') {
             prefix.push('/');
         }
-        let part_bytes = PART_BYTES;
-        Self { asked: Arc::new(AskedBucket { store, prefix, url, endpoint, counts, runtime, part_bytes }) }
+        let asked = AskedBucket {
+            store,
+            prefix,
+            url,
+            endpoint,
+            counts,
+            runtime,
+            part_bytes,
+            has_plain_deletes: AtomicBool::new(false),
+        };
+        Self { asked: Arc::new(asked) }
     }
 
     /// Returns a bucket of a store that a program has made itself, whose uploads have parts of a
@@ -66,14 +77,8 @@ impl StoreBucket {
     ) -> std::io::Result<Self> {
         let runtime = crate::runtime::runtime()?;
         let store = Store::plain(Arc::new(store));
-        let mut prefix = prefix.to_owned();
-        if !prefix.is_empty() {
-            prefix.push('/');
-        }
-        let (url, endpoint, counts) = (url.to_owned(), None, Arc::default());
-        Ok(Self {
-            asked: Arc::new(AskedBucket { store, prefix, url, endpoint, counts, runtime, part_bytes }),
-        })
+        let place = (url.to_owned(), None);
+        Ok(Self::new(store, prefix.to_owned(), place, Arc::default(), runtime, part_bytes))
     }
 }
 
@@ -197,9 +202,14 @@ impl Bucket for StoreBucket {
         if let Some(directory) = LocalDirectory::of(&self.asked, key)? {
             return directory.remove();
         }
-        let place = self.asked.place(key)?;
-        let deleted = self.asked.store.objects.delete(&place.path);
-        gone_is_well(self.asked.in_time("DELETE", key, AMENDMENT.scope(place.amendment(), deleted)))
+        Deletion { asked: &self.asked, key, place: self.asked.place(key)?, info: None }.run()
+    }
+
+    fn delete_version(&self, key: &str, info: &ObjectInfo) -> Result<(), BucketError> {
+        if let Some(directory) = LocalDirectory::of(&self.asked, key)? {
+            return directory.remove();
+        }
+        Deletion { asked: &self.asked, key, place: self.asked.place(key)?, info: Some(info) }.run()
     }
 
     fn copy(

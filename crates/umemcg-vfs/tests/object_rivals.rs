@@ -259,6 +259,40 @@ fn a_directory_is_made_by_one() {
 }
 
 #[test]
+fn an_unlink_removes_the_version_that_its_name_was() {
+    let w = World::new();
+    w.bucket.put("f", "old");
+    w.put("ours", b"old").unwrap();
+    for name in ["f", "ours"] {
+        let known = w.find(name).unwrap();
+        // The daemon believes what it knows for a moment.
+        w.bucket.put(name, "another program's");
+        assert_eq!(errno(w.unlink(name)), Some(Errno::AGAIN), "{name}");
+        assert_eq!(w.stored(name).unwrap(), b"another program's");
+        w.unlink(name).unwrap();
+        assert!(w.stored(name).is_none(), "{name}");
+        umemcg_vfs::Lookup::forget(&*w.volume, known.node, 1);
+    }
+}
+
+#[test]
+fn a_rename_leaves_what_came_after_its_last_look() {
+    let w = World::new();
+    w.bucket.put("f", "old");
+    let (bucket, is_copied) = (Arc::downgrade(&w.bucket), AtomicBool::new(false));
+    w.bucket.on_request(move |method, key| match (method, key) {
+        ("COPY", "f") => is_copied.store(true, SeqCst),
+        ("HEAD", "f") if is_copied.swap(false, SeqCst) => {
+            bucket.upgrade().unwrap().put("f", "another program's");
+        }
+        _ => {}
+    });
+    w.rename("f", "g", RenameFlags::empty()).unwrap();
+    assert_eq!(w.stored("f").unwrap(), b"another program's");
+    assert_eq!(w.stored("g").unwrap(), b"old");
+}
+
+#[test]
 fn what_is_staged_is_there_whatever_the_store_says() {
     let (w, staging) = (World::new(), tempfile::tempdir().unwrap());
     let mut config = config(&w.bucket, staging.path(), 1 << 20);

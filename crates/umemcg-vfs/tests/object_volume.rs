@@ -4,6 +4,7 @@ mod common;
 
 use std::ffi::OsStr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use common::memory_bucket::MemoryBucket;
@@ -438,6 +439,25 @@ fn a_failing_store_is_an_error_and_nothing_more() {
     assert_eq!(w.read(&file, 0, 100).unwrap(), &pattern(1 << 20, 5)[..100]);
     drop(file);
     assert!(ObjectVolume::open(&w.engine, &failing(), 0).is_err(), "told at the mount");
+}
+
+#[test]
+fn what_comes_damaged_is_asked_for_again_then_eio() {
+    let w = World::new(Freshness::CloseToOpen);
+    let bytes = pattern(300_000, 5);
+    w.bucket.put("once", bytes.clone());
+    w.bucket.put("always", bytes.clone());
+    let gets = || w.bucket.gets.load(Ordering::Relaxed);
+    w.bucket.damages.store(1, Ordering::Relaxed);
+    assert!(w.whole("once").unwrap() == bytes);
+    assert_eq!(gets(), 2);
+    w.bucket.damages.store(u64::MAX, Ordering::Relaxed);
+    let file = w.open("always").unwrap();
+    let before = gets();
+    assert_eq!(w.read(&file, 0, 100).unwrap_err().errno(), Errno::IO);
+    assert_eq!(gets() - before, 2, "no part is asked for, of which nothing could be told");
+    w.bucket.damages.store(0, Ordering::Relaxed);
+    assert!(w.whole("always").unwrap() == bytes, "nothing of it was kept");
 }
 
 fn failing() -> ObjectConfig {

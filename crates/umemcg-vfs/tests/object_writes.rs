@@ -75,6 +75,19 @@ fn a_new_file_costs_few_requests() {
 }
 
 #[test]
+fn a_copy_that_comes_damaged_is_made_again() {
+    let w = World::new();
+    let mut bytes = pattern(9 << 20, 1);
+    w.bucket.put("a", bytes.clone());
+    let file = w.open("a", OFlags::RDWR).unwrap();
+    w.bucket.damages.store(1, Ordering::Relaxed);
+    w.write(&file, 5_000_000, b"changed").unwrap();
+    file.fsync(true).unwrap();
+    bytes[5_000_000..5_000_007].copy_from_slice(b"changed");
+    assert!(w.stored("a").unwrap() == bytes);
+}
+
+#[test]
 fn a_file_that_is_changed_in_place_is_copied_first() {
     let w = World::new();
     let mut bytes = pattern(9 << 20, 1);

@@ -45,8 +45,9 @@ enum Attempt {
 }
 
 /// Returns whether a store that fails so would fail at every place: it does not answer, or does not
-/// give this file to us at all. All other errors may be of one place of a device, or of the size of
-/// the read.
+/// give this file to us at all, or gives bytes that are not the file's, which it may do for a part
+/// as well without a way to tell. All other errors may be of one place of a device, or of the size
+/// of the read.
 fn is_of_whole_store(error: &io::Error) -> bool {
     use io::ErrorKind as Kind;
     matches!(
@@ -62,6 +63,7 @@ fn is_of_whole_store(error: &io::Error) -> bool {
             | Kind::NetworkDown
             | Kind::StaleNetworkFileHandle
             | Kind::NotFound
+            | Kind::InvalidData
             | Kind::PermissionDenied
     )
 }

@@ -16,6 +16,8 @@ pub enum Fault {
     Redirect(u16, String),
     /// Half of the answer's body comes, then the connection ends.
     CutBody,
+    /// A bit of the answer's body is another.
+    DamagedBody,
     /// The answer has another ETag.
     OtherEtag,
     /// The answer's body is so many times as long.
@@ -208,6 +210,7 @@ fn answer(
         Some(Fault::AnswerLost) => return false,
         Some(Fault::Delay(time)) => std::thread::sleep(*time),
         Some(Fault::OtherEtag) => head = with_other_etag(&head),
+        Some(Fault::DamagedBody) => body.iter_mut().take(1).for_each(|byte| *byte ^= 1),
         Some(Fault::CutBody) => body.truncate(body.len() / 2),
         Some(Fault::LongBody(times)) => {
             let len = body.len();

@@ -112,7 +112,7 @@ pub enum BucketError {
     /// The store did not answer, or answered with errors until the time for it was over.
     #[error("{0}")]
     Unavailable(String),
-    /// The answer makes no sense.
+    /// The answer makes no sense, or its bytes are not those of the object.
     #[error("{0}")]
     Corrupt(String),
     /// The bytes that were to be stored cannot be read, or an upload cannot be noted.
@@ -313,6 +313,13 @@ pub trait Bucket: Send + Sync + fmt::Debug {
     fn abort_upload(&self, key: &str, upload: &str) -> Result<(), BucketError>;
     /// Removes an object. One that is not there is no error.
     fn delete(&self, key: &str) -> Result<(), BucketError>;
+    /// Removes an object in this version. One that is not there is no error.
+    /// [`BucketError::Changed`] when it has another one, which stays; a store without conditions
+    /// for deletions removes that, too.
+    fn delete_version(&self, key: &str, info: &ObjectInfo) -> Result<(), BucketError> {
+        let _ = info;
+        self.delete(key)
+    }
     /// Copies an object in this version within the bucket, its metadata too.
     /// [`BucketError::Changed`] when it has another version, or `expected` does not hold of `to`.
     fn copy(
@@ -339,4 +346,28 @@ pub trait Bucket: Send + Sync + fmt::Debug {
     fn figures(&self) -> BucketFigures;
     /// Returns the last failure, if the store has not answered since.
     fn trouble(&self) -> Option<String>;
+}
+
+/// Reads as [`Bucket::read`] does, once more if the bytes that came are not those of the object, and
+/// tells `take` where they belong. Those that come again replace the ones before.
+pub(super) fn read_placed(
+    bucket: &dyn Bucket,
+    (key, info): (&str, &ObjectInfo),
+    range: Range<u64>,
+    take: &mut (dyn FnMut(u64, &[u8]) + Send),
+) -> Result<(), BucketError> {
+    let mut read = || {
+        let mut at = range.start;
+        bucket.read(key, info, range.clone(), &mut |bytes| {
+            take(at, bytes);
+            at += bytes.len() as u64;
+        })
+    };
+    match read() {
+        Err(error @ BucketError::Corrupt(_)) => {
+            tracing::warn!(%error, "bytes of an object came damaged, and are asked for again");
+            read()
+        }
+        result => result,
+    }
 }

@@ -12,7 +12,7 @@ use umemcg::{Engine, Group, OwnerId};
 use umemcg_arena::{Arena, Segment};
 use umemcg_base::{ErrorSequence, LeafMutex};
 
-use super::bucket::{Bucket, BucketError, ObjectBody, ObjectInfo};
+use super::bucket::{Bucket, BucketError, ObjectBody, ObjectInfo, read_placed};
 use super::draft::Draft;
 use super::failure_log::FailureLog;
 use super::file_attributes::FileAttributes;
@@ -193,6 +193,19 @@ impl ObjectStore {
         self.place.lock().clone()
     }
 
+    /// Begins a read, the `is_second` of the same bytes or the first.
+    fn deliver(&self, read: StoreRead, is_second: bool) {
+        let Place { key, info } = self.place();
+        let end = info.size.min(read.offset().saturating_add(read.len() as u64));
+        let range = read.offset()..end;
+        if range.is_empty() {
+            return read.finish(Ok(()));
+        }
+        let (store, of) = (self.clone(), Arc::clone(&key));
+        let body = Box::new(Delivery { read, store, key: of, has_bytes: false, is_second });
+        self.bucket.begin_read(&key, &info, range, body);
+    }
+
     /// Returns whether the object was not found as it is because it was renamed here meanwhile.
     fn has_moved(&self, asked: &Arc<str>, error: &BucketError) -> bool {
         let is_elsewhere = matches!(error, BucketError::NotFound(_) | BucketError::Changed(_));
@@ -222,6 +235,7 @@ impl ReadFailures {
         match error {
             // Its kind says so to the cache; a caller gets the same error number.
             BucketError::Unavailable(_) => io::Error::new(io::ErrorKind::TimedOut, error),
+            BucketError::Corrupt(_) => io::Error::new(io::ErrorKind::InvalidData, error),
             _ => errno.into(),
         }
     }
@@ -235,6 +249,8 @@ struct Delivery {
     /// Of the object that was asked for.
     key: Arc<str>,
     has_bytes: bool,
+    /// What came the first time was damaged.
+    is_second: bool,
 }
 
 impl ObjectBody for Delivery {
@@ -244,9 +260,14 @@ impl ObjectBody for Delivery {
     }
 
     fn end(self: Box<Self>, result: Result<(), BucketError>) {
-        let Self { read, store, key, has_bytes } = *self;
+        let Self { mut read, store, key, has_bytes, is_second } = *self;
         match result {
-            Err(error) if !has_bytes && store.has_moved(&key, &error) => store.begin_read(read),
+            Err(error) if !has_bytes && store.has_moved(&key, &error) => store.deliver(read, is_second),
+            Err(BucketError::Corrupt(what)) if !is_second => {
+                tracing::warn!(what, "bytes of an object came damaged, and are asked for again");
+                read.restart();
+                store.deliver(read, true);
+            }
             result => read.finish(result.map_err(|error| store.failures.note(error))),
         }
     }
@@ -265,8 +286,15 @@ impl BackingStore for ObjectStore {
             if offset >= end {
                 return Ok(0);
             }
-            let mut into = SegmentWriter { arena, segments, at: 0 };
-            match self.bucket.read(&key, &info, offset..end, &mut |bytes| into.write(bytes)) {
+            let start = SegmentWriter { arena, segments, at: 0 };
+            let mut into = start;
+            let mut take = |at: u64, bytes: &[u8]| {
+                if at == offset {
+                    into = start;
+                }
+                into.write(bytes);
+            };
+            match read_placed(&*self.bucket, (&key, &info), offset..end, &mut take) {
                 Ok(()) => return Ok((end - offset) as usize),
                 Err(error) if self.has_moved(&key, &error) => {}
                 Err(error) => return Err(self.failures.note(error)),
@@ -279,18 +307,7 @@ impl BackingStore for ObjectStore {
     }
 
     fn begin_read(&self, read: StoreRead) {
-        let Place { key, info } = self.place();
-        let end = info.size.min(read.offset().saturating_add(read.len() as u64));
-        let range = read.offset()..end;
-        if range.is_empty() {
-            return read.finish(Ok(()));
-        }
-        self.bucket.begin_read(
-            &key,
-            &info,
-            range,
-            Box::new(Delivery { read, store: self.clone(), key: Arc::clone(&key), has_bytes: false }),
-        );
+        self.deliver(read, false);
     }
 
     fn write_at(&self, _arena: &Arena, _segments: &[Segment], _offset: u64) -> io::Result<usize> {
@@ -311,6 +328,7 @@ impl BackingStore for ObjectStore {
 }
 
 /// Copies bytes into segments, one after another; what does not fit is dropped.
+#[derive(Clone, Copy)]
 struct SegmentWriter<'a> {
     arena: &'a Arena,
     segments: &'a [Segment],

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use umemcg::Group;
 use umemcg_base::{LeafMutex, assert_no_locks_held};
 
-use super::bucket::{BucketError, Expected, ObjectInfo, UPLOAD_MARK};
+use super::bucket::{BucketError, Expected, ObjectInfo, UPLOAD_MARK, read_placed};
 use super::config::{RETRY_PAUSE, StagingConfig};
 use super::content::{Content, Place};
 use super::draft::{Changing, Draft, Upload};
@@ -557,8 +557,8 @@ fn copy_to(
     let _charge = HandleCharge::take(effort, &objects.engine, group, COPY_HELD_BYTES.min(len))?;
     for from in (0..len).step_by(COPY_BYTES as usize) {
         let to = len.min(from + COPY_BYTES);
-        let (mut at, mut written) = (from, Ok(()));
-        let mut take = |mut bytes: &[u8]| {
+        let (mut end, mut written) = (from, Ok(()));
+        let mut take = |mut at: u64, mut bytes: &[u8]| {
             while written.is_ok() && !bytes.is_empty() {
                 match rustix::io::pwrite(&fds.buffered, bytes, at) {
                     Ok(nr) => (at, bytes) = (at + nr as u64, &bytes[nr..]),
@@ -566,8 +566,10 @@ fn copy_to(
                     Err(errno) => written = Err(errno),
                 }
             }
+            end = at;
         };
-        objects.bucket.read(&place.key, &place.info, from..to, &mut take).map_err(|error| {
+        let of = (&*place.key, &place.info);
+        read_placed(&*objects.bucket, of, from..to, &mut take).map_err(|error| {
             match objects.failures.report(&error) {
                 // It was removed.
                 Errno::NOENT => Errno::STALE,
@@ -575,7 +577,7 @@ fn copy_to(
             }
         })?;
         written?;
-        if at != to {
+        if end != to {
             return Err(Errno::IO.into());
         }
     }

@@ -74,6 +74,7 @@ use crate::kernel_cache::KernelCache;
 use crate::kernel_page_lists::KernelPageLists;
 use crate::name::NAME_MAX;
 use crate::volume::{Attributes, Lookup, Open, Volume, VolumeDir, VolumeFile, VolumeKind, next_store_id};
+use bucket::read_placed;
 pub use bucket::{
     Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, ObjectBody, ObjectInfo,
     ObjectSource, PartEnd, PartedUpload, StoreState, UNKNOWN_UPLOAD, UPLOAD_MARK,
@@ -263,8 +264,11 @@ impl Attributes for ObjectVolume {
             return Err(Errno::NAMETOOLONG.into());
         }
         let (key, mut target) = (objects.tree.lock().path(node)?, Vec::new());
-        let mut take = |bytes: &[u8]| target.extend_from_slice(bytes);
-        let read = objects.bucket.read(&key, &info, 0..info.size, &mut take);
+        let mut take = |at: u64, bytes: &[u8]| {
+            target.truncate(at as usize);
+            target.extend_from_slice(bytes);
+        };
+        let read = read_placed(&*objects.bucket, (&key, &info), 0..info.size, &mut take);
         read.map_err(|error| objects.failures.report(&error))?;
         Ok(OsString::from_vec(target))
     }

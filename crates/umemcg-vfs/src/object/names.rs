@@ -4,6 +4,7 @@
 //! is stored under its new name. A directory is renamed key by key, if there are not too many.
 
 use std::ffi::OsStr;
+use std::time::Instant;
 
 use rustix::fs::RenameFlags;
 use rustix::io::Errno;
@@ -11,6 +12,7 @@ use rustix::io::Errno;
 use super::ObjectVolume;
 use super::bucket::BucketError;
 use super::create::new_key_part;
+use super::node::Facts;
 use super::objects::key_part;
 use super::rename::Renaming;
 use super::turns::Claim;
@@ -30,11 +32,21 @@ impl ObjectVolume {
         let content = self.objects.tree.lock().get(node)?.content.clone();
         let draft = content.as_ref().and_then(|content| content.draft());
         let stream = self.stream_of(node);
-        let key = self.objects.tree.lock().path(node)?;
+        let (key, facts) = {
+            let tree = self.objects.tree.lock();
+            (tree.path(node)?, tree.get(node)?.facts.clone())
+        };
         if draft.is_none_or(|draft| draft.may_have_object())
             && stream.as_ref().is_none_or(|(_, stream)| stream.may_have_object())
         {
-            self.objects.bucket.delete(&key).map_err(|error| self.objects.failures.report(&error))?;
+            let deleted = match facts {
+                Facts::Object(info) if stream.is_none() && draft.is_none_or(|draft| draft.is_clean()) => {
+                    self.objects.bucket.delete_version(&key, &info)
+                }
+                // Which version it has depends on what became of an upload.
+                _ => self.objects.bucket.delete(&key),
+            };
+            deleted.map_err(|error| self.not_removed(node, &error))?;
         }
         // It must not come back with the next start.
         draft.map_or(Ok(()), |draft| draft.renounce())?;
@@ -47,6 +59,18 @@ impl ObjectVolume {
         }
         drop(turn);
         Ok(())
+    }
+
+    /// Returns what a failed removal is to a caller. The name of an object that another program has
+    /// replaced is to be looked up again by the caller: the kernel would do so by itself at ESTALE,
+    /// and remove what no program has seen.
+    fn not_removed(&self, node: NodeId, error: &BucketError) -> Errno {
+        let errno = self.objects.failures.report(error);
+        if matches!(error, BucketError::Changed(_)) {
+            self.objects.unlink_node(node, Instant::now());
+            return Errno::AGAIN;
+        }
+        errno
     }
 
     fn remove_directory(&self, node: NodeId, (parent, name): (NodeId, &str)) -> Result<(), VfsError> {
@@ -89,6 +113,10 @@ impl ObjectVolume {
 }
 
 impl Names for ObjectVolume {
+    /// Removes a file, in the version that its name stands for.
+    ///
+    /// # Errors
+    /// `EAGAIN` when another program has stored another one, which stays; the store's.
     fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
         let objects = &self.objects;
         self.drafts()?;

@@ -88,6 +88,7 @@ impl Renaming<'_> {
         let expected = if self.must_be_new { Expected::Absent } else { Expected::Anything };
         // Whether the old object is still there, and is not what another program has stored.
         let is_ours: Box<dyn Fn() -> Result<bool, Errno>>;
+        let mut copied_from = None;
         match (content.as_ref(), draft.filter(|draft| draft.is_unsaved())) {
             (Some(content), Some(draft)) => {
                 let (base, may_have_old) = (draft.base(), draft.may_have_object());
@@ -111,6 +112,7 @@ impl Renaming<'_> {
                 })?;
                 self.rename_in_tree(node, Some((new_key, &copied)));
                 is_ours = Box::new(|| self.has_version(&key, info));
+                copied_from = Some(info);
             }
         }
         if let Some(replaced) = replaced {
@@ -120,7 +122,11 @@ impl Renaming<'_> {
             self.volume.lose_stream(target);
         }
         if is_ours()? {
-            objects.bucket.delete(&key).map_err(|error| objects.failures.report(&error))?;
+            let deleted = match copied_from {
+                Some(info) => objects.bucket.delete_version(&key, info),
+                None => objects.bucket.delete(&key),
+            };
+            left_alone(deleted).map_err(|error| objects.failures.report(&error))?;
         }
         Ok(())
     }
@@ -222,8 +228,9 @@ impl Renaming<'_> {
                 Ok(copied) => drop(moved.insert(to, (info.clone(), copied))),
                 Err(errno) => {
                     // The object of a directory that was there stays.
-                    let is_new = |key: &&String| target.is_none() || **key != new_prefix;
-                    self.delete_all(moved.keys().filter(is_new).map(String::as_str));
+                    let is_new = |key: &str| target.is_none() || key != new_prefix;
+                    let copies = moved.iter().map(|(key, (_, copied))| (key.as_str(), copied));
+                    self.delete_all(copies.filter(|(key, _)| is_new(key)));
                     return Err(errno.into());
                 }
             }
@@ -240,7 +247,7 @@ impl Renaming<'_> {
         let there: BTreeMap<_, _> = self.keys_below(prefix)?.into_iter().collect();
         let is_same =
             |(key, info): &&(String, ObjectInfo)| there.get(key).is_some_and(|there| there.is_same(info));
-        let ours = copied.iter().filter(is_same).map(|(key, _)| key.as_str());
+        let ours = copied.iter().filter(is_same).map(|(key, info)| (key.as_str(), info));
         self.delete_all(ours).map_or(Ok(()), Err)
     }
 
@@ -298,9 +305,9 @@ impl Renaming<'_> {
     }
 
     /// Deletes objects, up to the first that the store does not delete. Returns why.
-    fn delete_all<'k>(&self, keys: impl Iterator<Item = &'k str>) -> Option<Errno> {
-        for key in keys {
-            if let Err(error) = self.volume.objects.bucket.delete(key) {
+    fn delete_all<'k>(&self, objects: impl Iterator<Item = (&'k str, &'k ObjectInfo)>) -> Option<Errno> {
+        for (key, info) in objects {
+            if let Err(error) = left_alone(self.volume.objects.bucket.delete_version(key, info)) {
                 // Each further one may take its longest time, and others wait.
                 return Some(self.volume.objects.failures.report(&error));
             }
@@ -327,5 +334,13 @@ impl Renaming<'_> {
                 None => self.volume.objects.unlink_node(node, Instant::now()),
             }
         }
+    }
+}
+
+/// Takes it well that another program has stored another object meanwhile, which stays.
+fn left_alone(deleted: Result<(), BucketError>) -> Result<(), BucketError> {
+    match deleted {
+        Err(BucketError::Changed(_)) => Ok(()),
+        deleted => deleted,
     }
 }

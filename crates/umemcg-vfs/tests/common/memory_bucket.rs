@@ -58,7 +58,8 @@ pub struct MemoryBucket {
     change_faults: Mutex<VecDeque<ChangeFault>>,
     /// Metadata cannot be replaced.
     pub stores_anew: AtomicBool,
-    /// Called at requests for a key, with no lock held: before COPY, GET and PUT, after DELETE.
+    /// Called at requests for a key, with no lock held: before COPY, GET and PUT, after
+    /// DELETE and HEAD.
     pub hook: Mutex<Option<Hook>>,
     /// Uploads wait while it is closed.
     pub gate: Gate,
@@ -68,6 +69,8 @@ pub struct MemoryBucket {
     pub after_delete: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// Why the last change was refused, if it was.
     trouble: Mutex<Option<String>>,
+    /// So many of the next reads give other bytes, and tell so at their end.
+    pub damages: AtomicU64,
     /// Every request fails with this.
     pub failure: Mutex<Option<BucketError>>,
     /// Uploads in parts cannot be ended, for this reason.
@@ -260,6 +263,18 @@ impl MemoryBucket {
         }
     }
 
+    fn delete_expected(&self, key: &str, expected: &Expected) -> Result<(), BucketError> {
+        self.count(&self.deletes)?;
+        let removed = self.change(key, expected, self.next_fault().as_ref(), |objects| {
+            objects.remove(key);
+            Ok(None)
+        });
+        self.call_hook("DELETE", key);
+        let after = self.after_delete.lock().unwrap().take();
+        after.into_iter().for_each(|after| after());
+        removed.map(|_| ())
+    }
+
     fn next_fault(&self) -> Option<ChangeFault> {
         self.change_faults.lock().unwrap().pop_front()
     }
@@ -353,8 +368,9 @@ impl Bucket for MemoryBucket {
 
     fn head(&self, key: &str) -> Result<ObjectInfo, BucketError> {
         self.count(&self.heads)?;
-        let objects = self.objects.lock().unwrap();
-        objects.get(key).map(info_of).ok_or_else(|| BucketError::NotFound(key.into()))
+        let found = self.objects.lock().unwrap().get(key).map(info_of);
+        self.call_hook("HEAD", key);
+        found.ok_or_else(|| BucketError::NotFound(key.into()))
     }
 
     fn list(&self, prefix: &str, from: Option<&str>, max: usize) -> Result<ListedPart, BucketError> {
@@ -401,8 +417,14 @@ impl Bucket for MemoryBucket {
         if !info_of(&object).is_same(info) {
             return Err(BucketError::Changed(key.into()));
         }
-        object.bytes[range.start as usize..range.end as usize].chunks(7001).for_each(take);
-        Ok(())
+        let mut bytes = object.bytes[range.start as usize..range.end as usize].to_vec();
+        let less = |nr: u64| nr.checked_sub(1);
+        let is_damaged = self.damages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok();
+        if is_damaged && let Some(byte) = bytes.last_mut() {
+            *byte ^= 1;
+        }
+        bytes.chunks(7001).for_each(take);
+        if is_damaged { Err(BucketError::Corrupt(format!("{key}: damaged"))) } else { Ok(()) }
     }
 
     fn begin_read(&self, key: &str, info: &ObjectInfo, range: Range<u64>, body: Box<dyn ObjectBody>) {
@@ -498,15 +520,14 @@ impl Bucket for MemoryBucket {
     }
 
     fn delete(&self, key: &str) -> Result<(), BucketError> {
-        self.count(&self.deletes)?;
-        let removed = self.change(key, &Expected::Anything, self.next_fault().as_ref(), |objects| {
-            objects.remove(key);
-            Ok(None)
-        });
-        self.call_hook("DELETE", key);
-        let after = self.after_delete.lock().unwrap().take();
-        after.into_iter().for_each(|after| after());
-        removed.map(|_| ())
+        self.delete_expected(key, &Expected::Anything)
+    }
+
+    fn delete_version(&self, key: &str, info: &ObjectInfo) -> Result<(), BucketError> {
+        match self.object(key) {
+            Some(_) => self.delete_expected(key, &Expected::Same(info.clone())),
+            None => self.delete_expected(key, &Expected::Anything),
+        }
     }
 
     fn copy(
