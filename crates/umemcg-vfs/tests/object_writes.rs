@@ -3,6 +3,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use common::memory_bucket::{ChangeFault, MemoryBucket, PART_BYTES};
 use common::object_world::{World, config, errno, pattern};
