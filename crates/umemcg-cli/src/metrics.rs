@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use umemcg_fuse::Daemon;
 use umemcg_metrics::{
-    GroupDepth, MetricsListener, MetricsServer, StoreFigures, Surroundings, VolumeFigures, exposition,
+    GroupDepth, MetricsListener, MetricsServer, RequestDurations, StoreFigures, Surroundings, TrafficFigures,
+    VolumeFigures, exposition,
 };
 use umemcg_vfs::VolumeKind;
-use umemcg_vfs::object::StoreState;
+use umemcg_vfs::object::{LATENCY_BOUNDS_MS, StoreState, StoreTraffic};
 
 use crate::args::{MetricsArguments, MountArguments};
 use crate::client::{our_mount, reply_to};
@@ -83,6 +84,23 @@ fn figures_of(state: &StoreState) -> StoreFigures {
         throttled: std::time::Duration::from_millis(figures.throttled_ms),
         failures: figures.failures,
         is_well: state.trouble.is_none(),
+        traffic: state.traffic.as_ref().map(traffic_of),
+    }
+}
+
+fn traffic_of(traffic: &StoreTraffic) -> TrafficFigures {
+    let durations = traffic.latencies.iter().map(|latencies| {
+        let (&nr_longer, within) = latencies.nr_within.split_last().unwrap_or((&0, &[]));
+        let bounds = LATENCY_BOUNDS_MS.map(|bound_ms| bound_ms as f64 / 1e3);
+        let nr_within = bounds.into_iter().zip(within.iter().copied()).collect();
+        let sum_seconds = latencies.sum_us as f64 / 1e6;
+        RequestDurations { kind: latencies.kind, nr_within, nr_longer, sum_seconds }
+    });
+    TrafficFigures {
+        store: traffic.store.clone(),
+        nr_waiting: traffic.nr_waiting,
+        nr_under_way: traffic.nr_under_way,
+        durations: durations.collect(),
     }
 }
 

@@ -313,6 +313,7 @@ mod tests {
             endpoint: None,
             trouble: None,
             figures,
+            traffic: None,
             hidden_keys: Vec::new(),
             has_more_hidden: false,
             staged: vec![object::StagedFile {

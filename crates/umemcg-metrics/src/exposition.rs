@@ -29,7 +29,7 @@ impl Default for GroupDepth {
 }
 
 /// A volume.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct VolumeFigures {
     /// Its name.
     pub name: String,

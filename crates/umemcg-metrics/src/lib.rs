@@ -16,8 +16,10 @@ mod plain_text;
 mod process;
 mod server;
 mod stores;
+mod traffic;
 
 pub use exposition::{GroupDepth, Surroundings, VolumeFigures, exposition};
 pub use families::SERIES_PER_GROUP;
 pub use server::{MetricsAddress, MetricsListener, MetricsServer, WrongAddress};
 pub use stores::StoreFigures;
+pub use traffic::{RequestDurations, TrafficFigures};

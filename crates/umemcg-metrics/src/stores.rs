@@ -7,8 +7,10 @@ use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 
+use crate::traffic::{self, TrafficFigures};
+
 /// What the store of a volume has been asked so far.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct StoreFigures {
     /// The number of requests on the wire of each kind, by the method's name in small letters.
     pub requests: Vec<(&'static str, u64)>,
@@ -26,6 +28,8 @@ pub struct StoreFigures {
     pub failures: u64,
     /// The store answered last as one that works does.
     pub is_well: bool,
+    /// What all volumes of the store ask it, if that is counted.
+    pub traffic: Option<TrafficFigures>,
 }
 
 /// Encodes the figures of stores, each with the label of its volume.
@@ -82,5 +86,5 @@ pub(crate) fn encode(encoder: &mut DescriptorEncoder<'_>, stores: &[(String, &St
     for (volume, store) in stores {
         metric.encode_family(&[("volume", volume.as_str())])?.encode_gauge(&u64::from(store.is_well))?;
     }
-    Ok(())
+    traffic::encode(encoder, stores.iter().filter_map(|(_, store)| store.traffic.as_ref()))
 }

@@ -6,13 +6,18 @@ use std::path::Path;
 use std::sync::Arc;
 
 use umemcg::{Engine, EngineConfig};
-use umemcg_metrics::{GroupDepth, StoreFigures, Surroundings, VolumeFigures, exposition};
+use umemcg_metrics::{
+    GroupDepth, RequestDurations, StoreFigures, Surroundings, TrafficFigures, VolumeFigures, exposition,
+};
 
 #[derive(Debug)]
 struct OneBucket;
 
 impl Surroundings for OneBucket {
     fn volumes(&self) -> Vec<VolumeFigures> {
+        let get = RequestDurations { kind: "get", nr_within: vec![(0.1, 1)], nr_longer: 0, sum_seconds: 0.1 };
+        let traffic =
+            TrafficFigures { store: "s3://b".into(), nr_waiting: 0, nr_under_way: 0, durations: vec![get] };
         let store = StoreFigures {
             requests: vec![("get", 1)],
             read_bytes: 1,
@@ -22,6 +27,7 @@ impl Surroundings for OneBucket {
             throttled: std::time::Duration::ZERO,
             failures: 0,
             is_well: true,
+            traffic: Some(traffic),
         };
         let name = "bucket".into();
         vec![VolumeFigures { name, kind: "objects", nr_open: 0, used_bytes: Some(0), store: Some(store) }]

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use umemcg::{Engine, EngineConfig};
 use umemcg_metrics::{
-    GroupDepth, MetricsAddress, MetricsListener, SERIES_PER_GROUP, StoreFigures, Surroundings, VolumeFigures,
-    exposition,
+    GroupDepth, MetricsAddress, MetricsListener, RequestDurations, SERIES_PER_GROUP, StoreFigures,
+    Surroundings, TrafficFigures, VolumeFigures, exposition,
 };
 
 const MIB: u64 = 1 << 20;
@@ -38,11 +38,23 @@ impl Surroundings for TwoVolumes {
             throttled: Duration::from_millis(1500),
             failures: 0,
             is_well: true,
+            traffic: Some(TrafficFigures {
+                store: "s3://b at http://\"x\"".into(),
+                nr_waiting: 2,
+                nr_under_way: 5,
+                durations: vec![RequestDurations {
+                    kind: "get",
+                    nr_within: vec![(0.005, 3), (0.01, 0), (0.1, 2)],
+                    nr_longer: 1,
+                    sum_seconds: 1.5,
+                }],
+            }),
         };
         vec![
             volume("data \"1\"", "directory", None, None),
             volume("tmp", "tmpfs", Some(4096), None),
-            volume("bucket", "objects", None, Some(store)),
+            volume("bucket", "objects", None, Some(store.clone())),
+            volume("same bucket", "objects", None, Some(store)),
         ]
     }
 
@@ -65,6 +77,22 @@ fn samples(text: &str) -> HashMap<&str, f64> {
         assert!(samples.insert(series, value).is_none(), "{series} comes twice");
     }
     samples
+}
+
+#[test]
+fn latencies_of_a_store_are_shown_once_for_all_its_volumes() {
+    let text = scrape(&engine(), GroupDepth::default());
+    assert!(text.contains("# TYPE umemcg_store_request_duration_seconds histogram\n"), "{text}");
+    let samples = samples(&text);
+    let of = |what: &str, le: &str| {
+        let labels = r#"store="s3://b at http://\"x\"",kind="get""#;
+        samples[format!("umemcg_store_request_duration_seconds_{what}{{{le}{labels}}}").as_str()]
+    };
+    let within = |bound: &str| of("bucket", &format!("le=\"{bound}\","));
+    assert_eq!(["0.005", "0.01", "0.1", "+Inf"].map(within), [3.0, 3.0, 5.0, 6.0]);
+    assert_eq!((of("count", ""), of("sum", "")), (6.0, 1.5));
+    assert_eq!(samples[r#"umemcg_store_requests_waiting{store="s3://b at http://\"x\""}"#], 2.0);
+    assert_eq!(samples[r#"umemcg_store_requests_under_way{store="s3://b at http://\"x\""}"#], 5.0);
 }
 
 fn engine() -> Arc<Engine> {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
-use http::{Method, StatusCode};
+use http::StatusCode;
 use http_body_util::{BodyExt, Full};
 use object_store::ClientOptions;
 use object_store::client::{
@@ -24,6 +24,7 @@ use crate::amendment::{Signer, amend};
 use crate::checksum::{TOLD_SUM, ToldSum};
 use crate::listing_filter::without_hidden;
 use crate::pace::Lane;
+use crate::request_kind::{RequestKind, SILENCE_TIMEOUT};
 use crate::traffic::Traffic;
 use crate::upload_list::{UPLOADS, uploads_of};
 
@@ -49,11 +50,17 @@ pub(crate) struct RequestCounts {
     throttled_us: AtomicU64,
     pub(crate) failures: AtomicU64,
     trouble: LeafMutex<Option<String>>,
+    /// Shared with the other buckets of the store.
+    pub(crate) traffic: Arc<Traffic>,
     /// It has answered since the bucket was opened.
     has_answered: AtomicBool,
 }
 
 impl RequestCounts {
+    pub(crate) fn of(traffic: Arc<Traffic>) -> Self {
+        Self { traffic, ..Self::default() }
+    }
+
     pub(crate) fn figures(&self) -> BucketFigures {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         BucketFigures {
@@ -103,81 +110,14 @@ impl RequestCounts {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum RequestKind {
-    Get,
-    Head,
-    List,
-    /// Of an object or a part of one.
-    Put,
-    /// Of an upload in parts.
-    BeginOrEnd,
-    Copy,
-    Delete,
-    /// For credentials.
-    Other,
-}
-
-impl RequestKind {
-    const NR: usize = Self::Other as usize + 1;
-
-    /// Returns how long the store may take until its answer is complete, for what is not read as it
-    /// comes. S3 may take minutes for the end of an upload and for a large copy.
-    fn time_max(self, body_len: usize) -> Option<Duration> {
-        match self {
-            Self::Put => {
-                Some(SILENCE_TIMEOUT + Duration::from_secs(body_len as u64 / SLOWEST_BYTES_PER_SECOND))
-            }
-            Self::BeginOrEnd | Self::Copy => Some(SLOW_ANSWER_TIMEOUT),
-            Self::Delete => Some(SILENCE_TIMEOUT),
-            Self::Get | Self::Head | Self::List | Self::Other => None,
-        }
-    }
-
-    /// Returns whether the request may be sent again whatever became of it: an upload knows its own
-    /// object, and what is removed twice is gone.
-    fn may_repeat(self) -> bool {
-        matches!(self, Self::Put | Self::Copy | Self::Delete)
-    }
-}
-
-fn kind_of(request: &HttpRequest) -> RequestKind {
-    let query = request.uri().query().unwrap_or_default();
-    let asks = |what: &str| query.split('&').any(|part| part == what);
-    let has = |name: &str| request.headers().contains_key(name);
-    match *request.method() {
-        Method::HEAD => RequestKind::Head,
-        Method::GET if ["list-type=2", "comp=list", "uploads="].into_iter().any(asks) => RequestKind::List,
-        Method::GET => RequestKind::Get,
-        // Of a machine's own credentials.
-        Method::PUT if has("x-aws-ec2-metadata-token-ttl-seconds") => RequestKind::Other,
-        Method::PUT if COPY_SOURCES.iter().any(|name| has(name)) => RequestKind::Copy,
-        // Azure ends uploads so.
-        Method::PUT if asks("comp=blocklist") => RequestKind::BeginOrEnd,
-        Method::PUT => RequestKind::Put,
-        Method::POST if query.contains("uploads") || query.contains("uploadId=") => RequestKind::BeginOrEnd,
-        Method::DELETE => RequestKind::Delete,
-        _ => RequestKind::Other,
-    }
-}
-
 /// Returns whether an answer is that requests come too fast. S3 says so with 503, too, and to a
 /// HEAD without a text that would tell this from other reasons.
 fn is_throttle(status: StatusCode) -> bool {
     matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
 }
 
-/// Headers that make a PUT a copy.
-const COPY_SOURCES: [&str; 3] = ["x-amz-copy-source", "x-goog-copy-source", "x-ms-copy-source"];
-
 /// How long a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a store may be silent in the middle of an answer.
-const SILENCE_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long a store may take for what it answers when it is done.
-const SLOW_ANSWER_TIMEOUT: Duration = Duration::from_secs(180);
-/// A connection that takes less than this is none.
-const SLOWEST_BYTES_PER_SECOND: u64 = 64 << 10;
 
 /// The silence in which an answer is waited for begins with the request: what has a body needs
 /// another limit, which is `time_max`.
@@ -209,8 +149,6 @@ struct Clients {
 pub(crate) struct CountingConnector {
     pub(crate) counts: Arc<RequestCounts>,
     pub(crate) signer: Signer,
-    /// Shared with the other buckets of the store.
-    pub(crate) traffic: Arc<Traffic>,
 }
 
 impl HttpConnector for CountingConnector {
@@ -224,9 +162,8 @@ impl HttpConnector for CountingConnector {
                 CLIENTS.get_or_init(|| made).clone()
             }
         };
-        let Self { counts, signer, traffic } = self.clone();
-        let lanes = Default::default();
-        Ok(HttpClient::new(CountingService { clients, counts, signer, traffic, lanes }))
+        let Self { counts, signer } = self.clone();
+        Ok(HttpClient::new(CountingService { clients, counts, signer, lanes: Default::default() }))
     }
 }
 
@@ -235,7 +172,6 @@ struct CountingService {
     clients: Clients,
     counts: Arc<RequestCounts>,
     signer: Signer,
-    traffic: Arc<Traffic>,
     /// For each kind of request, so that a look at a name is not behind all reads.
     lanes: [Lane; RequestKind::NR],
 }
@@ -243,13 +179,13 @@ struct CountingService {
 #[async_trait]
 impl HttpService for CountingService {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let kind = kind_of(&request);
+        let kind = RequestKind::of(&request);
         if kind != RequestKind::Other {
-            self.counts.waited(self.traffic.pace.turn(&self.lanes[kind as usize]).await);
+            self.counts.waited(self.counts.traffic.turn(&self.lanes[kind as usize]).await);
         }
         let request = amend(request, &self.signer).await?;
         self.counts.count(kind);
-        let sent = Instant::now();
+        let (sent, _under_way) = (Instant::now(), self.counts.traffic.begin());
         let answer = match kind.time_max(request.body().content_length()) {
             None => self.clients.reading.execute(request).await,
             Some(time) => match tokio::time::timeout(time, self.change(request)).await {
@@ -274,7 +210,7 @@ impl HttpService for CountingService {
         self.counts.has_answered.store(true, Ordering::Relaxed);
         let status = response.status();
         if kind != RequestKind::Other {
-            self.traffic.pace.answered(sent, is_throttle(status));
+            self.counts.traffic.answered(kind, sent, is_throttle(status));
             self.counts.throttles.fetch_add(is_throttle(status).into(), Ordering::Relaxed);
         }
         let is_trouble = status.is_server_error()
@@ -426,8 +362,6 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use object_store::client::HttpRequestBody;
-
     use super::*;
 
     #[test]
@@ -438,31 +372,6 @@ mod tests {
         assert_eq!(told(body), "ExpiredToken: It has expired");
         assert_eq!(told(b"{\"error\": \"token secret\"}"), "");
         assert_eq!(told(b"no route to the server"), "no route to the server");
-    }
-
-    fn kind(method: Method, uri: &str, header: Option<&str>) -> RequestKind {
-        let mut request = http::Request::builder().method(method).uri(uri);
-        if let Some(header) = header {
-            request = request.header(header, "x");
-        }
-        kind_of(&request.body(HttpRequestBody::empty()).unwrap())
-    }
-
-    #[test]
-    fn requests_are_counted_by_what_they_do() {
-        use RequestKind as Kind;
-        assert_eq!(kind(Method::PUT, "/b/k", None), Kind::Put);
-        assert_eq!(kind(Method::PUT, "/b/k?partNumber=1&uploadId=x", None), Kind::Put);
-        assert_eq!(kind(Method::POST, "/b/k?uploads=", None), Kind::BeginOrEnd);
-        assert_eq!(kind(Method::POST, "/b/k?uploadId=x", None), Kind::BeginOrEnd);
-        assert_eq!(kind(Method::PUT, "/c/k?comp=blocklist", None), Kind::BeginOrEnd);
-        assert_eq!(kind(Method::DELETE, "/b/k?uploadId=x", None), Kind::Delete);
-        for source in COPY_SOURCES {
-            assert_eq!(kind(Method::PUT, "/b/k", Some(source)), Kind::Copy);
-        }
-        let token = "x-aws-ec2-metadata-token-ttl-seconds";
-        assert_eq!(kind(Method::PUT, "/latest/api/token", Some(token)), Kind::Other);
-        assert_eq!(kind(Method::POST, "/token", None), Kind::Other);
     }
 
     #[test]
@@ -477,11 +386,5 @@ mod tests {
         assert_eq!(failure("InternalError"), Some(StatusCode::INTERNAL_SERVER_ERROR));
         assert_eq!(belated_failure(b"<CopyObjectResult><ETag>x</ETag></CopyObjectResult>"), None);
         assert_eq!(belated_failure(b""), None);
-    }
-
-    #[test]
-    fn a_large_body_has_the_time_of_a_slow_line() {
-        let of = |len| RequestKind::Put.time_max(len).unwrap().as_secs();
-        assert_eq!((of(0), of(8 << 20)), (20, 148));
     }
 }

@@ -26,6 +26,7 @@ mod metadata;
 mod pace;
 mod parted_upload;
 mod relabeling;
+mod request_kind;
 mod runtime;
 mod store;
 mod store_bucket;

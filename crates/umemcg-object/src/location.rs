@@ -86,7 +86,6 @@ pub enum LocationError {
 /// [`LocationError`].
 pub fn open(text: &str, options: &ObjectOptions) -> Result<Arc<dyn Bucket>, LocationError> {
     let (scheme, prefix) = checked(text, options)?;
-    let counts = Arc::new(RequestCounts::default());
     let signer = Signer::default();
     let runtime = runtime().map_err(LocationError::Threads)?;
     let settings =
@@ -100,7 +99,8 @@ pub fn open(text: &str, options: &ObjectOptions) -> Result<Arc<dyn Bucket>, Loca
         endpoint = endpoint.or_else(|| s3_endpoint(&profile));
     }
     let traffic = Traffic::of_store(&store_name(text, endpoint.as_deref()));
-    let connector = CountingConnector { counts: Arc::clone(&counts), signer: Arc::clone(&signer), traffic };
+    let counts = Arc::new(RequestCounts::of(traffic));
+    let connector = CountingConnector { counts: Arc::clone(&counts), signer: Arc::clone(&signer) };
     let store = match scheme {
         ObjectStoreScheme::AmazonS3 => {
             let mut builder = s3(text, options, &profile, endpoint.as_deref(), connector);

@@ -11,7 +11,7 @@ use object_store::path::Path;
 use tokio::runtime::Handle;
 use umemcg_vfs::object::{
     Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, ObjectBody, ObjectInfo,
-    ObjectSource, PartedUpload, UNKNOWN_UPLOAD,
+    ObjectSource, PartedUpload, StoreTraffic, UNKNOWN_UPLOAD,
 };
 
 use crate::asked_bucket::{AskedBucket, info_of};
@@ -246,6 +246,10 @@ impl Bucket for StoreBucket {
 
     fn figures(&self) -> BucketFigures {
         self.asked.counts.figures()
+    }
+
+    fn traffic(&self) -> Option<StoreTraffic> {
+        Some(self.asked.counts.traffic.figures()).filter(|traffic| !traffic.latencies.is_empty())
     }
 
     fn trouble(&self) -> Option<String> {

@@ -1,17 +1,48 @@
 //! What the volumes of one store share, a store being a bucket of a server: how fast it may be
-//! asked.
+//! asked, how long it takes to answer, and what waits for it.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use umemcg_base::LeafMutex;
+use umemcg_vfs::object::{LATENCY_BOUNDS_MS, LatencyFigures, StoreTraffic};
 
-use crate::pace::Pace;
+use crate::pace::{Lane, Pace};
+use crate::request_kind::RequestKind;
 
-/// See the module text.
+/// See the module text. Relaxed: the numbers stand alone.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
-    pub(crate) pace: Pace,
+    name: String,
+    pace: Pace,
+    nr_waiting: AtomicU64,
+    nr_under_way: AtomicU64,
+    latencies: [Latencies; RequestKind::NR],
+}
+
+/// How long answers to requests of one kind took.
+#[derive(Debug, Default)]
+struct Latencies {
+    nr_within: [AtomicU64; LATENCY_BOUNDS_MS.len() + 1],
+    sum_us: AtomicU64,
+}
+
+/// Counts something while it is.
+pub(crate) struct Counted<'a>(&'a AtomicU64);
+
+impl<'a> Counted<'a> {
+    fn one(count: &'a AtomicU64) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Traffic {
@@ -24,9 +55,53 @@ impl Traffic {
             return known;
         }
         stores.retain(|_, store| store.strong_count() > 0);
-        let new = Arc::<Self>::default();
+        let new = Arc::new(Self { name: name.to_owned(), ..Self::default() });
         stores.insert(name.to_owned(), Arc::downgrade(&new));
         new
+    }
+
+    /// Waits until a request may begin. Returns for how long it has waited.
+    pub(crate) async fn turn(&self, lane: &Lane) -> Duration {
+        let _waiting = Counted::one(&self.nr_waiting);
+        self.pace.turn(lane).await
+    }
+
+    /// Counts a request as under way until what is returned is dropped.
+    pub(crate) fn begin(&self) -> Counted<'_> {
+        Counted::one(&self.nr_under_way)
+    }
+
+    /// Notes the answer to a request that was sent at a time, and whether it was that requests come
+    /// too fast.
+    pub(crate) fn answered(&self, kind: RequestKind, sent: Instant, is_throttled: bool) {
+        self.latencies[kind as usize].note(sent.elapsed());
+        self.pace.answered(sent, is_throttled);
+    }
+
+    pub(crate) fn figures(&self) -> StoreTraffic {
+        let latencies = RequestKind::ALL.into_iter().zip(&self.latencies);
+        StoreTraffic {
+            store: self.name.clone(),
+            nr_waiting: self.nr_waiting.load(Ordering::Relaxed),
+            nr_under_way: self.nr_under_way.load(Ordering::Relaxed),
+            latencies: latencies.filter_map(|(kind, latencies)| latencies.figures(kind)).collect(),
+        }
+    }
+}
+
+impl Latencies {
+    fn note(&self, took: Duration) {
+        let at = LATENCY_BOUNDS_MS.partition_point(|&bound| Duration::from_millis(bound) < took);
+        self.nr_within[at].fetch_add(1, Ordering::Relaxed);
+        self.sum_us.fetch_add(took.as_micros() as u64, Ordering::Relaxed);
+    }
+
+    /// Returns `None` if there was no request.
+    fn figures(&self, kind: RequestKind) -> Option<LatencyFigures> {
+        let nr_within = self.nr_within.each_ref().map(|nr| nr.load(Ordering::Relaxed));
+        let figures =
+            LatencyFigures { kind: kind.name(), nr_within, sum_us: self.sum_us.load(Ordering::Relaxed) };
+        nr_within.iter().any(|&nr| nr > 0).then_some(figures)
     }
 }
 
@@ -43,5 +118,27 @@ mod tests {
         drop(one);
         assert!(gone.upgrade().is_none(), "none is kept for volumes that are gone");
         let _ = Traffic::of_store("http://a s3://x");
+    }
+
+    #[test]
+    fn a_latency_is_counted_at_the_first_bound_that_holds_it() {
+        let latencies = Latencies::default();
+        assert_eq!(latencies.figures(RequestKind::Get), None);
+        for ms in [0, 5, 6, 10_000, 10_001] {
+            latencies.note(Duration::from_millis(ms));
+        }
+        let figures = latencies.figures(RequestKind::Get).unwrap();
+        assert_eq!((figures.kind, figures.sum_us), ("get", 20_012_000));
+        assert_eq!(figures.nr_within, [2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1]);
+    }
+
+    #[test]
+    fn what_is_under_way_is_counted_until_it_ends() {
+        let traffic = Traffic::of_store("http://a s3://under-way");
+        let first = traffic.begin();
+        let second = traffic.begin();
+        assert_eq!(traffic.figures().nr_under_way, 2);
+        drop((first, second));
+        assert_eq!(traffic.figures().nr_under_way, 0);
     }
 }

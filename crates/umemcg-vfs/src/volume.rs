@@ -55,7 +55,7 @@ pub enum VolumeKind {
         used_bytes: u64,
     },
     /// In a store of objects.
-    Objects(StoreState),
+    Objects(Box<StoreState>),
 }
 
 /// The target of an `lseek`.

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use super::file_attributes::FileAttributes;
+use super::latency::StoreTraffic;
 use super::part_bytes::PartBytes;
 use super::staged_file::StagedFile;
 use crate::attr::Timestamp;
@@ -172,6 +173,8 @@ pub struct StoreState {
     pub trouble: Option<String>,
     /// What the store has been asked so far.
     pub figures: BucketFigures,
+    /// What all volumes of the bucket ask it; none where that is not counted.
+    pub traffic: Option<StoreTraffic>,
     /// Keys that listings came across and that cannot be shown as paths.
     pub hidden_keys: Vec<String>,
     /// There are more of them.
@@ -344,6 +347,10 @@ pub trait Bucket: Send + Sync + fmt::Debug {
     ) -> Result<ObjectInfo, BucketError>;
     /// Returns what it has been asked so far.
     fn figures(&self) -> BucketFigures;
+    /// Returns what all volumes of the bucket ask it; none where that is not counted.
+    fn traffic(&self) -> Option<StoreTraffic> {
+        None
+    }
     /// Returns the last failure, if the store has not answered since.
     fn trouble(&self) -> Option<String>;
 }

@@ -33,6 +33,7 @@ mod file_attributes;
 mod file_labels;
 mod hidden_keys;
 mod kernel_copy;
+mod latency;
 mod listing;
 mod name_shrinker;
 mod names;
@@ -84,6 +85,7 @@ use drafts::Drafts;
 pub use file_attributes::FileAttributes;
 use file_attributes::{SYMLINK_BYTES_MAX, changes_attributes};
 use file_labels::FileLabels;
+pub use latency::{LATENCY_BOUNDS_MS, LatencyFigures, StoreTraffic};
 use listing::OpenDirectory;
 use node::Facts;
 use objects::{Objects, key_part};
@@ -310,15 +312,16 @@ impl Volume for ObjectVolume {
     fn kind(&self) -> VolumeKind {
         let bucket = &self.objects.bucket;
         let (hidden_keys, has_more_hidden) = self.objects.hidden.list();
-        VolumeKind::Objects(StoreState {
+        VolumeKind::Objects(Box::new(StoreState {
             url: bucket.url().to_owned(),
             endpoint: bucket.endpoint().map(str::to_owned),
             trouble: bucket.trouble(),
             figures: bucket.figures(),
+            traffic: bucket.traffic(),
             hidden_keys,
             has_more_hidden,
             staged: self.drafts.as_ref().map_or_else(Vec::new, |drafts| drafts.staged(NR_STAGED_MAX)),
-        })
+        }))
     }
     fn store_id(&self) -> StoreId {
         self.objects.store_id
