@@ -1,8 +1,8 @@
 //! The sum that a store tells of a whole object, and whether what came has it.
 //!
-//! S3 tells the sum with which an object was stored when it is asked for one, Google a CRC32C and an
-//! MD5, Azure an MD5 where there is one. Each is of the whole object, so that a part of one cannot
-//! be checked. Nor can what S3 calls composite, a sum of the sums of parts.
+//! S3 tells the sum with which an object was stored when it is asked for one, Google a CRC32C and
+//! an MD5, Azure an MD5 where there is one. Each is of the whole object, so that a part of one
+//! cannot be checked. Nor can what S3 calls composite, a sum of the sums of parts.
 
 use std::cell::RefCell;
 

@@ -1,8 +1,8 @@
 //! An object that is removed in one version.
 //!
-//! S3 is told which (`If-Match`). A server that takes no notice of it removes whatever is there, and
-//! one that refuses it is asked without from then on. A request whose answer was lost is sent again,
-//! and then fails because the object is gone: so a failure is judged by a HEAD.
+//! S3 is told which (`If-Match`). A server that takes no notice of it removes whatever is there,
+//! and one that refuses it is asked without from then on. A request whose answer was lost is sent
+//! again, and then fails because the object is gone: so a failure is judged by a HEAD.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

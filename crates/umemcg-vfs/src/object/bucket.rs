@@ -355,8 +355,8 @@ pub trait Bucket: Send + Sync + fmt::Debug {
     fn trouble(&self) -> Option<String>;
 }
 
-/// Reads as [`Bucket::read`] does, once more if the bytes that came are not those of the object, and
-/// tells `take` where they belong. Those that come again replace the ones before.
+/// Reads as [`Bucket::read`] does, once more if the bytes that came are not those of the object,
+/// and tells `take` where they belong. Those that come again replace the ones before.
 pub(super) fn read_placed(
     bucket: &dyn Bucket,
     (key, info): (&str, &ObjectInfo),
