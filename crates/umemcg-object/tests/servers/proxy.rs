@@ -70,6 +70,7 @@ struct Plan {
     always: Option<Fault>,
     /// Methods, in the order of arrival.
     seen: Vec<String>,
+    nr_listings: usize,
     last_head: String,
     nr_under_way: usize,
     most_under_way: usize,
@@ -133,6 +134,11 @@ impl Proxy {
         self.plan.lock().unwrap().seen.iter().filter(|seen| *seen == method).count()
     }
 
+    /// Returns the number of listings so far, which are requests of the method GET, too.
+    pub fn nr_listings(&self) -> usize {
+        self.plan.lock().unwrap().nr_listings
+    }
+
     /// Returns the first lines of the last request.
     pub fn last_head(&self) -> String {
         self.plan.lock().unwrap().last_head.clone()
@@ -158,6 +164,7 @@ fn serve(mut client: TcpStream, upstream: &str, plan: &Mutex<Plan>) {
         let fault = {
             let mut plan = plan.lock().unwrap();
             plan.seen.push(method.clone());
+            plan.nr_listings += usize::from(is_listing(&head));
             plan.last_head.clone_from(&head);
             plan.nr_under_way += 1;
             plan.most_under_way = plan.most_under_way.max(plan.nr_under_way);
@@ -168,6 +175,9 @@ fn serve(mut client: TcpStream, upstream: &str, plan: &Mutex<Plan>) {
                 None => plan.always.clone(),
             }
         };
+        if has_header(&head, "expect:") && client.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").is_err() {
+            return;
+        }
         let has_body = fault != Some(Fault::CutRequest) && read_body(&mut client, &head, &mut body).is_some();
         if fault == Some(Fault::DamagedRequest)
             && let Some(byte) = body.last_mut()
@@ -224,6 +234,15 @@ fn answer(
     is_sent && fault != Some(&Fault::CutBody)
 }
 
+fn has_header(head: &str, name: &str) -> bool {
+    head.split("\r\n").any(|line| line.to_ascii_lowercase().starts_with(name))
+}
+
+fn is_listing(head: &str) -> bool {
+    let line = head.split("\r\n").next().unwrap_or_default();
+    line.starts_with("GET ") && ["list-type=", "prefix=", "delimiter="].iter().any(|part| line.contains(part))
+}
+
 fn with_other_etag(head: &str) -> String {
     let lines = head.split("\r\n").map(|line| match line.split_once(':') {
         Some((name, _)) if name.eq_ignore_ascii_case("etag") => format!("{name}: \"another\""),
@@ -236,7 +255,9 @@ fn with_other_etag(head: &str) -> String {
 fn ask(upstream: &str, method: &str, head: &str, body: &[u8]) -> Option<(String, Vec<u8>)> {
     let mut server = TcpStream::connect(upstream).ok()?;
     let head = head.trim_end_matches("\r\n").split("\r\n");
-    let head: Vec<&str> = head.filter(|line| !line.to_ascii_lowercase().starts_with("connection:")).collect();
+    // The client was told to go on by the proxy.
+    let is_passed = |line: &&str| !has_header(line, "connection:") && !has_header(line, "expect:");
+    let head: Vec<&str> = head.filter(is_passed).collect();
     let head = head.join("\r\n") + "\r\nConnection: close\r\n\r\n";
     server.write_all(head.as_bytes()).ok()?;
     server.write_all(body).ok()?;
