@@ -19,7 +19,13 @@ mod membership;
 mod metrics;
 mod names;
 #[cfg(feature = "object")]
+mod object_neighbours;
+#[cfg(feature = "object")]
 mod object_pages;
+#[cfg(feature = "object")]
+mod object_programs;
+#[cfg(feature = "object")]
+mod object_scale;
 #[cfg(feature = "object")]
 mod objects;
 mod outside_changes;
@@ -27,6 +33,10 @@ mod payers;
 mod programs;
 mod protection;
 mod silent_opens;
+#[cfg(feature = "object")]
+mod staged_volume;
+#[cfg(feature = "object")]
+mod synthetic_store;
 mod top;
 mod top_screen;
 mod transcript;
@@ -34,3 +44,6 @@ mod umount;
 mod user;
 mod volumes;
 mod walks;
+#[cfg(feature = "object")]
+#[path = "../../../umemcg-object/tests/servers/weed.rs"]
+mod weed;

@@ -68,7 +68,7 @@ fn a_file_beyond_four_gibibytes_keeps_its_holes_and_its_bytes() {
 }
 
 /// Writes a C project of many small files that depend on each other.
-fn write_c_project(directory: &Path) {
+pub fn write_c_project(directory: &Path) {
     const NR_PARTS: usize = 24;
     fs::create_dir_all(directory).unwrap();
     let mut header = String::from("#ifndef PARTS_H\n#define PARTS_H\n");

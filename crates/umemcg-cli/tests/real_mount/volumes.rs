@@ -301,7 +301,8 @@ fn add_many(mount: &Mount, nr: u64) -> u64 {
     mount.daemon_memory("VmRSS").saturating_sub(before) / nr
 }
 
-fn nr_threads(mount: &Mount) -> usize {
+/// Returns the number of the daemon's threads.
+pub fn nr_threads(mount: &Mount) -> usize {
     fs::read_dir(format!("/proc/{}/task", mount.pid().as_raw_nonzero())).unwrap().count()
 }
 
