@@ -7,7 +7,7 @@ use common::memory_bucket::ChangeFault;
 use common::object_world::{World, errno, pattern};
 use rustix::io::Errno;
 use umemcg_vfs::object::BucketError;
-use umemcg_vfs::{OFlags, RenameFlags, Volume};
+use umemcg_vfs::{Attributes, OFlags, RenameFlags, Volume};
 
 const NEW: OFlags = OFlags::RDWR.union(OFlags::CREATE);
 
@@ -61,6 +61,29 @@ fn a_file_without_a_name_is_not_stored() {
     w.put("new", b"another").unwrap();
     drop(file);
     assert_eq!(w.stored("new").unwrap(), b"another");
+}
+
+#[test]
+fn an_open_file_without_a_name_has_attributes() {
+    let w = World::new();
+    w.put("old", b"bytes").unwrap();
+    w.put("replaced", b"bytes").unwrap();
+    for (key, is_written) in [("new", true), ("old", true), ("replaced", false)] {
+        let file = w.open(key, OFlags::RDWR).or_else(|_| w.create(key)).unwrap();
+        if is_written {
+            w.write(&file, 0, b"BYTES").unwrap();
+        }
+        if key == "replaced" {
+            w.put("other", b"another").unwrap();
+            w.rename("other", key, RenameFlags::empty()).unwrap();
+            assert_eq!(w.attr(key).unwrap().nlink, 1);
+        } else {
+            w.unlink(key).unwrap();
+        }
+        for attr in [w.volume.getattr(file.node()).unwrap(), file.getattr().unwrap()] {
+            assert_eq!((attr.size, attr.nlink), (5, 0), "{key}");
+        }
+    }
 }
 
 #[test]

@@ -523,6 +523,11 @@ impl Objects {
 
     /// Returns the attributes of a node. May sleep for the store.
     pub(super) fn getattr(&self, node: NodeId) -> Result<Attr, VfsError> {
+        // It is open, and the store knows nothing of it.
+        let removed = self.tree.lock().removed(node).map(|found| (found.ino, found.shown()));
+        if let Some((ino, facts)) = removed {
+            return Ok(Attr { nlink: 0, ..self.shown.attr(ino, &facts) });
+        }
         let (ino, facts) = self.facts(node, |told| !self.is_believed(told))?;
         Ok(self.shown.attr(ino, &facts))
     }

@@ -364,7 +364,8 @@ impl VolumeFile for OpenFile {
         }
     }
     fn getattr(&self) -> Result<Attr, VfsError> {
-        Ok(self.objects.shown.attr_of(self.ino, &self.content.shown()))
+        let nlink = u32::from(!self.objects.tree.lock().was_removed(self.node));
+        Ok(Attr { nlink, ..self.objects.shown.attr_of(self.ino, &self.content.shown()) })
     }
 
     /// # Errors

@@ -283,7 +283,12 @@ impl Tree {
 
     /// Returns whether the name of a node was removed here, or given to another file.
     pub(super) fn was_removed(&self, node: NodeId) -> bool {
-        self.nodes.get(&node).is_some_and(|found| found.was_removed)
+        self.removed(node).is_some()
+    }
+
+    /// Returns a node that is in use, but whose name was removed here, or given to another file.
+    pub(super) fn removed(&self, node: NodeId) -> Option<&Node> {
+        self.nodes.get(&node).filter(|found| found.was_removed).map(|found| &**found)
     }
 
     fn take_out(&mut self, lists: &NameLists, parent: NodeId, name: &str) -> Vec<Removed> {
