@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # pjdfstest and fsx on real mounts: on a directory, in a group that reclaims all the time, with the daemon's page cache and
-# with the kernel's, that also on an exclusive mount, and on a tmpfs volume. Ends with `posix: N passed, M failed`. POSIX_ON
-# runs one of them: directory, kernel, exclusive or tmpfs.
+# with the kernel's, that also on an exclusive mount, on a tmpfs volume, and on a volume of objects with a staging directory.
+# Ends with `posix: N passed, M failed`. POSIX_ON runs one of them: directory, kernel, exclusive, tmpfs or objects.
 #
-# POSIX_SCALE=short runs the same pjdfstest and fewer operations of fsx. Every case that is not expected to pass stands
-# in scripts/posix-exclusions.txt (for tmpfs also in posix-exclusions-tmpfs.txt) with its reason; a case there that passes is
-# a failure too, so the lists only shrink.
+# POSIX_SCALE=short runs the same pjdfstest and fewer operations of fsx. Every case that is not expected to pass stands in
+# scripts/posix-exclusions.txt (for tmpfs also in posix-exclusions-tmpfs.txt, for objects in posix-exclusions-objects.txt) with
+# its reason; a case there that passes is a failure too, so the lists only shrink.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,15 +20,17 @@ nr_seeds=8
 cargo install --quiet --locked --root "$tools" --target-dir "$target/posix-build" \
     "pjdfstest@$PJDFSTEST_VERSION" "fsx@$FSX_VERSION" 2>&1 | grep -v 'be sure to add' >&2 || true
 [ -x "$tools/bin/pjdfstest" ] && [ -x "$tools/bin/fsx" ] || { echo "posix.sh: cargo install failed" >&2; exit 1; }
-cargo build --release --locked -p umemcg-cli
+if [ "${POSIX_ON:-all}" != objects ]; then cargo build --release --locked -p umemcg-cli; fi
 umemcg=$target/release/umemcg
 
 work=$(mktemp -d)
 chmod 755 "$work"
 mkdir "$work"/{data,mnt,cg,other,bin}
 daemon=
+server=
 cleanup() {
     [ -z "$daemon" ] || { kill "$daemon" && kill "$daemon"; wait "$daemon"; } 2>/dev/null || true
+    [ -z "$server" ] || { kill -9 "$server"; wait "$server"; } 2>/dev/null || true
     umount -l "$work/mnt" "$work/cg" 2>/dev/null || true
     rm -rf "$work"
 }
@@ -142,9 +144,10 @@ posix_fadvise = 1
 copy_file_range = 2
 CONFIG
 
-# fsx in a directory, many seeds at a time.
+# fsx in a directory, many seeds at a time, of so many operations.
 fsx() {
     local where=$1 seed pids=()
+    local fsx_operations=${2:-$fsx_operations}
     for seed in $(seq "$nr_seeds"); do
         "$tools/bin/fsx" -q -f "$work/fsx.toml" -N "$fsx_operations" -S "$seed" -P "$work/other" "$where/fsx.$seed" \
             >"$work/other/log.$seed" 2>&1 &
@@ -196,6 +199,59 @@ if [ "${POSIX_ON:-tmpfs}" = tmpfs ]; then
     done
     [ "$left" -eq 4096 ] || { echo "  the removed volume left $left bytes behind"; failed=$((failed + 1)); }
     stop
+fi
+
+# Starts SeaweedFS with an open bucket. Another port of each server is 10,000 higher.
+start_server() {
+    local ports
+    ports=$(python3 - <<'PYTHON'
+import random, socket
+def is_free(port):
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", port)) != 0
+free = (port for port in iter(lambda: random.randrange(10000, 22000), None) if is_free(port) and is_free(port + 10000))
+print(*(next(free) for _ in range(4)))
+PYTHON
+    )
+    read -r -a ports <<<"$ports"
+    mkdir "$work/server"
+    echo '{"identities":[{"name":"anonymous","actions":["Admin","Read","Write","List","Tagging"]}]}' >"$work/server/s3.json"
+    "$target/object-servers/bin/weed" server -ip=127.0.0.1 -ip.bind=127.0.0.1 -volume.max=200 -filer -s3 \
+        -master.volumeSizeLimitMB=64 -dir="$work/server" -s3.config="$work/server/s3.json" -s3.port.iceberg=0 -s3.port.lance=0 \
+        -master.electionTimeout=1s -master.heartbeatInterval=100ms -master.port="${ports[0]}" -volume.port="${ports[1]}" \
+        -filer.port="${ports[2]}" -s3.port="${ports[3]}" >"$work/other/server.log" 2>&1 &
+    server=$!
+    endpoint=http://127.0.0.1:${ports[3]}
+    for _ in $(seq 600); do
+        # It listens before it can store.
+        if python3 - "$endpoint" 2>"$work/other/log" <<'PYTHON'; then return; fi
+import sys, urllib.request
+for path in ("bucket", "bucket/ready"):
+    urllib.request.urlopen(urllib.request.Request(f"{sys.argv[1]}/{path}", data=b"", method="PUT"), timeout=10)
+PYTHON
+        sleep 0.2
+    done
+    echo "posix.sh: SeaweedFS does not store:" >&2
+    tail -20 "$work/other/server.log" "$work/other/log" >&2
+    exit 1
+}
+
+if [ "${POSIX_ON:-objects}" = objects ]; then
+    scripts/deps.sh --object
+    # As the tests of objects are built, which need it, too.
+    cargo build --locked -p umemcg-cli --features object
+    umemcg=$target/debug/umemcg
+    start_server
+    mkdir "$work/staging"
+    start 32m --attr-timeout 0s --anonymous --endpoint "$endpoint" --region us-east-1 --staging "$work/staging" s3://bucket/p
+    echo "a volume of objects: pjdfstest $PJDFSTEST_VERSION"
+    pjdfstest "$work/mnt" 398 scripts/posix-exclusions.txt scripts/posix-exclusions-objects.txt
+    # Every close and fsync is an upload.
+    echo "a volume of objects: fsx $FSX_VERSION, $nr_seeds seeds at a time, $((fsx_operations / 10)) operations each, mappings included"
+    fsx "$work/mnt" $((fsx_operations / 10))
+    stop
+    kept=$(find "$work/staging" -type f)
+    [ -z "$kept" ] || { echo "  files stay in the staging directory: $kept"; failed=$((failed + 1)); }
 fi
 
 echo "posix: $passed passed, $failed failed"
