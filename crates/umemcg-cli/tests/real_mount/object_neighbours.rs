@@ -57,7 +57,8 @@ fn objects_stay_cached_beside_a_tenant_that_streams() {
     assert!(volume.object("written") == vec![0; 64 << 20]);
     for group in ["streams", "stays"] {
         let most = volume.mount.number(group, "memory.max_usage_in_bytes");
-        assert!(most <= LIMIT, "{group}: {most} bytes charged at most");
+        assert!(most <= LIMIT + SLACK_BYTES, "{group}: {most} bytes charged at most");
+        eprintln!("{group}: {most} bytes charged at most");
     }
     volume.mount.assert_alive();
     volume.remove();
