@@ -16,6 +16,7 @@ use crate::endpoint::VolumeSource;
 use crate::pool::{MIN_POOL_BYTES, PoolSize, Usable, usable_memory};
 use crate::reload::check_limits;
 use crate::stores::{StoreOptions, StoreSource, spec_of, staging_of};
+use crate::writes::Writes;
 
 /// Programs that mount for ordinary users.
 const MOUNT_HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
@@ -176,10 +177,15 @@ fn trial_engine() -> Answer<Arc<Engine>> {
 
 /// Opens a volume of objects read only, which asks its store.
 fn ask(source: &StoreSource) -> Answer<()> {
-    let options = StoreOptions { staging: None, staging_size: None, ..source.options.clone() };
-    let read_only = StoreSource { options, ..source.clone() };
-    let opened = spec_of(&read_only)?.open(&trial_engine()?, 0);
+    let opened = spec_of(&read_only(source)?)?.open(&trial_engine()?, 0);
     opened.map(drop).map_err(|error| error.to_string())
+}
+
+/// Returns a volume without its writes: what is staged belongs to the daemon that serves it.
+fn read_only(source: &StoreSource) -> Answer<StoreSource> {
+    Writes::checked(source.options.writes, source.options.staging.is_some())?;
+    let options = StoreOptions { writes: None, staging: None, staging_size: None, ..source.options.clone() };
+    Ok(StoreSource { options, ..source.clone() })
 }
 
 fn staging_facts(volume: &str, options: &StoreOptions) -> Option<StagingFacts> {
@@ -206,6 +212,19 @@ mod tests {
         for text in ["", "#user_allow_other\n", "mount_max = 10\n", "user_allow_others\n"] {
             assert!(!allows_others(text), "{text}");
         }
+    }
+
+    #[test]
+    fn a_store_is_asked_without_its_writes() {
+        let source = |writes| {
+            let staging = Some("/staging".into());
+            let options = StoreOptions { writes, staging, ..StoreOptions::default() };
+            StoreSource { url: "s3://b".into(), options, state: None }
+        };
+        for writes in [None, Some(Writes::Staged)] {
+            assert!(read_only(&source(writes)).unwrap().options.is_empty(), "{writes:?}");
+        }
+        assert!(read_only(&source(Some(Writes::Streamed))).unwrap_err().contains("--staging"));
     }
 
     #[test]
