@@ -29,6 +29,9 @@ pub(crate) struct StoreUpload {
     progress: Arc<LeafMutex<Progress>>,
 }
 
+/// The parts that the store has, with their numbers.
+type SentParts = Vec<(usize, PartId)>;
+
 /// How the library is told of parts.
 enum Way {
     /// By the upload's id.
@@ -42,7 +45,7 @@ struct Progress {
     way: Option<Way>,
     size: u64,
     nr_parts: usize,
-    sent: Vec<(usize, PartId)>,
+    sent: SentParts,
     under_way: Vec<JoinHandle<()>>,
 }
 
@@ -94,7 +97,7 @@ impl StoreUpload {
     }
 
     /// Takes what ends it, after what is being sent; `None` if it is over.
-    fn take(&self, is_given_up: bool) -> Option<(Way, Vec<(usize, PartId)>, u64)> {
+    fn take(&self, is_given_up: bool) -> Option<(Way, SentParts, u64)> {
         let under_way = std::mem::take(&mut self.progress.lock().under_way);
         for part in under_way {
             if is_given_up {
