@@ -117,15 +117,7 @@ pub fn open(text: &str, options: &ObjectOptions) -> Result<Arc<dyn Bucket>, Loca
             Store::s3(store)
         }
         ObjectStoreScheme::GoogleCloudStorage => {
-            let mut builder = GoogleCloudStorageBuilder::from_env()
-                .with_url(text)
-                .with_retry(retries())
-                .with_client_options(client_options())
-                .with_http_connector(connector)
-                .with_skip_signature(options.anonymous);
-            if let Some(endpoint) = &endpoint {
-                builder = builder.with_base_url(endpoint);
-            }
+            let builder = google(text, options, endpoint.as_deref(), connector);
             Store::google(builder.build().map_err(settings)?)
         }
         ObjectStoreScheme::MicrosoftAzure => {
@@ -228,6 +220,24 @@ fn s3(
         builder = builder.with_region(region);
     }
     builder
+}
+
+fn google(
+    url: &str,
+    options: &ObjectOptions,
+    endpoint: Option<&str>,
+    connector: CountingConnector,
+) -> GoogleCloudStorageBuilder {
+    let builder = GoogleCloudStorageBuilder::from_env()
+        .with_url(url)
+        .with_retry(retries())
+        .with_client_options(client_options())
+        .with_http_connector(connector)
+        .with_skip_signature(options.anonymous);
+    match endpoint {
+        Some(endpoint) => builder.with_base_url(endpoint),
+        None => builder,
+    }
 }
 
 fn has_variable(name: &str) -> bool {

@@ -13,8 +13,8 @@ pub struct StoreTraffic {
     pub latencies: Vec<LatencyFigures>,
 }
 
-/// How long the answers to requests of one kind took: until they began for what is read as it comes,
-/// until they were complete for others.
+/// How long the answers to requests of one kind took: until they began for what is read as it
+/// comes, until they were complete for others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LatencyFigures {
     /// The kind, in small letters.

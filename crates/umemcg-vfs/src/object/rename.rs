@@ -122,13 +122,19 @@ impl Renaming<'_> {
             self.volume.lose_stream(target);
         }
         if is_ours()? {
-            let deleted = match copied_from {
-                Some(info) => objects.bucket.delete_version(&key, info),
-                None => objects.bucket.delete(&key),
-            };
-            left_alone(deleted).map_err(|error| objects.failures.report(&error))?;
+            self.delete_old(&key, copied_from)?;
         }
         Ok(())
+    }
+
+    /// Deletes an object that has a new name, in the version that was copied if one was.
+    fn delete_old(&self, key: &str, copied: Option<&ObjectInfo>) -> Result<(), Errno> {
+        let objects = &self.volume.objects;
+        let deleted = match copied {
+            Some(info) => objects.bucket.delete_version(key, info),
+            None => objects.bucket.delete(key),
+        };
+        left_alone(deleted).map_err(|error| objects.failures.report(&error))
     }
 
     fn copy(
