@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use object_store::memory::InMemory;
 use servers::source::{Source, bytes_of};
-use servers::{Moto, SeaweedFs, Server};
+use servers::{Azurite, Moto, SeaweedFs, Server};
 use umemcg_object::{ObjectOptions, StoreBucket, open};
 use umemcg_vfs::object::{
     Bucket, BucketError, Expected, Metadata, ObjectInfo, PartBytes, PartEnd, PartedUpload, UNKNOWN_UPLOAD,
@@ -102,8 +102,10 @@ fn metadata_stay(bucket: &dyn Bucket, abilities: Abilities) {
     let stored = bucket.upload("meta", &Source::of(*b"m"), &metadata, &Expected::Absent).unwrap();
     assert_eq!(metadata_of(&stored), metadata);
     assert_eq!(bucket.head("meta").unwrap().metadata, stored.metadata);
-    let listed = bucket.list("meta", None, 10).unwrap().names.pop().unwrap();
-    assert_eq!(listed.object.unwrap().metadata, None, "a listing does not tell them");
+    // Azure's library leaves an object out whose key is the whole prefix.
+    let mut names = bucket.list("", None, 10).unwrap().names;
+    names.retain(|listed| listed.name == "meta");
+    assert_eq!(names.pop().unwrap().object.unwrap().metadata, None, "a listing does not tell them");
     if abilities.metadata {
         let bad = vec![("a b".to_owned(), "x".to_owned())];
         let refused = bucket.upload("meta", &Source::of(*b"m"), &bad, &Expected::Anything);
@@ -310,6 +312,19 @@ fn of_moto() {
 #[ignore = "needs SeaweedFS (make test-object)"]
 fn of_seaweedfs() {
     of_server(&SeaweedFs::start(), false);
+}
+
+#[test]
+#[ignore = "needs Azurite (make test-object)"]
+fn of_azurite() {
+    let server = Azurite::start();
+    let _ = server.store("written");
+    let bucket = server.bucket("written/p");
+    // No key ends with a slash, and uploads in parts have no id.
+    holds(&*bucket, plain(true, false, 8 << 20));
+    let figures = bucket.figures();
+    assert!(figures.puts > 0 && figures.copies > 0, "{figures:?}");
+    assert_eq!((figures.failures, bucket.trouble()), (0, None));
 }
 
 fn of_server(server: &dyn Server, directory_metadata: bool) {

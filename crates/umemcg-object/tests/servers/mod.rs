@@ -1,6 +1,7 @@
-//! Real servers of the S3 protocol, started for one test each.
+//! Real servers, started for one test each: two of the S3 protocol, and one of Azure's.
 #![allow(dead_code)]
 
+mod azurite;
 pub mod proxy;
 pub mod source;
 mod weed;
@@ -14,6 +15,8 @@ use object_store::aws::{AmazonS3, AmazonS3Builder};
 use umemcg_object::{ObjectOptions, open};
 use umemcg_vfs::object::Bucket;
 use weed::{KEY, SECRET, Weed, free_pairs, installed};
+
+pub use azurite::Azurite;
 
 pub trait Server {
     fn endpoint(&self) -> String;
