@@ -177,7 +177,9 @@ impl Drop for KernelIo {
             Subject::File(file) => self.give_up(file),
             Subject::Content(content) => {
                 let (file, before) = content.files();
-                before.inspect(|before| drop(self.give_up(before)));
+                if let Some(before) = before {
+                    let _ = self.give_up(before);
+                }
                 self.give_up(file)
             }
             Subject::Directory(_) => listed,
