@@ -9,6 +9,7 @@ use umemcg::Group;
 
 use super::ObjectVolume;
 use super::bucket::{BucketError, Expected, ObjectInfo};
+use super::content::Content;
 use super::node::{Facts, Told};
 use super::tree::Tree;
 use super::turns::Claim;
@@ -62,6 +63,11 @@ impl Renaming<'_> {
         }
     }
 
+    fn content_of(&self, node: NodeId) -> Option<Arc<Content>> {
+        let tree = self.volume.objects.tree.lock();
+        tree.get(node).ok().and_then(|found| found.content.clone())
+    }
+
     fn rename_file(&self, node: NodeId, target: Option<&Entry>) -> Result<(), VfsError> {
         let objects = &self.volume.objects;
         let drafts = self.volume.drafts()?;
@@ -71,11 +77,7 @@ impl Renaming<'_> {
         self.check_names(node, target)?;
         self.volume.settle_stream(node, self.group)?;
         let new_key = &*self.volume.new_key(self.to.0, self.to.1)?;
-        let content_of = |node| {
-            let tree = objects.tree.lock();
-            tree.get(node).ok().and_then(|found| found.content.clone())
-        };
-        let (content, replaced) = (content_of(node), target.and_then(content_of));
+        let (content, replaced) = (self.content_of(node), target.and_then(|node| self.content_of(node)));
         let draft = content.as_ref().and_then(|content| content.draft());
         let replaced = replaced.as_ref().and_then(|content| content.draft());
         let (key, facts) = {
