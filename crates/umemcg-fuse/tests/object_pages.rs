@@ -49,7 +49,7 @@ impl Ground {
             uid: 0,
             gid: 0,
             streams: false,
-            staging: Some(StagingConfig { dir: staging.path().to_owned(), max_bytes: 64 << 20 }),
+            staging: Some(StagingConfig::new(staging.path().to_owned(), 64 << 20)),
         };
         let volume = ObjectVolume::open(&engine, &config, 0).unwrap();
         let payers = ByThread::new(engine.root());

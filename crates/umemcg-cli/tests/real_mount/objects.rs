@@ -261,9 +261,9 @@ fn objects_are_streamed_by_real_programs_without_a_disk() {
         .good();
     mount.sh_in("a", "[ \"$(ls $MNT/o | tr '\\n' ' ')\" = 'big dd old s tar ' ]").good();
     moto.python("assert 'Uploads' not in client.list_multipart_uploads(Bucket='bucket')");
-    mount.assert_alive();
     // The kernel tells of the last close when it gets round to it.
     until("the volume is removed", || volume(&["remove", "o"]).status.success());
+    mount.assert_alive();
     mount.umount();
 }
 
