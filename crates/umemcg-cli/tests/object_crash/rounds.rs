@@ -109,7 +109,7 @@ impl Life {
         fs::create_dir(world.mount.mnt().join("d")).unwrap();
         let places = || (world.mount.mnt(), world.mount.outside().to_owned());
         let writers = (1..=NR_WRITERS)
-            .map(|nr| Writer { writes_back, ..Writer::new(nr, places(), random.below(1 << 32), &shared) });
+            .map(|nr| Writer::new((nr, writes_back), places(), random.below(1 << 32), &shared));
         Self { writers: writers.collect(), shared, world }
     }
 

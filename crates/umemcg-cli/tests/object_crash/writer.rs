@@ -54,7 +54,12 @@ enum Failed {
 }
 
 impl Writer {
-    pub fn new(nr: u32, (mnt, scratch): (PathBuf, PathBuf), seed: u64, shared: &Arc<Shared>) -> Self {
+    pub fn new(
+        (nr, writes_back): (u32, bool),
+        (mnt, scratch): (PathBuf, PathBuf),
+        seed: u64,
+        shared: &Arc<Shared>,
+    ) -> Self {
         let names = (0..NR_NAMES).map(|name| {
             let directory = if name == NR_NAMES - 1 { "d/" } else { "" };
             (format!("{directory}w{nr}-{name}"), Known::absent())
@@ -62,16 +67,7 @@ impl Writer {
         let (files, random) = (names.collect(), Random(seed));
         let scratch = scratch.join(format!("scratch{nr}"));
         let shared = Arc::clone(shared);
-        Self {
-            files,
-            renames: Vec::new(),
-            writes_back: false,
-            mnt,
-            scratch,
-            random,
-            version: nr << 24,
-            shared,
-        }
+        Self { files, renames: Vec::new(), writes_back, mnt, scratch, random, version: nr << 24, shared }
     }
 
     /// Writes until it is over, or the daemon is dead.

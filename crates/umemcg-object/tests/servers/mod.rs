@@ -16,6 +16,8 @@ use umemcg_object::{ObjectOptions, open};
 use umemcg_vfs::object::Bucket;
 use weed::{KEY, SECRET, Weed, free_pairs, installed};
 
+// Not all tests that have these servers use all of them.
+#[allow(unused_imports)]
 pub use azurite::Azurite;
 
 pub trait Server {
