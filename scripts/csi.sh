@@ -21,6 +21,11 @@ for file in "$here"/deploy/kubernetes/base/*.yaml; do
     [ "$name" = kustomization.yaml ] || grep -qx "$name" <<<"$resources" ||
         { echo "FAILED: $name is not in kustomization.yaml" >&2; exit 1; }
 done
+images=$(sed -n 's/^  - name: \(.*\)$/\1/p' "$here/deploy/kubernetes/base/kustomization.yaml")
+for image in $(sed -nE 's/^ +image: ([^:]+).*$/\1/p' "$here"/deploy/kubernetes/base/*.yaml | sort -u); do
+    grep -qx "$image" <<<"$images" ||
+        { echo "FAILED: the image $image is not in kustomization.yaml, where its host is set" >&2; exit 1; }
+done
 for name in $resources; do
     "$tools/validate/bin/kubernetes-validate" --strict --no-warn "$here/deploy/kubernetes/base/$name"
 done
