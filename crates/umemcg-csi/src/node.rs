@@ -140,8 +140,6 @@ impl Node {
         no_secrets(&request.secrets)?;
         let wanted = self.wanted(request, name)?;
         let _one_at_a_time = self.only(&wanted.volume.name)?;
-        let _groups = wanted.pod.as_ref().map(|pod| self.busy.take(&namespace_key(pod)));
-        let published = self.records.published().map_err(records_failed)?;
         if !wanted.is_ephemeral {
             let staged = self.records.staged(&wanted.volume.name).map_err(records_failed)?;
             let staged =
@@ -150,9 +148,10 @@ impl Node {
                 return Err(Status::invalid_argument("the volume is staged with other attributes"));
             }
         }
+        let published = self.records.published().map_err(records_failed)?;
         match published.iter().find(|(_, known)| known.target == wanted.target) {
             Some((record, known)) => self.publish_again(record, known, wanted),
-            None => self.publish_first(wanted, &published),
+            None => self.publish_first(wanted),
         }
     }
 
@@ -174,7 +173,6 @@ impl Node {
         if known.volume.name != name {
             return Err(Status::not_found(format!("{target} shows another volume")));
         }
-        let _groups = known.pod.as_ref().map(|pod| self.busy.take(&namespace_key(pod)));
         self.undo(&record, &known)
     }
 
@@ -223,7 +221,6 @@ impl Node {
         let published = self.records.published().unwrap_or_default();
         for (record, known) in published {
             let Some(_one_at_a_time) = self.busy.try_take(&volume_key(&known.volume.name)) else { continue };
-            let _groups = known.pod.as_ref().map(|pod| self.busy.take(&namespace_key(pod)));
             if let Err(error) = self.ensure(&record, &known) {
                 tracing::warn!(record, target = known.target, %error, "a target cannot be served");
             }
@@ -269,22 +266,30 @@ impl Node {
         self.ensure(record, known)
     }
 
-    fn publish_first(
-        &self,
-        mut wanted: Published,
-        published: &BTreeMap<String, Published>,
-    ) -> Result<(), Status> {
+    fn publish_first(&self, wanted: Published) -> Result<(), Status> {
+        if wanted.is_ephemeral {
+            self.free_for(&wanted.volume)?;
+        }
+        let (record, known) = self.begin(wanted)?;
+        self.ensure(&record, &known).inspect_err(|_| {
+            if let Err(error) = self.undo(&record, &known) {
+                tracing::warn!(record, target = known.target, %error, "a failed publish is not undone");
+            }
+        })
+    }
+
+    /// Decides what the plugin makes for a new target, and keeps the record.
+    fn begin(&self, mut wanted: Published) -> Result<(String, Published), Status> {
+        let _groups = self.groups_of(&wanted);
+        let published = self.records.published().map_err(records_failed)?;
         let mut others = published.values().filter(|other| other.volume.name == wanted.volume.name);
         if let Some(other) = others.find(|other| other.is_single || wanted.is_single) {
             let target = &other.target;
             let text = format!("one target at a time may show the volume, and {target} does");
             return Err(Status::failed_precondition(text));
         }
-        if wanted.is_ephemeral {
-            self.free_for(&wanted.volume)?;
-        }
         if let Some(pod) = wanted.pod.clone() {
-            agree(&pod, &wanted.limits, published)?;
+            agree(&pod, &wanted.limits, &published)?;
             let (has_namespace, has_group) = self.groups.exist(&pod)?;
             let of_namespace = published.values().find(|other| is_of_namespace(other, &pod));
             let of_group = published.values().find(|other| is_of_group(other, &pod));
@@ -292,11 +297,7 @@ impl Node {
             wanted.owns_group = of_group.map_or(!has_group, |other| other.owns_group);
         }
         let record = self.records.add_published(&wanted).map_err(records_failed)?;
-        self.ensure(&record, &wanted).inspect_err(|_| {
-            if let Err(error) = self.undo(&record, &wanted) {
-                tracing::warn!(record, target = wanted.target, %error, "a failed publish is not undone");
-            }
-        })
+        Ok((record, wanted))
     }
 
     /// Does what a record says and is not done. Limits that were set are left: an operator may have
@@ -304,6 +305,7 @@ impl Node {
     fn ensure(&self, record: &str, known: &Published) -> Result<(), Status> {
         self.ensure_volume(&known.volume)?;
         if let Some(pod) = &known.pod {
+            let _groups = self.groups_of(known);
             if !known.is_limited || !self.groups.exist(pod)?.1 {
                 self.groups.make(pod)?;
                 self.groups.limit(pod, &known.limits)?;
@@ -321,15 +323,21 @@ impl Node {
         let target = Path::new(&known.target);
         mounts::hide(target)?;
         mounts::remove_target(target)?;
-        let mut others = self.records.published().map_err(records_failed)?;
-        others.remove(record);
-        let is_shared = others.values().any(|other| other.volume.name == known.volume.name);
+        let others = || {
+            let mut others = self.records.published().map_err(records_failed)?;
+            others.remove(record);
+            Ok::<_, Status>(others)
+        };
+        let is_shared = others()?.values().any(|other| other.volume.name == known.volume.name);
         if known.is_ephemeral && !is_shared {
             self.remove_volume(&known.volume)?;
         }
-        self.undo_pod(known, &others)?;
+        // Together, so that of two targets of a pod that end at the same time one is the last.
+        let _groups = self.groups_of(known);
+        self.undo_pod(known, &others()?)?;
         self.records.forget_published(record).map_err(records_failed)
     }
+
     /// Removes the rule of a pod and its group, and the group of its namespace, if no other record
     /// is of that pod, group or namespace.
     fn undo_pod(&self, known: &Published, others: &BTreeMap<String, Published>) -> Result<(), Status> {
@@ -357,7 +365,11 @@ impl Node {
             (false, VolumeData::Existing { volume }) => {
                 Err(Status::not_found(format!("the daemon has no volume `{volume}`")))
             }
-            (false, data) => Ok(self.daemon.add_volume(&volume.name, data)?),
+            (false, data) => match self.daemon.add_volume(&volume.name, data) {
+                // A plugin that was killed had asked for it, and the daemon has done it meanwhile.
+                Err(DaemonError::Refused(_)) if self.has_volume(&volume.name)? => Ok(()),
+                added => Ok(added?),
+            },
         }
     }
 
@@ -391,6 +403,11 @@ impl Node {
         match removed {
             // Nothing of it is served any more.
             Ok(()) | Err(DaemonError::Absent(_)) => Ok(()),
+            // A plugin that was killed had asked for it, and the daemon has done it or is at it.
+            Err(DaemonError::Refused(why)) => match self.has_volume(&volume.name)? {
+                true => Err(Status::aborted(why)),
+                false => Ok(()),
+            },
             Err(error) => Err(error.into()),
         }
     }
@@ -404,6 +421,12 @@ impl Node {
                 None => Some("the daemon does not have the volume".into()),
             },
         }
+    }
+
+    /// Takes the groups of a target's namespace. Held for as long as it takes to write control
+    /// files and records, and never while a store is waited for.
+    fn groups_of(&self, known: &Published) -> Option<BusyKey> {
+        known.pod.as_ref().map(|pod| self.busy.take(&namespace_key(pod)))
     }
 
     /// Takes a volume for one operation.
@@ -477,4 +500,94 @@ fn no_secrets(secrets: &HashMap<String, String>) -> Result<(), Status> {
 
 fn records_failed(error: io::Error) -> Status {
     Status::internal(format!("cannot use the records of the plugin: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::v1::VolumeCapability;
+    use crate::v1::volume_capability::access_mode::Mode;
+    use crate::v1::volume_capability::{AccessMode, AccessType, MountVolume};
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// A daemon that is still adding what another plugin asked it for.
+    #[derive(Default)]
+    struct AddingDaemon {
+        nr_adds: AtomicUsize,
+        busy: OnceLock<Arc<BusyKeys>>,
+    }
+
+    impl Daemon for AddingDaemon {
+        fn volumes(&self) -> Result<Vec<KnownVolume>, DaemonError> {
+            let has = self.nr_adds.load(Ordering::Relaxed) > 0;
+            Ok(has.then(|| KnownVolume { name: "v".into(), trouble: None }).into_iter().collect())
+        }
+
+        fn add_volume(&self, _: &str, _: &VolumeData) -> Result<(), DaemonError> {
+            if let Some(busy) = self.busy.get() {
+                assert!(busy.try_take("namespace shop").is_some(), "others of the namespace wait");
+            }
+            self.nr_adds.fetch_add(1, Ordering::Relaxed);
+            Err(DaemonError::Refused("there is a volume `v` already".into()))
+        }
+
+        fn remove_volume(&self, _: &str) -> Result<(), DaemonError> {
+            Ok(())
+        }
+
+        fn add_pod(&self, _: &str, _: &str) -> Result<(), DaemonError> {
+            Ok(())
+        }
+
+        fn remove_pod(&self, _: &str) -> Result<(), DaemonError> {
+            Ok(())
+        }
+    }
+
+    fn node(dir: &Path, daemon: &Arc<AddingDaemon>) -> Node {
+        let records = Arc::new(Records::open(dir).unwrap());
+        let daemon = Arc::clone(daemon) as Arc<dyn Daemon>;
+        Node::new(daemon, dir, dir, records, InlinePolicy::default())
+    }
+
+    #[test]
+    fn a_volume_that_a_killed_plugin_asked_for_is_taken() {
+        let (dir, daemon) = (tempfile::tempdir().unwrap(), Arc::default());
+        let access_mode = Some(AccessMode { mode: Mode::SingleNodeWriter.into() });
+        let access_type = Some(AccessType::Mount(MountVolume::default()));
+        let request = NodeStageVolumeRequest {
+            volume_id: "v".into(),
+            staging_target_path: "/staging".into(),
+            volume_capability: Some(VolumeCapability { access_mode, access_type }),
+            volume_context: HashMap::from([("type".into(), "tmpfs".into())]),
+            ..NodeStageVolumeRequest::default()
+        };
+        node(dir.path(), &daemon).stage(&request).unwrap();
+        assert_eq!(daemon.nr_adds.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_namespace_is_free_while_a_volume_is_waited_for() {
+        let (dir, daemon) = (tempfile::tempdir().unwrap(), Arc::default());
+        let node = node(dir.path(), &daemon);
+        daemon.busy.set(Arc::clone(&node.busy)).unwrap();
+        let data = VolumeData::Tmpfs { size_bytes: None };
+        let known = Published {
+            target: "/t".into(),
+            volume: Staged { volume_id: "v".into(), name: "v".into(), data },
+            is_ephemeral: true,
+            is_read_only: false,
+            flags: Vec::new(),
+            is_single: false,
+            pod: Some(Pod { namespace: "shop".into(), name: "web".into(), uid: "1".into() }),
+            limits: BTreeMap::new(),
+            owns_namespace: false,
+            owns_group: false,
+            is_limited: false,
+        };
+        node.records.add_published(&known).unwrap();
+        node.recover();
+        assert_eq!(daemon.nr_adds.load(Ordering::Relaxed), 1);
+    }
 }
