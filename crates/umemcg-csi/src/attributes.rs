@@ -4,7 +4,8 @@
 //! type        tmpfs, store, dir or existing
 //! size        of a tmpfs volume: 256Mi
 //! store       the URL of a prefix: s3://bucket/prefix; with endpoint, region, anonymous, freshness,
-//!             attributes, staging and stagingSize, as `umemcg volume add` has them
+//!             attributes, writes, staging, stagingSize and writeBack, as `umemcg volume add` has
+//!             them
 //! dir         a directory of the node
 //! volume      a volume of the daemon's configuration
 //! memory.max  512Mi; and the other limits of the pod's group, by the names of the control files
@@ -39,7 +40,7 @@ const LIMITS: [&str; 16] = [
     "memory.wmark_scale_factor",
 ];
 /// Attributes that say how a store is reached, and the options of `umemcg volume add`.
-const STORE_OPTIONS: [(&str, &str); 7] = [
+const STORE_OPTIONS: [(&str, &str); 9] = [
     ("endpoint", "endpoint"),
     ("region", "region"),
     ("anonymous", "anonymous"),
@@ -47,6 +48,8 @@ const STORE_OPTIONS: [(&str, &str); 7] = [
     ("attributes", "attributes"),
     ("staging", "staging"),
     ("stagingSize", "staging-size"),
+    ("writes", "writes"),
+    ("writeBack", "write-back"),
 ];
 
 /// The attributes of a volume.

@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 
+use clap::ValueEnum;
 use umemcg_csi::{Daemon, DaemonError, KnownVolume, VolumeData};
 
 use crate::client::our_mount;
 use crate::endpoint::{AskError, Reply, Request, VolumeSource, ask, ask_at};
 use crate::stores::{AttributeSource, StoreOptions, StoreSource};
+use crate::writes::Writes;
 
 /// The way to the daemon.
 #[derive(Debug)]
@@ -107,10 +109,11 @@ fn store_options(given: &std::collections::BTreeMap<String, String>) -> Result<S
             "freshness" => options.freshness = text,
             "staging" => options.staging = text.map(PathBuf::from),
             "staging-size" => options.staging_size = text.map(|size| size.trim_end_matches('i').to_owned()),
-            "anonymous" => match value.as_str() {
-                "true" => options.anonymous = true,
-                "false" => {}
-                other => return refused(format!("`anonymous` is true or false, and not `{other}`")),
+            "anonymous" => options.anonymous = is_true(name, value)?,
+            "write-back" => options.write_back = is_true(name, value)?,
+            "writes" => match Writes::from_str(value, false) {
+                Ok(writes) => options.writes = Some(writes),
+                Err(_) => return refused(format!("`writes` is none, streamed or staged, and not `{value}`")),
             },
             "attributes" => match value.as_str() {
                 "stored" => options.attributes = Some(AttributeSource::Stored),
@@ -123,6 +126,31 @@ fn store_options(given: &std::collections::BTreeMap<String, String>) -> Result<S
     Ok(options)
 }
 
+fn is_true(name: &str, value: &str) -> Result<bool, DaemonError> {
+    let parsed = value.parse();
+    parsed.map_err(|_| DaemonError::Refused(format!("`{name}` is true or false, and not `{value}`")))
+}
+
 fn unexpected(reply: &Reply) -> DaemonError {
     DaemonError::Unknown(format!("unexpected reply of the daemon: {reply:?}; is it of another version?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_is_reached_as_its_attributes_say() {
+        let options = |given: &[(&str, &str)]| {
+            store_options(&given.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect())
+        };
+        let staged = [("staging", "/s"), ("staging-size", "16Gi"), ("write-back", "true")];
+        let staged = options(&staged).unwrap();
+        assert_eq!((staged.staging_size.as_deref(), staged.write_back), (Some("16G"), true));
+        let streamed = options(&[("writes", "streamed"), ("anonymous", "false")]).unwrap();
+        assert_eq!((streamed.writes, streamed.anonymous), (Some(Writes::Streamed), false));
+        for (name, value) in [("writes", "some"), ("anonymous", "yes"), ("attributes", ""), ("key", "x")] {
+            assert!(matches!(options(&[(name, value)]), Err(DaemonError::Refused(_))), "{name}={value}");
+        }
+    }
 }
