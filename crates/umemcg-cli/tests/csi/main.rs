@@ -9,6 +9,7 @@ mod harness;
 mod node;
 
 use std::fs;
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,17 +54,23 @@ fn processes_of_a_pods_cgroup_are_charged_to_its_group() {
     needs_mount!();
     let node = Node::start();
     let (client, pod) = (node.connect(), Pod::new("shop", "reader"));
-    let Some(cgroup) = node::KubepodsCgroup::new(&pod.uid) else { return };
-    let limits = [("type", "tmpfs"), ("memory.max", "64Mi")];
-    client.publish(node.ephemeral("inline", &pod, &limits)).unwrap();
-    let target = node.target(&pod).display().to_string();
-    let join = cgroup.join_script();
-    node.mount.sh(&format!("{join}\ndd if=/dev/zero of={target}/f bs=1M count=8 status=none")).good();
-    let held = node.mount.number("shop/reader", "memory.usage_in_bytes");
-    assert!(held >= 8 << 20, "{held} bytes are charged");
-    drop(cgroup);
-    node.unpublish_until_done(&client, "inline", &pod);
-    node.assert_nothing_left();
+    let of_systemd = pod.uid.replace('-', "_");
+    for cgroup in [
+        format!("kubepods/burstable/pod{}", pod.uid),
+        format!("kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{of_systemd}.slice"),
+    ] {
+        let Some(cgroup) = node::PodCgroup::new(&cgroup) else { return };
+        let limits = [("type", "tmpfs"), ("memory.max", "64Mi")];
+        client.publish(node.ephemeral("inline", &pod, &limits)).unwrap();
+        let target = node.target(&pod).display().to_string();
+        let join = cgroup.join_script();
+        node.mount.sh(&format!("{join}\ndd if=/dev/zero of={target}/f bs=1M count=8 status=none")).good();
+        let held = node.mount.number("shop/reader", "memory.usage_in_bytes");
+        assert!(held >= 8 << 20, "{held} bytes are charged");
+        drop(cgroup);
+        node.unpublish_until_done(&client, "inline", &pod);
+        node.assert_nothing_left();
+    }
 }
 
 #[test]
@@ -117,6 +124,35 @@ fn a_plugin_killed_amid_publish_leaves_what_can_be_done_again() {
             fs::write(node.target(&pod).join("f"), "x").unwrap();
         }
         node.unpublish_until_done(&client, &id, &pod);
+        node.assert_nothing_left();
+    }
+}
+
+#[test]
+fn a_plugin_killed_amid_unpublish_leaves_what_can_be_done_again() {
+    needs_mount!();
+    let mut node = Node::start();
+    for round in 0..12_u32 {
+        let pod = Pod::new("shop", &format!("web-{round}"));
+        let id = format!("inline-{round}");
+        let client = node.connect();
+        client.publish(node.ephemeral(&id, &pod, &GROUP_LIMITS)).unwrap();
+        let (asked, target) = (id.clone(), node.target(&pod));
+        let shown = target.display().to_string();
+        let unpublishing = std::thread::spawn(move || client.unpublish(&asked, &shown).is_ok());
+        until("the plugin came to the step, or to its end", || {
+            unpublishing.is_finished()
+                || match round % 4 {
+                    0 => true,
+                    1 => !harness::is_mounted(&target),
+                    2 => !node.mount.mnt().join(&id).exists(),
+                    _ => !node.mount.cg().join("shop").join(&pod.name).exists(),
+                }
+        });
+        node.kill_plugin();
+        unpublishing.join().unwrap();
+        node.start_plugin();
+        node.unpublish_until_done(&node.connect(), &id, &pod);
         node.assert_nothing_left();
     }
 }
@@ -238,6 +274,41 @@ fn a_bad_request_gets_its_code_and_changes_nothing() {
     assert_eq!(code(client.publish(node.ephemeral("v", &pod, &tmpfs))), Code::FailedPrecondition);
     assert_eq!(code(client.stage(node.staged("v", &tmpfs))), Code::FailedPrecondition);
     assert!(node.mount.mnt().join("v").exists());
+}
+
+#[cfg(feature = "object")]
+#[test]
+fn what_a_store_does_not_take_stays_on_the_node() {
+    needs_mount!();
+    let mut node = Node::start();
+    let (client, pod) = (node.connect(), Pod::new("shop", "writer"));
+    let [store, away, staging] = ["store", "away", "staging"].map(|name| node.mount.outside().join(name));
+    fs::create_dir(&store).unwrap();
+    fs::create_dir(&staging).unwrap();
+    let url = format!("file://{}", store.display());
+    let attributes = [("type", "store"), ("store", &url), ("staging", staging.to_str().unwrap())];
+    client.stage(node.staged("data", &attributes)).unwrap();
+    client.publish(node.published("data", Some(&pod), &attributes)).unwrap();
+    fs::write(node.target(&pod).join("early"), "x").unwrap();
+    assert_eq!(fs::read(store.join("early")).unwrap(), b"x");
+    let mut late = fs::File::create(node.target(&pod).join("late")).unwrap();
+    late.write_all(b"y").unwrap();
+    // The store fails: it is no directory any more. So the close does, which `drop` does not tell.
+    fs::rename(&store, &away).unwrap();
+    fs::write(&store, "").unwrap();
+    drop(late);
+    node.unpublish_until_done(&client, "data", &pod);
+    let refused = client.unstage("data", "/staging").unwrap_err();
+    assert_eq!(refused.code(), Code::Internal);
+    assert!(refused.message().contains("not durable"), "{refused}");
+    node.kill_plugin();
+    node.start_plugin();
+    fs::remove_file(&store).unwrap();
+    fs::rename(&away, &store).unwrap();
+    let client = node.connect();
+    until("the volume is durable", || client.unstage("data", "/staging").is_ok());
+    assert_eq!(fs::read(store.join("late")).unwrap(), b"y");
+    node.assert_nothing_left();
 }
 
 #[test]

@@ -233,15 +233,14 @@ fn capability() -> VolumeCapability {
     }
 }
 
-/// A cgroup with the name that kubelet's cgroupfs driver gives, where one can be made.
-pub struct KubepodsCgroup(PathBuf);
+/// A cgroup with the name that a driver of kubelet gives, three levels down, where one can be made.
+pub struct PodCgroup(PathBuf);
 
-impl KubepodsCgroup {
-    pub fn new(uid: &str) -> Option<Self> {
+impl PodCgroup {
+    pub fn new(name: &str) -> Option<Self> {
         let tops = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
         let top = tops.iter().find(|top| Path::new(top).join("cgroup.procs").exists());
-        let path =
-            Path::new(top.copied().unwrap_or(tops[2])).join("kubepods/burstable").join(format!("pod{uid}"));
+        let path = Path::new(top.copied().unwrap_or(tops[2])).join(name);
         match fs::create_dir_all(&path) {
             Ok(()) => Some(Self(path)),
             Err(error) => {
@@ -257,7 +256,7 @@ impl KubepodsCgroup {
     }
 }
 
-impl Drop for KubepodsCgroup {
+impl Drop for PodCgroup {
     fn drop(&mut self) {
         // Processes that have ended may be in it for a moment. The levels above may be another
         // test's.
