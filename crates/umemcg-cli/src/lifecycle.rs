@@ -15,7 +15,9 @@
 //! umount` changes nothing if the mount is in use.
 //!
 //! SIGHUP and `umemcg reload` have the daemon read its configuration again while it serves. A
-//! reload and an end take turns. The service manager is told of each step.
+//! reload and an unmount take turns. A reload may wait for a silent store, so the flush of an end
+//! by a signal does not wait for it, and a reload leaves the rest when the mount ends. The service
+//! manager is told of each step.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -60,12 +62,12 @@ pub trait Served: Send + Sync + 'static {
     }
 
     /// Reads the configuration again, and applies it. Makes volumes that are removed durable by the
-    /// deadline.
+    /// deadline. Leaves the other volumes once `ends` says that the mount ends.
     ///
     /// # Errors
     /// A message for the user; then nothing has changed.
-    fn reload(&self, deadline: Instant) -> Result<Reloaded, String> {
-        let _ = deadline;
+    fn reload(&self, deadline: Instant, ends: &dyn Fn() -> bool) -> Result<Reloaded, String> {
+        let _ = (deadline, ends);
         Err("there is no configuration here".into())
     }
 
@@ -222,11 +224,12 @@ impl Lifecycle {
         let _one_at_a_time = self.ending.lock();
         // Before the file is read: a signal from now on may mean a newer one.
         *self.reload_waits.lock() = false;
-        if self.deadline.lock().is_some() {
+        let ends = || self.deadline.lock().is_some();
+        if ends() {
             return Reply::Failed { message: "the mount ends; nothing is reloaded".into() };
         }
         self.manager.reloading();
-        let reloaded = self.served.reload(Instant::now() + self.flush_timeout);
+        let reloaded = self.served.reload(Instant::now() + self.flush_timeout, &ends);
         let (status, reply) = match reloaded {
             Ok(reloaded) => {
                 let Reloaded { changed, left } = &reloaded;
@@ -247,14 +250,18 @@ impl Lifecycle {
                 (format!("{}; nothing is reloaded: {message}", self.status()), Reply::Failed { message })
             }
         };
-        self.manager.ready(&status);
+        if !ends() {
+            self.manager.ready(&status);
+        }
         reply
     }
 
     fn end_on_signal(&self, deadline: Instant, sender: &Sender<Event>) {
-        let _one_at_a_time = self.ending.lock();
-        // What remains is flushed again, and reported, when the mount has ended.
+        // Before the turn: a reload may wait for a silent store until the deadline, and the data of
+        // the other volumes can be made durable meanwhile. What remains is flushed again, and
+        // reported, when the mount has ended.
         let _ = self.served.flush(deadline, &mut |_| {});
+        let _one_at_a_time = self.ending.lock();
         match self.served.unmount(false) {
             Ok(()) => {}
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => {
@@ -363,11 +370,13 @@ mod tests {
         calls: LeafMutex<Vec<&'static str>>,
         called: Condvar,
         on_gone: LeafMutex<Option<Sender<Event>>>,
+        signal_in_reload: LeafMutex<Option<Sender<Event>>>,
     }
 
     impl Served for Fake {
         fn flush(&self, _deadline: Instant, progress: &mut dyn FnMut(u64)) -> Vec<LostFile> {
             self.calls.lock().push("flush");
+            self.called.notify_all();
             progress(7);
             let file = LostFile { path: "a".into(), bytes: 7, error: "no space".into() };
             if self.undurable { vec![file] } else { Vec::new() }
@@ -387,6 +396,22 @@ mod tests {
             Ok(())
         }
 
+        /// Is under way when the signal comes, and waits for a store until all else is flushed.
+        fn reload(&self, _: Instant, ends: &dyn Fn() -> bool) -> Result<Reloaded, String> {
+            let Some(sender) = self.signal_in_reload.lock().take() else {
+                return Err("there is no configuration here".into());
+            };
+            sender.send(Event::Signal).unwrap();
+            let mut calls = self.calls.lock();
+            while !calls.contains(&"flush") {
+                self.called.wait(&mut calls);
+            }
+            drop(calls);
+            let what = if ends() { "reload ends" } else { "reload goes on" };
+            self.calls.lock().push(what);
+            Ok(Reloaded::default())
+        }
+
         fn shut_down(&self, deadline: Instant) -> Vec<LostFile> {
             // Whatever ends the wait for users, the thread that detaches the mount is at work. A
             // wait without an end: how long that thread is kept from a busy processor says nothing.
@@ -401,7 +426,15 @@ mod tests {
     }
 
     fn check(fake: Fake, timeout: Duration, events: &[Event]) -> (Result<(), Failure>, Vec<&'static str>) {
-        let (sender, receiver) = channel();
+        check_on(fake, timeout, events, channel())
+    }
+
+    fn check_on(
+        fake: Fake,
+        timeout: Duration,
+        events: &[Event],
+        (sender, receiver): (Sender<Event>, Receiver<Event>),
+    ) -> (Result<(), Failure>, Vec<&'static str>) {
         *fake.on_gone.lock() = Some(sender.clone());
         let fake = Arc::new(fake);
         let lifecycle = Lifecycle::new(
@@ -423,6 +456,16 @@ mod tests {
         let (result, calls) = check(Fake::default(), Duration::from_secs(30), &[Event::Signal]);
         result.unwrap();
         assert_eq!(calls, ["flush", "unmount", "shut down", "flush"]);
+    }
+
+    #[test]
+    fn the_flush_of_an_end_does_not_wait_for_a_reload() {
+        let (sender, receiver) = channel();
+        let fake = Fake { signal_in_reload: LeafMutex::new(Some(sender.clone())), ..Fake::default() };
+        let timeout = Duration::from_secs(60);
+        let (result, calls) = check_on(fake, timeout, &[Event::Reload], (sender, receiver));
+        result.unwrap();
+        assert_eq!(calls, ["flush", "reload ends", "unmount", "shut down", "flush"]);
     }
 
     #[test]

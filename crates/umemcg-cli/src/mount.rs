@@ -371,9 +371,9 @@ impl Served for Mounted {
         volumes::serve(&self.daemon, request, deadline, progress)
     }
 
-    fn reload(&self, deadline: Instant) -> Result<Reloaded, String> {
+    fn reload(&self, deadline: Instant, ends: &dyn Fn() -> bool) -> Result<Reloaded, String> {
         match &self.live {
-            Some(live) => live.reload(&self.daemon, deadline),
+            Some(live) => live.reload(&self.daemon, deadline, ends),
             None => Err("there is no configuration: this mount was made without --config".into()),
         }
     }

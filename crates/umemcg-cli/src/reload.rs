@@ -121,11 +121,16 @@ impl LiveConfig {
     }
 
     /// Reads the file again, and applies it. Volumes that leave are made durable by the deadline.
-    /// One call at a time.
+    /// Volumes stay as they are once `ends` says that the mount ends. One call at a time.
     ///
     /// # Errors
     /// A message with the line if anything in the file is wrong; then nothing has changed.
-    pub fn reload(&self, daemon: &Daemon, deadline: Instant) -> Result<Reloaded, String> {
+    pub fn reload(
+        &self,
+        daemon: &Daemon,
+        deadline: Instant,
+        ends: &dyn Fn() -> bool,
+    ) -> Result<Reloaded, String> {
         let config = Config::read(&self.path).map_err(|failure| failure.to_string())?;
         let checked = self.check(daemon, &config).map_err(|failure| failure.to_string())?;
         let mut in_force = self.in_force.lock().clone();
@@ -138,7 +143,7 @@ impl LiveConfig {
         apply_log(&config, &mut in_force, &mut reloaded);
         self.apply_rules(checked.rules, &mut in_force, &mut reloaded);
         self.apply_limits(&config, &checked.fresh, &mut in_force, &mut reloaded);
-        apply_volumes(daemon, &checked.volumes, deadline, &mut in_force, &mut reloaded);
+        apply_volumes(daemon, &checked.volumes, (deadline, ends), &mut in_force, &mut reloaded);
         *self.in_force.lock() = in_force;
         Ok(reloaded)
     }
@@ -248,11 +253,14 @@ fn apply_log(config: &Config, in_force: &mut InForce, reloaded: &mut Reloaded) {
     }
 }
 
+/// Why volumes are not as the file says.
+const THE_MOUNT_ENDS: &str = "the other volumes: the mount ends";
+
 /// Removes, replaces and adds volumes, as the file says.
 fn apply_volumes(
     daemon: &Daemon,
     wanted: &[(VolumeEntry<'_>, VolumeSource)],
-    deadline: Instant,
+    (deadline, ends): (Instant, &dyn Fn() -> bool),
     in_force: &mut InForce,
     reloaded: &mut Reloaded,
 ) {
@@ -266,6 +274,9 @@ fn apply_volumes(
         .map(|(name, source)| (name.clone(), source.clone()))
         .collect();
     for (name, old) in leaving {
+        if ends() {
+            return reloaded.left.push(THE_MOUNT_ENDS.into());
+        }
         let new = wanted.iter().find(|(entry, _)| *entry.name() == name).map(|(_, source)| source);
         let is_memory = |source: &VolumeSource| matches!(source, VolumeSource::Tmpfs { .. });
         if is_memory(&old) && new.is_some() {
@@ -286,6 +297,9 @@ fn apply_volumes(
     }
     let served: BTreeSet<String> = daemon.list_volumes().into_iter().map(|volume| volume.name).collect();
     for (entry, source) in wanted {
+        if ends() {
+            return reloaded.left.push(THE_MOUNT_ENDS.into());
+        }
         match (in_force.volumes.contains_key(entry.name()), served.contains(entry.name())) {
             // It is as the file says, or has just been said to stay.
             (true, _) => {}
