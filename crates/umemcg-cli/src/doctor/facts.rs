@@ -184,7 +184,14 @@ fn ask(source: &StoreSource) -> Answer<()> {
 /// Returns a volume without its writes: what is staged belongs to the daemon that serves it.
 fn read_only(source: &StoreSource) -> Answer<StoreSource> {
     Writes::checked(source.options.writes, source.options.staging.is_some())?;
-    let options = StoreOptions { writes: None, staging: None, staging_size: None, ..source.options.clone() };
+    staging_of(&source.options)?;
+    let options = StoreOptions {
+        writes: None,
+        staging: None,
+        staging_size: None,
+        write_back: false,
+        ..source.options.clone()
+    };
     Ok(StoreSource { options, ..source.clone() })
 }
 
@@ -222,8 +229,15 @@ mod tests {
             StoreSource { url: "s3://b".into(), options, state: None }
         };
         for writes in [None, Some(Writes::Staged)] {
-            assert!(read_only(&source(writes)).unwrap().options.is_empty(), "{writes:?}");
+            for write_back in [false, true] {
+                let mut source = source(writes);
+                source.options.write_back = write_back;
+                assert!(read_only(&source).unwrap().options.is_empty(), "{writes:?} {write_back}");
+            }
         }
+        let mut without = source(None);
+        (without.options.staging, without.options.write_back) = (None, true);
+        assert!(read_only(&without).unwrap_err().contains("staging directory"));
         assert!(read_only(&source(Some(Writes::Streamed))).unwrap_err().contains("--staging"));
     }
 
