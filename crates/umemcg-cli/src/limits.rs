@@ -47,10 +47,8 @@ pub fn make_group(tree: &ControlTree, path: &str) -> Result<NodeId, ControlError
 /// Those of the control file.
 pub fn reset_limit(tree: &ControlTree, fresh: &ControlTree, limit: &LimitName) -> Result<bool, ControlError> {
     let (path, file) = limit;
-    let names = || path.split('/').filter(|name| !name.is_empty()).map(OsStr::new);
-    let found = names().try_fold(NodeId::ROOT, |at, name| tree.lookup(at, name).map(|found| found.node));
-    let Some(node) = found.ok().and_then(|group| limit_file(tree, group, file)) else { return Ok(false) };
-    if names().next().is_none() {
+    let Some(node) = find_limit(tree, limit) else { return Ok(false) };
+    if path.split('/').all(str::is_empty) {
         // The root's depend on the machine, and on the pool.
         return Err(ControlError::NotPermitted);
     }
@@ -59,10 +57,25 @@ pub fn reset_limit(tree: &ControlTree, fresh: &ControlTree, limit: &LimitName) -
         made => made,
     };
     let example = limit_file(fresh, example?.node, file).ok_or(ControlError::NotFound)?;
-    let open = fresh.open(example, Access { read: true, write: false }, daemon_user())?;
-    let text = fresh.read(&open, 0, TEXT_BYTES_MAX, &OWN_REQUEST)?;
-    write_limit(tree, node, String::from_utf8_lossy(&text).trim_end())?;
+    write_limit(tree, node, read_limit(fresh, example)?.trim_end())?;
     Ok(true)
+}
+
+/// Returns what a limit is; none if there is no such limit, or it cannot be read.
+pub fn limit_text(tree: &ControlTree, limit: &LimitName) -> Option<String> {
+    read_limit(tree, find_limit(tree, limit)?).ok()
+}
+
+fn find_limit(tree: &ControlTree, (path, file): &LimitName) -> Option<NodeId> {
+    let mut names = path.split('/').filter(|name| !name.is_empty()).map(OsStr::new);
+    let found = names.try_fold(NodeId::ROOT, |at, name| tree.lookup(at, name).map(|found| found.node));
+    found.ok().and_then(|group| limit_file(tree, group, file))
+}
+
+fn read_limit(tree: &ControlTree, file: NodeId) -> Result<String, ControlError> {
+    let open = tree.open(file, Access { read: true, write: false }, daemon_user())?;
+    let text = tree.read(&open, 0, TEXT_BYTES_MAX, &OWN_REQUEST)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// Longest text of a limit.

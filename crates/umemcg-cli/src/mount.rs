@@ -125,8 +125,8 @@ fn live_config(
     let Control { tree, processes, style, mut in_force, .. } = control;
     for volume in config.volumes() {
         let source = volume.data()?;
-        reload::add(daemon, &volume, &source, Instant::now() + arguments.flush_timeout)?;
-        in_force.add_volume(volume.name(), source);
+        let serial = reload::add(daemon, &volume, &source, Instant::now() + arguments.flush_timeout)?;
+        in_force.add_volume(volume.name(), source, serial);
     }
     let Some(path) = &arguments.config else { return Ok(None) };
     Ok(Some(LiveConfig::new(path.clone(), style, &tree, &processes, arguments.rules.clone(), in_force)))

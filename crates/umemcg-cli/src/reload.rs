@@ -27,7 +27,7 @@ use crate::args::DaemonArguments;
 use crate::config::{Config, FixedSettings, VolumeEntry};
 use crate::endpoint::{Reloaded, Reply, Request, VolumeSource};
 use crate::exit::Failure;
-use crate::limits::{LimitName, LimitTexts, reset_limit};
+use crate::limits::{LimitName, LimitTexts, limit_text, reset_limit};
 use crate::log;
 use crate::pool::MIN_POOL_BYTES;
 use crate::volumes;
@@ -75,8 +75,9 @@ pub struct InForce {
     /// Those of the file.
     rules: Vec<Rule>,
     limits: LimitTexts,
-    /// The volumes that the file has added.
-    volumes: BTreeMap<String, VolumeSource>,
+    /// The volumes that the file has added. With their serials: a volume that an operator puts in
+    /// the place of one has its name.
+    volumes: BTreeMap<String, (VolumeSource, u64)>,
 }
 
 impl InForce {
@@ -92,8 +93,8 @@ impl InForce {
     }
 
     /// Notes a volume that the file has added.
-    pub fn add_volume(&mut self, name: &str, source: VolumeSource) {
-        self.volumes.insert(name.to_owned(), source);
+    pub fn add_volume(&mut self, name: &str, source: VolumeSource, serial: u64) {
+        self.volumes.insert(name.to_owned(), (source, serial));
     }
 }
 
@@ -200,16 +201,28 @@ impl LiveConfig {
             in_force.limits.keys().filter(|&limit| !named.contains(limit)).cloned().collect();
         for limit in gone {
             let (path, file) = &limit;
+            let others = in_force.limits.keys().filter(|other| other.0 == *path && **other != limit);
+            let others: Vec<_> = others.map(|other| (other.clone(), limit_text(&self.tree, other))).collect();
             match reset_limit(&self.tree, fresh, &limit) {
                 Ok(true) => reloaded.changed.push(format!("{path}: `{file}` is that of a new group")),
-                Ok(false) => {}
+                // The group is gone, and with it all that was set.
+                Ok(false) => {
+                    in_force.limits.retain(|(of_group, _), _| of_group != path);
+                    continue;
+                }
                 Err(error) => {
                     reloaded.left.push(format!("{path}: `{file}` stays as it is: {error}"));
                     continue;
                 }
             }
-            // One limit may have several files, so the others of the group are written again.
-            in_force.limits.retain(|(of_group, _), _| of_group != path);
+            in_force.limits.remove(&limit);
+            // One limit may have several files. Those that this has changed are written again, and
+            // no others: an operator may have set them.
+            for (other, text) in others {
+                if limit_text(&self.tree, &other) != text {
+                    in_force.limits.remove(&other);
+                }
+            }
         }
         let refused = config.set_limits(&self.tree, &mut in_force.limits);
         reloaded.left.extend(refused.iter().map(ToString::to_string));
@@ -264,14 +277,17 @@ fn apply_volumes(
     in_force: &mut InForce,
     reloaded: &mut Reloaded,
 ) {
-    let served: BTreeSet<String> = daemon.list_volumes().into_iter().map(|volume| volume.name).collect();
-    in_force.volumes.retain(|name, _| served.contains(name));
+    let served: BTreeMap<String, u64> =
+        daemon.list_volumes().into_iter().map(|volume| (volume.name, volume.serial)).collect();
+    in_force.volumes.retain(|name, (_, serial)| served.get(name) == Some(serial));
     // Removals come first: what is added may need their directories.
     let leaving: Vec<(String, VolumeSource)> = in_force
         .volumes
         .iter()
-        .filter(|&(name, source)| !wanted.iter().any(|(entry, new)| entry.name() == name && new == source))
-        .map(|(name, source)| (name.clone(), source.clone()))
+        .filter(|&(name, (source, _))| {
+            !wanted.iter().any(|(entry, new)| entry.name() == name && new == source)
+        })
+        .map(|(name, (source, _))| (name.clone(), source.clone()))
         .collect();
     for (name, old) in leaving {
         if ends() {
@@ -307,8 +323,8 @@ fn apply_volumes(
                 entry.wrong("a volume of this name was added with `umemcg volume add`; it stays").to_string(),
             ),
             (false, false) => match add(daemon, entry, source, Instant::now() + volumes::ADD_WAIT) {
-                Ok(()) => {
-                    in_force.add_volume(entry.name(), source.clone());
+                Ok(serial) => {
+                    in_force.add_volume(entry.name(), source.clone(), serial);
                     reloaded.changed.push(format!("volume `{}` added", entry.name()));
                 }
                 Err(failure) => reloaded.left.push(failure.to_string()),
@@ -317,7 +333,7 @@ fn apply_volumes(
     }
 }
 
-/// Adds a volume of the file. Waits for its directory until the deadline.
+/// Adds a volume of the file, and returns its serial. Waits for its directory until the deadline.
 ///
 /// # Errors
 /// [`Failure`] with the line.
@@ -326,10 +342,10 @@ pub fn add(
     entry: &VolumeEntry<'_>,
     source: &VolumeSource,
     deadline: Instant,
-) -> Result<(), Failure> {
+) -> Result<u64, Failure> {
     let spec = volumes::spec_of(source).map_err(|error| entry.wrong(error))?;
-    volumes::add_when_free(daemon, entry.name(), &spec, deadline).map_err(|error| entry.wrong(error))?;
-    Ok(())
+    let added = volumes::add_when_free(daemon, entry.name(), &spec, deadline);
+    Ok(added.map_err(|error| entry.wrong(error))?.serial)
 }
 
 /// The processes of groups that are there only to be checked.

@@ -15,6 +15,9 @@ const BEFORE: &str = r#"
     [groups."/c"]
     "memory.max" = "4M"
     "memory.limit_in_bytes" = "4M"
+    [groups."/d"]
+    "memory.max" = "8M"
+    "memory.low" = "1M"
     [volumes.one]
     dir = "one"
     [volumes.memory]
@@ -27,6 +30,7 @@ fn a_reload_applies_what_differs_in_the_file() {
     needs_mount!();
     let service = Service::start(Some(BEFORE), &[]);
     fs::write(service.path("cg").join("a/memory.high"), "4M").unwrap();
+    fs::write(service.path("cg").join("d/memory.max"), "4M").unwrap();
     fs::write(service.path("mnt").join("one/f"), "x").unwrap();
     let after = r#"
         log = "info"
@@ -37,6 +41,8 @@ fn a_reload_applies_what_differs_in_the_file() {
         "memory.max" = "2M"
         [groups."/c"]
         "memory.limit_in_bytes" = "4M"
+        [groups."/d"]
+        "memory.max" = "8M"
         [volumes.two]
         dir = "two"
         [volumes.memory]
@@ -48,6 +54,8 @@ fn a_reload_applies_what_differs_in_the_file() {
     assert_eq!(service.control("a/memory.max"), (16 << 20).to_string());
     assert_eq!(service.control("a/memory.low"), "0", "it is not in the file any more");
     assert_eq!(service.control("a/memory.high"), (4 << 20).to_string(), "it was set by hand");
+    assert_eq!(service.control("d/memory.low"), "0", "it is not in the file any more");
+    assert_eq!(service.control("d/memory.max"), (4 << 20).to_string(), "the file says of it what it said");
     assert_eq!(service.control("b/memory.max"), (2 << 20).to_string());
     assert_eq!(service.control("c/memory.max"), (4 << 20).to_string(), "another name of it is in the file");
     let mnt = service.path("mnt");
@@ -86,6 +94,25 @@ fn a_mistake_in_the_file_changes_nothing() {
     assert!(service.told("READY=1").contains("cannot read"));
     let (status, said) = service.end();
     assert!(status.success() && said.contains("nothing is reloaded"), "{said}");
+}
+
+#[test]
+fn a_volume_added_by_hand_is_not_that_of_the_file() {
+    needs_mount!();
+    let file = "[volumes.one]\ndir = \"one\"\n";
+    let service = Service::start(Some(file), &[]);
+    for arguments in [&["remove", "one"][..], &["add", "one", "--tmpfs"]] {
+        let (code, said) = service.umemcg(&[&["volume"], arguments].concat());
+        assert_eq!(code, Some(0), "{said}");
+    }
+    fs::write(service.path("mnt").join("one/f"), "by hand").unwrap();
+    for (text, expected) in [(file, "was added with"), ("", "nothing has changed")] {
+        fs::write(service.path("umemcg.toml"), text).unwrap();
+        let (_, said) = service.reload_by_command(&[]);
+        assert!(said.contains(expected), "{said}");
+        assert_eq!(fs::read(service.path("mnt").join("one/f")).unwrap(), b"by hand");
+    }
+    assert!(service.end().0.success());
 }
 
 #[test]

@@ -68,6 +68,8 @@ pub struct Removed {
 pub struct VolumeInfo {
     /// Its name.
     pub name: String,
+    /// Its place in listings: no other volume of the daemon has or had it.
+    pub serial: u64,
     /// The place where its data lives.
     pub kind: VolumeKind,
     /// Files and directories open on it.
@@ -76,7 +78,12 @@ pub struct VolumeInfo {
 
 impl VolumeInfo {
     fn of(member: &Member) -> Self {
-        Self { name: member.name().to_owned(), kind: member.volume().kind(), nr_open: member.nr_open() }
+        Self {
+            name: member.name().to_owned(),
+            serial: member.serial(),
+            kind: member.volume().kind(),
+            nr_open: member.nr_open(),
+        }
     }
 }
 
