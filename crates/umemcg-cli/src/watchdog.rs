@@ -1,12 +1,13 @@
 //! The watchdog of a foreground mount: gives the service manager a sign of life as long as no
 //! thread that receives requests is stuck.
 //!
-//! It looks twice within the time that the service manager waits for a sign. A thread is stuck if
-//! both looks find it with the same request, in the part that needs no sleep
-//! ([`umemcg_fuse::ReaderWatch`]). Then there is no sign, and the service manager restarts the
-//! daemon, unless the thread comes back in time. An idle mount is well, and so is one whose store
-//! does not answer: a restart would not bring the store back, and would lose what only the daemon
-//! has.
+//! It looks four times within the time that the service manager waits for a sign. A look finds a
+//! thread stuck if it has the same request as at the look before, in the part that needs no sleep
+//! ([`umemcg_fuse::ReaderWatch`]). After two such looks there is no sign, and the service manager
+//! restarts the daemon, unless the thread comes back in time: it has been stuck for all of that
+//! time by then, because one such look still gives a sign. An idle mount is well, and so is one
+//! whose store does not answer: a restart would not bring the store back, and would lose what only
+//! the daemon has.
 
 use std::io;
 use std::sync::Arc;
@@ -17,23 +18,30 @@ use umemcg_fuse::{Daemon, ReaderWatch};
 
 use crate::service_manager::ServiceManager;
 
+/// Looks within the time that the service manager waits for a sign.
+const NR_LOOKS: u32 = 4;
+
 /// Looks at the threads that receive requests, and gives signs of life.
 pub struct Watchdog<L> {
     manager: Arc<ServiceManager>,
     /// Returns the threads that have been stuck since it was called last.
     look: L,
+    /// Those of the last look.
+    stuck_before: Vec<u32>,
     is_in_trouble: bool,
 }
 
 impl<L: FnMut() -> Vec<u32>> Watchdog<L> {
     /// Creates a watchdog that gets the threads that are stuck from `look`.
     pub fn new(manager: Arc<ServiceManager>, look: L) -> Self {
-        Self { manager, look, is_in_trouble: false }
+        Self { manager, look, stuck_before: Vec::new(), is_in_trouble: false }
     }
 
-    /// Looks once, and gives a sign of life if all is well.
+    /// Looks once, and gives a sign of life unless a thread is stuck for the second time.
     pub fn look(&mut self) {
-        let stuck = (self.look)();
+        let found = (self.look)();
+        let before = std::mem::replace(&mut self.stuck_before, found.clone());
+        let stuck: Vec<u32> = found.into_iter().filter(|thread| before.contains(thread)).collect();
         let was_in_trouble = std::mem::replace(&mut self.is_in_trouble, !stuck.is_empty());
         if stuck.is_empty() {
             self.manager.is_alive();
@@ -64,7 +72,7 @@ pub fn start(daemon: &Daemon, manager: &Arc<ServiceManager>, within: Duration) -
     spawn_detached("umemcg-watchdog", move || {
         loop {
             watchdog.look();
-            std::thread::sleep(within / 2);
+            std::thread::sleep(within / NR_LOOKS);
         }
     })
 }
@@ -81,11 +89,12 @@ mod tests {
         let socket = UnixDatagram::bind(&path).unwrap();
         socket.set_nonblocking(true).unwrap();
         let manager = Arc::new(ServiceManager::at(path.as_os_str()).unwrap());
-        let mut looks = [vec![], vec![7], vec![7], vec![], vec![]].into_iter();
+        let mut looks = [vec![], vec![7], vec![8], vec![7, 8], vec![8], vec![], vec![]].into_iter();
         let mut watchdog = Watchdog::new(manager, || looks.next().unwrap());
         let alive = ["WATCHDOG=1\n"].as_slice();
         let stuck = ["STATUS=stuck: a thread that receives requests does not come back\n"].as_slice();
-        for expected in [alive, stuck, &[], &["WATCHDOG=1\n", "STATUS=serving\n"], alive] {
+        let well_again = ["WATCHDOG=1\n", "STATUS=serving\n"].as_slice();
+        for expected in [alive, alive, alive, stuck, &[], well_again, alive] {
             watchdog.look();
             let mut buffer = [0; 4096];
             let messages: Vec<String> =

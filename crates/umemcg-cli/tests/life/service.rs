@@ -97,6 +97,11 @@ impl Service {
         }
     }
 
+    /// Drops the messages that have come.
+    pub fn drop_messages(&self) {
+        while self.messages.try_recv().is_ok() {}
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }

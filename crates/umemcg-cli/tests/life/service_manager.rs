@@ -4,7 +4,7 @@ use std::fs;
 
 use rustix::process::Signal;
 
-use crate::harness::needs_mount;
+use crate::harness::{needs_mount, until};
 use crate::service::Service;
 
 #[test]
@@ -36,10 +36,15 @@ fn a_store_that_hangs_is_no_reason_for_a_restart() {
     let file = service.path("mnt").join("slow/file");
     let (sender, begun) = std::sync::mpsc::channel();
     let reader = std::thread::spawn(move || {
-        sender.send(()).unwrap();
+        sender.send(rustix::thread::gettid()).unwrap();
         fs::read(file).unwrap()
     });
-    begun.recv().unwrap();
+    let state = format!("/proc/self/task/{}/stat", begun.recv().unwrap().as_raw_nonzero());
+    until("the reader waits for the mount", || {
+        let text = fs::read_to_string(&state).unwrap();
+        text.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with(['S', 'D']))
+    });
+    service.drop_messages();
     // Each look finds the request longer under way than a stuck reader may be.
     for _ in 0..10 {
         service.told("WATCHDOG=1");
