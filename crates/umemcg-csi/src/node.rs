@@ -306,8 +306,14 @@ impl Node {
         self.ensure_volume(&known.volume)?;
         if let Some(pod) = &known.pod {
             let _groups = self.groups_of(known);
-            if !known.is_limited || !self.groups.exist(pod)?.1 {
+            let has_group = self.groups.exist(pod)?.1;
+            if !known.is_limited || !has_group {
                 self.groups.make(pod)?;
+                // The pod may run once one of its volumes is there: a new group has the limits of all.
+                let published = self.records.published().map_err(records_failed)?;
+                for other in published.values().filter(|other| !has_group && is_of_group(other, pod)) {
+                    self.groups.limit(pod, &other.limits)?;
+                }
                 self.groups.limit(pod, &known.limits)?;
                 let known = Published { is_limited: true, ..known.clone() };
                 self.records.keep_published(record, &known).map_err(records_failed)?;
