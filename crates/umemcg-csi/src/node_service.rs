@@ -73,7 +73,9 @@ impl node_server::Node for NodeService {
     ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
         let (node, request) = (Arc::clone(&self.node), request.into_inner());
         let usage = blocking(move || {
-            node.health_at(&request.volume_id, &request.volume_path)?;
+            let health = node.health_at(&request.volume_id, &request.volume_path)?;
+            // The path is a directory of the node then, and its numbers those of the node's disk.
+            health.trouble.map_or(Ok(()), |trouble| Err(Status::internal(trouble)))?;
             usage_of(Path::new(&request.volume_path))
         });
         Ok(Response::new(NodeGetVolumeStatsResponse { usage: usage.await? }))
