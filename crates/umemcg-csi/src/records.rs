@@ -221,9 +221,18 @@ fn read_all<T: DeserializeOwned>(dir: &Path) -> io::Result<BTreeMap<String, T>> 
         if name.starts_with('.') {
             continue;
         }
-        // Another request may have removed it meanwhile.
-        if let Some(record) = read(&dir.join(&name))? {
-            found.insert(name, record);
+        match read(&dir.join(&name)) {
+            Ok(Some(record)) => drop(found.insert(name, record)),
+            // Another request may have removed it meanwhile.
+            Ok(None) => {}
+            // One that is damaged is no reason to do nothing for the others.
+            Err(error)
+                if error.kind() == io::ErrorKind::InvalidData
+                    || error.kind() == io::ErrorKind::UnexpectedEof =>
+            {
+                tracing::error!(record = %dir.join(&name).display(), %error, "a record cannot be read; it is left out");
+            }
+            Err(error) => return Err(error),
         }
     }
     Ok(found)
@@ -283,6 +292,10 @@ mod tests {
         records.forget_published(&first).unwrap();
         // A plugin that was killed leaves a draft.
         fs::write(dir.path().join("published/.draft-x"), "{").unwrap();
+        // A disk that failed leaves something else.
+        for (name, text) in [("cut", "{"), ("empty", ""), ("other", "[]")] {
+            fs::write(dir.path().join("published").join(name), text).unwrap();
+        }
         drop(records);
         let records = Records::open(dir.path()).unwrap();
         assert_eq!(records.staged("a").unwrap(), Some(staged("a")));
