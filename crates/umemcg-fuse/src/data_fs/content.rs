@@ -254,11 +254,17 @@ impl DataFs {
             _ => file.write_mapped(&group, arg.offset, data),
         };
         opened.on.touch();
+        let is_refused_mapping = result.is_err() && arg.write_flags & write_flag::CACHE != 0;
         reply_with(reply, result, |reply, written| {
             reply.accepted_write(written as u32);
             let delay = self.high_delay(header, &group, meter.bytes(), reply);
             self.finish_write(&opened, &group, arg, (written, delay), reply);
         });
+        if is_refused_mapping {
+            // The kernel takes them for written, and would show them to every later reader. After
+            // the answer: it waits for that before it drops them.
+            file.drop_kernel_pages(arg.offset, data.len() as u64, Box::new(|| {}));
+        }
     }
 
     /// Answers an accepted write when the kernel has nothing old of what was written. It does not
