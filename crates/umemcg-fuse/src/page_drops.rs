@@ -2,12 +2,14 @@
 //!
 //! The kernel waits for pages that are locked by a request under way, and writes back those that a
 //! mapping has made dirty, before it drops them. So no thread that serves requests may ask for it.
-//! Several threads do, and at most [`NR_OF_STORE_MAX`] for one store at a time: what waits for one
-//! that hangs holds up its own only. Two threads that drop pages at the same time wait for the
-//! kernel's locks most of the time, so a store's second thread starts only behind a message that
-//! takes long.
+//! Several threads do, at most [`NR_OF_STORE_MAX`] for one store at a time and [`NR_OF_NODE_MAX`]
+//! for one file of it: what waits for a file or a store that hangs holds up its own only. A page
+//! that a mapping has made dirty may hang for minutes, since an object is copied before it is
+//! changed. Two threads that drop pages at the same time wait for the kernel's locks most of the
+//! time, so a store's next thread starts only behind messages that take long.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,32 +17,66 @@ use std::time::{Duration, Instant};
 use umemcg_base::{Condvar, LeafMutex, Rank, assert_may_wait};
 use umemcg_vfs::PageDrop;
 
-/// Threads for one store at a time, and for each store as soon as it has drops waiting.
-const NR_OF_STORE_MAX: usize = 2;
+/// Threads for one store at a time.
+const NR_OF_STORE_MAX: usize = 64;
+/// Threads for one file at a time.
+const NR_OF_NODE_MAX: usize = 2;
+/// Threads for each store as soon as it has drops waiting.
+const NR_OF_STORE_MIN: usize = 2;
 /// A message that takes longer than this waits for something, a processor perhaps: reclaim waits
 /// 20 ms for what it asks for. Most take 0.2 ms.
 const LONG_MESSAGE: Duration = Duration::from_millis(1);
 /// Threads in all. They are started when they are needed, and stay.
-const NR_THREADS_MAX: usize = 256;
+const NR_THREADS_MAX: usize = 512;
 /// Pages of one message at most: while it is carried out, all that was asked for later waits.
 const PAGES_MAX: u64 = 4096;
 
 /// The drops of one store.
 #[derive(Debug, Default)]
 struct OfStore {
-    waiting: VecDeque<PageDrop>,
-    /// When those messages were sent that are under way.
-    sent_at: Vec<Instant>,
+    /// By node. None is empty.
+    waiting: BTreeMap<u64, VecDeque<PageDrop>>,
+    /// The node that was served last: the next has its turn.
+    last: u64,
+    /// The messages that are under way: when they were sent, and of which node.
+    sent: Vec<(Instant, u64)>,
 }
 
 impl OfStore {
     /// Returns the first moment at which another thread may serve it, if one may at all: when all
     /// messages that are under way take long.
     fn may_run_at(&self, now: Instant) -> Option<Instant> {
-        if self.waiting.is_empty() || self.sent_at.len() >= NR_OF_STORE_MAX {
+        self.next_node()?;
+        Some(self.sent.iter().map(|sent| sent.0).max().map_or(now, |sent_at| sent_at + LONG_MESSAGE))
+    }
+
+    /// Returns the next node of which a message may be sent.
+    fn next_node(&self) -> Option<u64> {
+        if self.sent.len() >= NR_OF_STORE_MAX {
             return None;
         }
-        Some(self.sent_at.iter().max().map_or(now, |&sent_at| sent_at + LONG_MESSAGE))
+        let is_free = |node: &&u64| self.sent.iter().filter(|sent| sent.1 == **node).count() < NR_OF_NODE_MAX;
+        let after = self.waiting.range((Bound::Excluded(self.last), Bound::Unbounded)).map(|(node, _)| node);
+        after.chain(self.waiting.range(..=self.last).map(|(node, _)| node)).find(is_free).copied()
+    }
+
+    /// Takes drops side by side of the next node.
+    fn take(&mut self, now: Instant) -> Option<Vec<PageDrop>> {
+        let node = self.next_node()?;
+        let waiting = self.waiting.get_mut(&node)?;
+        let mut drops: Vec<PageDrop> = waiting.pop_front().into_iter().collect();
+        while let (Some(last), Some(next)) = (drops.last(), waiting.front())
+            && last.pages.end == next.pages.start
+            && next.pages.end - drops[0].pages.start <= PAGES_MAX
+        {
+            drops.extend(waiting.pop_front());
+        }
+        if waiting.is_empty() {
+            self.waiting.remove(&node);
+        }
+        self.last = node;
+        self.sent.push((now, node));
+        Some(drops)
     }
 }
 
@@ -50,6 +86,8 @@ struct Queue {
     /// The store that was served last: the next has its turn.
     last: u64,
     nr_threads: usize,
+    /// Threads that have sent a message.
+    nr_busy: usize,
     /// Threads that wait for a moment.
     nr_armed: usize,
     is_ended: bool,
@@ -69,26 +107,20 @@ impl Queue {
         let (before, after): (Vec<_>, Vec<_>) =
             self.by_store.iter_mut().filter(may_run).partition(|(store, _)| **store <= last);
         let (&store, of_store) = after.into_iter().chain(before).next()?;
+        let drops = of_store.take(now)?;
         self.last = store;
-        of_store.sent_at.push(now);
-        let mut drops: Vec<PageDrop> = of_store.waiting.pop_front().into_iter().collect();
-        while let (Some(last), Some(next)) = (drops.last(), of_store.waiting.front())
-            && last.node == next.node
-            && last.pages.end == next.pages.start
-            && next.pages.end - drops[0].pages.start <= PAGES_MAX
-        {
-            drops.extend(of_store.waiting.pop_front());
-        }
+        self.nr_busy += 1;
         Some((store, drops))
     }
 
-    /// Notes the end of what was taken of a store at a moment.
-    fn finish(&mut self, store: u64, taken_at: Instant) {
+    /// Notes the end of what was taken of a store and a node at a moment.
+    fn finish(&mut self, store: u64, sent: (Instant, u64)) {
+        self.nr_busy -= 1;
         if let Some(of_store) = self.by_store.get_mut(&store) {
-            if let Some(at) = of_store.sent_at.iter().position(|&sent_at| sent_at == taken_at) {
-                of_store.sent_at.swap_remove(at);
+            if let Some(at) = of_store.sent.iter().position(|&known| known == sent) {
+                of_store.sent.swap_remove(at);
             }
-            if of_store.sent_at.is_empty() && of_store.waiting.is_empty() {
+            if of_store.sent.is_empty() && of_store.waiting.is_empty() {
                 self.by_store.remove(&store);
             }
         }
@@ -133,20 +165,14 @@ impl PageDrops {
         for drop in drops {
             let of_store = queue.by_store.entry(drop.store.0).or_default();
             // Behind others it is seen when those are.
-            wants_thread |= of_store.waiting.is_empty() && (of_store.sent_at.is_empty() || !has_armed);
-            of_store.waiting.push_back(drop);
+            let has_free = of_store.next_node().is_some();
+            of_store.waiting.entry(drop.node.0).or_default().push_back(drop);
+            wants_thread |= !has_free && (of_store.sent.is_empty() || !has_armed);
         }
-        let nr_wanted = (NR_OF_STORE_MAX * queue.by_store.len()).min(NR_THREADS_MAX);
-        while queue.nr_threads < nr_wanted {
-            let (shared, tell) = (Arc::clone(&self.shared), Arc::clone(&self.tell));
-            let spawned =
-                std::thread::Builder::new().name("umemcg-drop".into()).spawn(move || shared.serve(&*tell));
-            if let Err(error) = spawned {
-                tracing::warn!(%error, "cannot start a thread that takes pages back");
-                break;
-            }
-            queue.nr_threads += 1;
-        }
+        let nr_wanted = NR_OF_STORE_MIN * queue.by_store.len();
+        while (queue.nr_threads < nr_wanted || queue.nr_busy == queue.nr_threads)
+            && self.shared.start_thread(&mut queue, &self.tell)
+        {}
         drop(queue);
         if wants_thread {
             self.shared.wake.notify_one();
@@ -162,7 +188,22 @@ impl Drop for PageDrops {
 }
 
 impl DropQueue {
-    fn serve(&self, tell: &Tell) {
+    /// Starts a thread, unless there are too many. Returns whether it did.
+    fn start_thread(self: &Arc<Self>, queue: &mut Queue, tell: &Arc<Tell>) -> bool {
+        if queue.nr_threads >= NR_THREADS_MAX {
+            return false;
+        }
+        let (shared, tell) = (Arc::clone(self), Arc::clone(tell));
+        let spawned =
+            std::thread::Builder::new().name("umemcg-drop".into()).spawn(move || shared.serve(&tell));
+        if let Err(error) = &spawned {
+            tracing::warn!(%error, "cannot start a thread that takes pages back");
+        }
+        queue.nr_threads += usize::from(spawned.is_ok());
+        spawned.is_ok()
+    }
+
+    fn serve(self: Arc<Self>, tell: &Arc<Tell>) {
         loop {
             let (store, drops, taken_at) = {
                 let mut queue = self.queue.lock();
@@ -173,6 +214,10 @@ impl DropQueue {
                     }
                     let now = Instant::now();
                     if let Some((store, drops)) = queue.take(now) {
+                        // One is left for what waits, should all messages hang.
+                        if queue.nr_busy == queue.nr_threads && queue.may_take_at(now).is_some() {
+                            self.start_thread(&mut queue, tell);
+                        }
                         // What else there is to wait for, another thread has to wait for now.
                         if has_waited && queue.may_take_at(now).is_some() {
                             self.wake.notify_one();
@@ -190,6 +235,7 @@ impl DropQueue {
                     }
                 }
             };
+            let sent = (taken_at, drops[0].node.0);
             let (told, others): (Vec<_>, Vec<_>) = drops.into_iter().partition(|drop| drop.task.may_tell());
             for run in told.chunk_by(|a, b| a.pages.end == b.pages.start) {
                 let first = run[0].pages.start;
@@ -199,7 +245,7 @@ impl DropQueue {
             }
             told.into_iter().for_each(|drop| end_of(drop, true));
             others.into_iter().for_each(|drop| end_of(drop, false));
-            self.queue.lock().finish(store, taken_at);
+            self.queue.lock().finish(store, sent);
         }
     }
 }
@@ -310,16 +356,17 @@ mod tests {
     fn a_store_has_a_second_thread_behind_a_long_message() {
         let (gone, _heard) = channel();
         let mut queue = Queue::default();
-        for node in 1..=3 {
-            queue.by_store.entry(1).or_default().waiting.push_back(drop_of(1, node, 0..1, &gone));
+        let waiting = &mut queue.by_store.entry(1).or_default().waiting;
+        for first in [0, 2, 4] {
+            waiting.entry(7).or_default().push_back(drop_of(1, 7, first..first + 1, &gone));
         }
         let start = Instant::now();
         assert!(queue.take(start).is_some());
         assert!(queue.take(start + LONG_MESSAGE / 2).is_none());
         assert_eq!(queue.may_take_at(start + LONG_MESSAGE / 2), Some(start + LONG_MESSAGE));
         assert!(queue.take(start + LONG_MESSAGE).is_some());
-        assert!(queue.take(start + 3 * LONG_MESSAGE).is_none(), "two at most");
-        queue.finish(1, start + LONG_MESSAGE);
+        assert!(queue.take(start + 3 * LONG_MESSAGE).is_none(), "two of a file at most");
+        queue.finish(1, (start + LONG_MESSAGE, 7));
         assert!(queue.take(start + LONG_MESSAGE).is_some(), "beside the one that is stuck");
     }
 
@@ -341,6 +388,34 @@ mod tests {
         }
         drop(go);
         assert_eq!(heard.recv_timeout(Duration::from_secs(60)), Ok(0));
+    }
+
+    #[test]
+    fn files_that_hang_leave_their_store_a_thread() {
+        let (go, wait): (Sender<()>, Receiver<()>) = channel();
+        let wait = LeafMutex::new(wait);
+        let drops = PageDrops::new(move |node, _, _| {
+            if node <= 10 {
+                let _ = wait.lock().recv();
+            }
+        });
+        let (gone, heard) = channel();
+        let hang = |nodes: Range<u64>| nodes.flat_map(|node| (0..4).map(move |n| (node, 10 * n)));
+        let goes = |from: u64| (0..10).map(move |n| (11, from + 10 * n));
+        let put = |drops_of: Vec<(u64, u64)>| {
+            drops.put(drops_of.into_iter().map(|(node, at)| drop_of(1, node, at..at + 1, &gone)).collect());
+        };
+        put(hang(1..10).chain(goes(1000)).collect());
+        // One that comes when all threads that there are may hang.
+        put(hang(10..11).collect());
+        put(goes(2000).collect());
+        for _ in 0..20 {
+            assert!(heard.recv_timeout(Duration::from_secs(60)).unwrap() >= 1000);
+        }
+        drop(go);
+        for _ in 0..40 {
+            assert!(heard.recv_timeout(Duration::from_secs(60)).unwrap() < 1000);
+        }
     }
 
     #[test]
