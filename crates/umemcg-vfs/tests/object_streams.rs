@@ -152,6 +152,10 @@ fn the_old_object_stays_until_the_new_one_is_whole() {
     assert_eq!(errno(w.create_with("a", WHOLE)), Some(Errno::BUSY));
     w.close(file).unwrap();
     assert!(w.stored("a").unwrap() == pattern(LONG, 1) && w.get("a").unwrap() == pattern(LONG, 1));
+    // A mapping of the old one has the kernel's inode of its own node.
+    let new = w.open("a", OFlags::RDONLY).unwrap();
+    assert_ne!(new.node(), reader.node());
+    assert!(w.read(&reader).unwrap() == old);
 }
 
 #[test]

@@ -267,8 +267,14 @@ impl Streams {
                 found.content.take()
             })
         };
+        // What is mapped of the version before is in the kernel's inode of this node, and is no page
+        // of the new one.
+        let is_open = old.as_ref().is_some_and(|old| Arc::strong_count(old) > 1);
         drop(old);
         self.detach(stream);
+        if is_open {
+            self.objects().unlink_node(stream.node, Instant::now());
+        }
     }
 
     /// Gives a stream up that the store does not take, by the thread that has the turn, and forgets
