@@ -5,7 +5,7 @@ mod common;
 use std::ffi::OsStr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::memory_bucket::MemoryBucket;
 use rustix::io::Errno;
@@ -483,4 +483,34 @@ fn nothing_is_written() {
         assert_eq!(w.volume.open(&w.me, node, flags).unwrap_err().errno(), Errno::ROFS);
     }
     w.volume.forget(node, 1);
+}
+
+#[test]
+fn a_directory_that_is_read_slowly_costs_no_look_ups() {
+    let w = World::new(Freshness::CloseToOpen);
+    (0..100).for_each(|nr| w.bucket.put(&format!("{nr:02}"), "x"));
+    loop {
+        let begun = Instant::now();
+        let directory = w.volume.opendir(&w.me, ROOT).unwrap();
+        let (_, _, from) = *w.walk(&directory, 0, 40, true).last().unwrap();
+        // Until what was told of one name is not believed any more.
+        let nr_heads = w.bucket.asked().1;
+        while w.bucket.asked().1 == nr_heads {
+            w.volume.forget(w.find("00").unwrap().0, 1);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (mut nr, mut found) = (0, Vec::new());
+        let mut sink = |entry: &umemcg_vfs::DirEntry<'_>| {
+            nr += 1;
+            found.extend(entry.entry.map(|entry| entry.node));
+            true
+        };
+        directory.readdirplus(&w.me, from, &mut sink).unwrap();
+        found.iter().for_each(|&node| w.volume.forget(node, 1));
+        assert_eq!(nr, 62, "without the dots");
+        if found.len() == nr {
+            return;
+        }
+        assert!(begun.elapsed() >= Duration::from_secs(10), "{} of {nr} come with all facts", found.len());
+    }
 }

@@ -280,7 +280,7 @@ impl VolumeDir for OpenDirectory {
         let mut has_room = true;
         self.walk(offset, &mut |entry, listed| {
             // What was told too long ago is looked up when a process requests it.
-            let listed = listed.filter(|(_, told)| has_room && self.objects.is_believed(*told));
+            let listed = listed.filter(|(_, told)| has_room && self.objects.is_listing_believed(*told));
             let looked_up = listed.and_then(|(listed, told)| {
                 // What a listing does not tell is asked for when a process requests it.
                 let facts = self.shown(&self.objects.tree.lock(), listed)?;

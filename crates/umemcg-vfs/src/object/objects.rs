@@ -33,6 +33,9 @@ use crate::name_lists::NameLists;
 const FIRST_NODE: u64 = 64;
 /// How long names and attributes are believed where opens ask again.
 const BELIEVED: Duration = Duration::from_secs(1);
+/// How long what a listing told is, while the directory is read: a slow reader of a thousand names
+/// must not cost a request for each.
+const LISTING_BELIEVED: Duration = Duration::from_secs(10);
 /// How soon after a lookup an open of the same thread does not ask again: it is the same open.
 const SAME_OPEN: Duration = Duration::from_millis(250);
 /// How often a lookup or an open tries again while others change the same.
@@ -129,6 +132,12 @@ impl Objects {
             Freshness::Ttl(time) => told.at.elapsed() < time,
             Freshness::Immutable => true,
         }
+    }
+
+    /// As [`is_believed`](Self::is_believed), of what a directory that is being read has told.
+    pub(super) fn is_listing_believed(&self, told: Told) -> bool {
+        let is_fresh = self.freshness == Freshness::CloseToOpen && told.at.elapsed() < LISTING_BELIEVED;
+        is_fresh || self.is_believed(told)
     }
 
     fn must_open_ask(&self, told: Told, caller: &Caller) -> bool {
