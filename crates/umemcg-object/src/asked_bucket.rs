@@ -19,6 +19,8 @@ use crate::amendment::{AMENDMENT, Amendment};
 use crate::checksum::{ASKS_SUM, RunningSum, TOLD_SUM};
 use crate::http_layer::{RequestCounts, chain};
 use crate::metadata::{mark_of, metadata_of};
+use crate::pace::{PATIENCE, RETRY_TIMEOUT};
+use crate::refusal::Refusal;
 use crate::store::Store;
 use crate::upload_list::UPLOADS;
 
@@ -26,8 +28,10 @@ use crate::upload_list::UPLOADS;
 const ETAG_BYTES_MAX: usize = 128;
 /// Longest text of a failure, in bytes.
 const TEXT_BYTES_MAX: usize = 1024;
-/// How long a request for the facts about an object, or for a part of a listing, may take in all.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
+/// How long a request for the facts about an object, or for a part of a listing, may take in all:
+/// as long as it is sent again, with the last wait for its turn and for the answer.
+const ANSWER_TIMEOUT: Duration =
+    RETRY_TIMEOUT.saturating_add(PATIENCE).saturating_add(Duration::from_secs(30));
 /// How long a part of an object may take to come, however often it is asked for: a store that sends
 /// a byte now and then is never silent for long.
 const READ_TIMEOUT: Duration = Duration::from_secs(900);
@@ -99,14 +103,24 @@ impl AskedBucket {
         key: &str,
         answer: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, BucketError> {
+        Ok(self.answer(what, key, answer)?)
+    }
+
+    /// As [`in_time`](Self::in_time), with the status of a failure.
+    pub(crate) fn answer<T>(
+        &self,
+        what: &str,
+        key: &str,
+        answer: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Refusal> {
         let timed = async { tokio::time::timeout(ANSWER_TIMEOUT, answer).await };
         match self.runtime.block_on(timed) {
-            Ok(answer) => answer.map_err(|error| self.failed(what, key, &error)),
+            Ok(answer) => answer.map_err(|error| Refusal::new(self.failed(what, key, &error), &error)),
             Err(_) => {
                 self.counts.failures.fetch_add(1, Ordering::Relaxed);
                 let seconds = ANSWER_TIMEOUT.as_secs();
-                let url = &self.url;
-                Err(BucketError::Unavailable(format!("{what} of {key:?} in {url}: no answer in {seconds} s")))
+                let text = format!("{what} of {key:?} in {}: no answer in {seconds} s", self.url);
+                Err(BucketError::Unavailable(text).into())
             }
         }
     }
@@ -239,11 +253,6 @@ impl AskedBucket {
             take(&bytes);
         }
         Ok(Ok((len, sum.map_or(Ok(()), RunningSum::end))))
-    }
-
-    /// Returns whether a failure is that the store does not know what a header asks for.
-    pub(crate) fn is_unknown_to_store(error: &BucketError) -> bool {
-        matches!(error, BucketError::Unavailable(text) if text.contains("405 Method Not Allowed"))
     }
 
     pub(crate) fn failed(&self, what: &str, key: &str, error: &Error) -> BucketError {

@@ -14,6 +14,7 @@ use umemcg_vfs::object::{BucketError, Expected, ObjectInfo, ObjectSource};
 
 use crate::amendment::{AMENDMENT, Amendment};
 use crate::asked_bucket::{AskedBucket, Place, holds, strong_etag};
+use crate::refusal::Refusal;
 use crate::upload::{Upload, headers_of};
 
 /// How often an object is copied over another while programs replace that.
@@ -51,24 +52,22 @@ impl Copy<'_> {
             let expected = there.map_or(Expected::Absent, |there| Expected::Same(there.info));
             match self.copy(&expected) {
                 // It may be the source that has changed.
-                Err(BucketError::Changed(_))
+                Err(Refusal { error: BucketError::Changed(_), .. })
                     if *self.expected == Expected::Anything
                         && round < NR_ROUNDS
                         && self.check_source().is_ok() =>
                 {
                     round += 1;
                 }
-                Err(error)
-                    if *self.expected == Expected::Anything && AskedBucket::is_unknown_to_store(&error) =>
-                {
-                    return self.copy(&Expected::Anything);
+                Err(refusal) if *self.expected == Expected::Anything && refusal.is_unknown_to_store() => {
+                    return Ok(self.copy(&Expected::Anything)?);
                 }
-                copied => return copied,
+                copied => return Ok(copied?),
             }
         }
     }
 
-    fn copy(&self, expected: &Expected) -> Result<ObjectInfo, BucketError> {
+    fn copy(&self, expected: &Expected) -> Result<ObjectInfo, Refusal> {
         let (asked, (to, to_place)) = (self.asked, (self.to.0, &self.to.1));
         // S3 would have the library copy in parts; its condition goes with the amendment.
         let mode = match self.expected {
@@ -118,8 +117,8 @@ impl Copy<'_> {
     }
 
     /// Judges a failure: the copy may be there all the same.
-    fn judge(&self, error: &Error) -> Result<(), BucketError> {
-        let failed = || self.asked.failed("COPY", self.from.0, error);
+    fn judge(&self, error: &Error) -> Result<(), Refusal> {
+        let failed = || Refusal::new(self.asked.failed("COPY", self.from.0, error), error);
         if matches!(
             error,
             Error::NotFound { .. } | Error::PermissionDenied { .. } | Error::Unauthenticated { .. }

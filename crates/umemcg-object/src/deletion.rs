@@ -2,17 +2,25 @@
 //!
 //! S3 is told which (`If-Match`). A server that takes no notice of it removes whatever is there,
 //! and one that refuses it is asked without from then on. A request whose answer was lost is sent
-//! again, and then fails because the object is gone: so a failure is judged by a HEAD.
+//! again, and then fails because the object is gone: so a failure is judged by a HEAD. A conflict
+//! with another change is no judgement: the request is sent again, with its condition.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use object_store::ObjectStoreExt;
 use umemcg_vfs::object::{BucketError, Expected, ObjectInfo};
 
 use crate::amendment::{AMENDMENT, Amendment};
 use crate::asked_bucket::{AskedBucket, Place};
+use crate::refusal::Refusal;
 use crate::upload::headers_of;
+
+/// How often a deletion is tried while the store is busy with other changes of the object.
+const NR_ROUNDS: u32 = 8;
+/// The first pause after such a conflict; each is longer by as much.
+const CONFLICT_PAUSE: Duration = Duration::from_millis(50);
 
 /// See the module text.
 pub(crate) struct Deletion<'a> {
@@ -32,28 +40,39 @@ impl Deletion<'_> {
         let asked = self.asked;
         let takes_conditions =
             asked.store.takes_conditions && !asked.has_plain_deletes.load(Ordering::Relaxed);
-        let Some(info) = self.info.filter(|_| takes_conditions) else { return self.delete(None) };
-        match self.delete(Some(info)) {
-            Err(BucketError::Changed(_)) => match asked.find_any(self.key, &self.place)? {
-                None => Ok(()),
-                // The store compares in a way of its own.
-                Some(there) if there.info.is_same(info) => self.delete(None),
-                Some(there) => Err(asked.changed("DELETE", self.key, Some(&there))),
-            },
-            Err(error) if AskedBucket::is_unknown_to_store(&error) => {
+        let Some(info) = self.info.filter(|_| takes_conditions) else { return Ok(self.delete(None)?) };
+        let mut nr_refused = 0;
+        for round in 1.. {
+            let Err(refusal) = self.delete(Some(info)) else { break };
+            if refusal.is_unknown_to_store() {
                 asked.has_plain_deletes.store(true, Ordering::Relaxed);
-                self.delete(None)
+                return Ok(self.delete(None)?);
             }
-            deleted => deleted,
+            if !matches!(refusal.error, BucketError::Changed(_)) || round == NR_ROUNDS {
+                return Err(refusal.error);
+            }
+            match asked.find_any(self.key, &self.place)? {
+                None => break,
+                Some(there) if !there.info.is_same(info) => {
+                    return Err(asked.changed("DELETE", self.key, Some(&there)));
+                }
+                Some(_) if refusal.is_conflict() => {
+                    asked.runtime.block_on(async { tokio::time::sleep(round * CONFLICT_PAUSE).await });
+                }
+                // Twice, and it was there between: the store compares in a way of its own.
+                Some(_) if nr_refused > 0 => return Ok(self.delete(None)?),
+                Some(_) => nr_refused += 1,
+            }
         }
+        Ok(())
     }
 
-    fn delete(&self, info: Option<&ObjectInfo>) -> Result<(), BucketError> {
+    fn delete(&self, info: Option<&ObjectInfo>) -> Result<(), Refusal> {
         let headers = info.map_or_else(Vec::new, |info| headers_of(&Expected::Same(info.clone())));
         let amendment = Amendment { headers, ..self.place.amendment() };
         let deleted = self.asked.store.objects.delete(&self.place.path);
-        match self.asked.in_time("DELETE", self.key, AMENDMENT.scope(amendment, deleted)) {
-            Err(BucketError::NotFound(_)) => Ok(()),
+        match self.asked.answer("DELETE", self.key, AMENDMENT.scope(amendment, deleted)) {
+            Err(Refusal { error: BucketError::NotFound(_), .. }) => Ok(()),
             deleted => deleted,
         }
     }

@@ -16,15 +16,14 @@ use crate::amendment::Signer;
 use crate::credentials_file::{Profile, ProfileFiles};
 use crate::file_credentials::FileCredentials;
 use crate::http_layer::{CountingConnector, RequestCounts, chain};
+use crate::pace::RETRY_TIMEOUT;
 use crate::runtime::runtime;
 use crate::store::Store;
 use crate::store_bucket::StoreBucket;
 use crate::traffic::Traffic;
 use crate::upload::PART_BYTES;
 
-/// How long a request is sent again that the store refuses or does not answer.
-const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often.
+/// How often a request is sent again that the store refuses or does not answer.
 const NR_RETRIES: usize = 40;
 /// The pauses: each is random, between the first and this many times the one before. With twice as
 /// much they would not grow on the average, and ten would be over in two seconds: less than a
@@ -97,6 +96,7 @@ pub fn open(text: &str, options: &ObjectOptions) -> Result<Arc<dyn Bucket>, Loca
     if scheme == ObjectStoreScheme::AmazonS3 {
         profile = files.read();
         endpoint = endpoint.or_else(|| s3_endpoint(&profile));
+        endpoint.as_deref().map_or(Ok(()), |endpoint| check_endpoint(text, endpoint))?;
     }
     let traffic = Traffic::of_store(&store_name(text, endpoint.as_deref()));
     let counts = Arc::new(RequestCounts::of(traffic));
@@ -155,14 +155,7 @@ fn checked(text: &str, options: &ObjectOptions) -> Result<(ObjectStoreScheme, Pa
         return Err(LocationError::BadPrefix(text.into()));
     }
     if let Some(endpoint) = &options.endpoint {
-        let parsed = Url::parse(endpoint).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
-        let parsed = parsed.filter(|url| url.has_host());
-        let parsed = parsed.ok_or_else(|| LocationError::BadEndpoint(endpoint.clone()))?;
-        if !parsed.username().is_empty() || parsed.password().is_some() {
-            return Err(no_url(
-                "its endpoint has credentials in it, which belong into the environment".into(),
-            ));
-        }
+        check_endpoint(text, endpoint)?;
     }
     if url.query().is_some() || url.fragment().is_some() {
         return Err(no_url("`?` and `#` are no part of a prefix here".into()));
@@ -175,6 +168,21 @@ fn checked(text: &str, options: &ObjectOptions) -> Result<(ObjectStoreScheme, Pa
         return Err(LocationError::BadPrefix(text.into()));
     }
     Ok((scheme, prefix))
+}
+
+/// Refuses an endpoint that is none, or that has credentials in it: it is told in figures and logs.
+fn check_endpoint(text: &str, endpoint: &str) -> Result<(), LocationError> {
+    let parsed = Url::parse(endpoint).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
+    let has_credentials = |url: &Url| !url.username().is_empty() || url.password().is_some();
+    match parsed.filter(Url::has_host) {
+        None if endpoint.contains('@') => Err(LocationError::BadEndpoint("…@…".into())),
+        None => Err(LocationError::BadEndpoint(endpoint.to_owned())),
+        Some(url) if has_credentials(&url) => {
+            let error = "its endpoint has credentials in it, which belong into variables of their own".into();
+            Err(LocationError::NoUrl { text: text.into(), error })
+        }
+        Some(_) => Ok(()),
+    }
 }
 
 /// Returns what a bucket and its server are known by.
@@ -269,6 +277,16 @@ mod tests {
         assert_eq!(at(Some("http://a:1/")), at(Some("http://a:1")));
         assert_ne!(at(Some("http://a:1")), at(Some("http://a:2")));
         assert_eq!(at(None), store_name("s3://b", None));
+    }
+
+    #[test]
+    fn an_endpoint_is_checked_wherever_it_comes_from() {
+        let says = |endpoint| check_endpoint("s3://b", endpoint).unwrap_err().to_string();
+        assert!(check_endpoint("s3://b", "http://a:1").is_ok());
+        for secret in ["http://user:secret@a:1", "user:secret@a:1", "ftp://user:secret@a"] {
+            assert!(!says(secret).contains("secret"), "{secret}");
+        }
+        assert!(says("http://user:secret@a:1").contains("credentials"));
     }
 
     #[test]

@@ -26,7 +26,11 @@ const RATE_MIN: f64 = 5.0;
 /// What rates are measured in, and the shortest time between two cuts.
 const WINDOW: Duration = Duration::from_millis(500);
 /// How long a request waits at most. It goes out of its turn then: the store decides.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long a request is sent again that the store refuses or does not answer. A wait for its turn
+/// takes none of the minute that the store has.
+pub(crate) const RETRY_TIMEOUT: Duration = PATIENCE.saturating_add(Duration::from_secs(60));
 
 /// Requests that wait for one another, and take turns with others.
 #[derive(Debug)]

@@ -17,6 +17,7 @@ use crate::amendment::{AMENDMENT, Amendment};
 use crate::asked_bucket::{AskedBucket, Found, Place, strong_etag};
 use crate::copy::SOURCE_IF_MATCH;
 use crate::metadata::{attributes_of, mark_of};
+use crate::refusal::Refusal;
 use crate::upload::headers_of;
 
 /// Longest object that S3 copies with one request.
@@ -48,14 +49,12 @@ impl Relabeling<'_> {
         }
         match self.copy(self.amendment(&before, true)?) {
             // Others do not know them.
-            Err(error) if AskedBucket::is_unknown_to_store(&error) => {
-                self.copy(self.amendment(&before, false)?)
-            }
-            copied => copied,
+            Err(refusal) if refusal.is_unknown_to_store() => Ok(self.copy(self.amendment(&before, false)?)?),
+            copied => Ok(copied?),
         }
     }
 
-    fn copy(&self, amendment: Amendment) -> Result<ObjectInfo, BucketError> {
+    fn copy(&self, amendment: Amendment) -> Result<ObjectInfo, Refusal> {
         let (asked, path) = (self.asked, &self.place.path);
         let copied = asked.store.objects.copy_opts(path, path, CopyOptions::default());
         let copied = asked.runtime.block_on(AMENDMENT.scope(amendment, copied));
@@ -63,16 +62,16 @@ impl Relabeling<'_> {
             Ok(()) => asked.find(self.key, &self.place)?,
             Err(error) => match asked.find_any(self.key, &self.place) {
                 Ok(Some(found)) => found,
-                _ => return Err(self.failed(error)),
+                _ => return Err(Refusal::new(self.failed(error), error)),
             },
         };
         if found.mark() == mark_of(self.metadata) {
             return Ok(found.info);
         }
         Err(match copied {
-            Err(error) if found.info.is_same(self.info) => self.failed(&error),
+            Err(error) if found.info.is_same(self.info) => Refusal::new(self.failed(&error), &error),
             // Another program was there meanwhile.
-            _ => asked.changed("COPY", self.key, Some(&found)),
+            _ => asked.changed("COPY", self.key, Some(&found)).into(),
         })
     }
 

@@ -59,6 +59,41 @@ fn of_seaweedfs() {
 
 #[test]
 #[ignore = "needs moto (make test-object)"]
+fn a_conflict_is_no_reason_to_drop_the_condition() {
+    let moto = Moto::start();
+    let _ = moto.store("gone");
+    let proxy = Proxy::before(&moto.endpoint());
+    let bucket = bucket_at(&proxy.endpoint(), "gone");
+    let info = put(&*bucket, "o", b"bytes");
+    proxy.fail_next(3, "DELETE", &Fault::Status(409));
+    bucket.delete_version("o", &info).unwrap();
+    assert!(!is_there(&*moto.bucket("gone"), "o"));
+    assert_eq!(proxy.nr_seen("DELETE"), 4);
+    let info = put(&*bucket, "o", b"bytes");
+    proxy.fail_next(100, "DELETE", &Fault::Status(409));
+    assert!(matches!(bucket.delete_version("o", &info), Err(BucketError::Changed(_))));
+    assert!(is_there(&*bucket, "o"));
+}
+
+#[test]
+#[ignore = "needs moto (make test-object)"]
+fn the_name_of_a_file_switches_no_condition_off() {
+    let moto = Moto::start();
+    let _ = moto.store("gone");
+    let proxy = Proxy::before(&moto.endpoint());
+    let bucket = bucket_at(&proxy.endpoint(), "gone");
+    let key = "status code: 405 Method Not Allowed";
+    let info = put(&*bucket, key, b"bytes");
+    proxy.fail_next(1, "DELETE", &Fault::Status(400));
+    let refused = bucket.delete_version(key, &info);
+    assert!(matches!(refused, Err(BucketError::Unavailable(_))), "{refused:?}");
+    assert!(is_there(&*bucket, key));
+    bucket.delete_version(key, &info).unwrap();
+    assert!(!is_there(&*bucket, key));
+}
+
+#[test]
+#[ignore = "needs moto (make test-object)"]
 fn a_store_without_the_condition_is_asked_without_it() {
     let moto = Moto::start();
     let _ = moto.store("gone");

@@ -1,0 +1,60 @@
+//! A failure with the status that the store answered: it is not to be searched for in the whole
+//! text, which has keys in it.
+
+use std::error::Error as _;
+
+use http::StatusCode;
+use object_store::Error;
+use umemcg_vfs::object::BucketError;
+
+/// See the module text.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub(crate) error: BucketError,
+    /// `None` where the store did not answer.
+    status: Option<StatusCode>,
+}
+
+impl Refusal {
+    /// Returns a failure of the library, of which `error` is told.
+    pub(crate) fn new(error: BucketError, cause: &Error) -> Self {
+        Self { error, status: status_of(cause) }
+    }
+
+    /// Returns whether the store does not know what a header asks for.
+    pub(crate) fn is_unknown_to_store(&self) -> bool {
+        self.status == Some(StatusCode::METHOD_NOT_ALLOWED)
+    }
+
+    /// Returns whether the store was busy with another change of the same object.
+    pub(crate) fn is_conflict(&self) -> bool {
+        self.status == Some(StatusCode::CONFLICT)
+    }
+}
+
+impl From<BucketError> for Refusal {
+    fn from(error: BucketError) -> Self {
+        Self { error, status: None }
+    }
+}
+
+impl From<Refusal> for BucketError {
+    fn from(refusal: Refusal) -> Self {
+        refusal.error
+    }
+}
+
+/// How the library begins the innermost text of a failure with an answer. It tells the status in no
+/// other way.
+const STATUS: &str = "Server returned non-2xx status code: ";
+
+fn status_of(error: &Error) -> Option<StatusCode> {
+    let mut at = error.source();
+    while let Some(cause) = at {
+        if let Some(status) = cause.to_string().strip_prefix(STATUS) {
+            return StatusCode::from_bytes(status.get(..3)?.as_bytes()).ok();
+        }
+        at = cause.source();
+    }
+    None
+}
