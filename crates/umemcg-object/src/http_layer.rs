@@ -110,10 +110,22 @@ impl RequestCounts {
     }
 }
 
-/// Returns whether an answer is that requests come too fast. S3 says so with 503, too, and to a
-/// HEAD without a text that would tell this from other reasons.
-fn is_throttle(status: StatusCode) -> bool {
-    matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
+/// What stores say in an answer of 503 that requests come too fast.
+const THROTTLES: [&str; 5] =
+    ["SlowDown", "ServerBusy", "Throttl", "TooManyRequests", "educe your request rate"];
+
+/// Returns whether a failure with this text is that requests come too fast. S3 says so with 503,
+/// which may have other reasons, and to a HEAD without a text that would tell.
+fn is_throttle(kind: RequestKind, status: StatusCode, text: &[u8]) -> bool {
+    let says = || {
+        let text = String::from_utf8_lossy(text);
+        THROTTLES.iter().any(|word| text.contains(word))
+    };
+    match status {
+        StatusCode::TOO_MANY_REQUESTS => true,
+        StatusCode::SERVICE_UNAVAILABLE => kind == RequestKind::Head || says(),
+        _ => false,
+    }
 }
 
 /// How long a connection may take.
@@ -209,9 +221,18 @@ impl HttpService for CountingService {
         };
         self.counts.has_answered.store(true, Ordering::Relaxed);
         let status = response.status();
+        // The text of a failure is read whole by the library, as a listing is.
+        let (response, is_throttled) = match status.is_success() {
+            true => (response, false),
+            false => {
+                let (parts, text) = bounded(response).await?;
+                let is_throttled = is_throttle(kind, status, &text);
+                (with_body(parts, text), is_throttled)
+            }
+        };
         if kind != RequestKind::Other {
-            self.counts.traffic.answered(kind, sent, is_throttle(status));
-            self.counts.throttles.fetch_add(is_throttle(status).into(), Ordering::Relaxed);
+            self.counts.traffic.answered(kind, sent, is_throttled);
+            self.counts.throttles.fetch_add(is_throttled.into(), Ordering::Relaxed);
         }
         let is_trouble = status.is_server_error()
             || matches!(
@@ -228,9 +249,7 @@ impl HttpService for CountingService {
                 note_sum(&response);
                 Ok(response)
             }
-            (_, true) => Ok(response),
-            // Read whole by the library, as a listing is.
-            (_, false) => bounded(response).await,
+            _ => Ok(response),
         }
     }
 }
@@ -323,9 +342,11 @@ fn with_body(parts: http::response::Parts, whole: Bytes) -> HttpResponse {
     HttpResponse::from_parts(parts, HttpResponseBody::new(body))
 }
 
-async fn bounded(response: HttpResponse) -> Result<HttpResponse, HttpError> {
+/// Returns a failure with what is to be told of it.
+async fn bounded(response: HttpResponse) -> Result<(http::response::Parts, Bytes), HttpError> {
     let (parts, body) = response.into_parts();
-    Ok(with_body(parts, told(&read_bounded(body).await?)))
+    let text = told(&read_bounded(body).await?);
+    Ok((parts, text))
 }
 
 /// Hands on what an answer with a whole object tells of its sum.
@@ -372,6 +393,18 @@ mod tests {
         assert_eq!(told(body), "ExpiredToken: It has expired");
         assert_eq!(told(b"{\"error\": \"token secret\"}"), "");
         assert_eq!(told(b"no route to the server"), "no route to the server");
+    }
+
+    #[test]
+    fn a_failure_is_no_throttling_unless_it_says_so() {
+        let is = |kind, status, text: &[u8]| is_throttle(kind, status, text);
+        let busy = StatusCode::SERVICE_UNAVAILABLE;
+        assert!(is(RequestKind::Get, busy, &told(b"<Error><Code>SlowDown</Code></Error>")));
+        assert!(is(RequestKind::Put, busy, b"ServerBusy: wait"));
+        assert!(!is(RequestKind::Get, busy, b"InternalError: a disk is gone"));
+        assert!(is(RequestKind::Head, busy, b""), "it has no text");
+        assert!(is(RequestKind::Get, StatusCode::TOO_MANY_REQUESTS, b""));
+        assert!(!is(RequestKind::Get, StatusCode::INTERNAL_SERVER_ERROR, b"SlowDown"));
     }
 
     #[test]

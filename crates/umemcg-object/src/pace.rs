@@ -2,7 +2,8 @@
 //! fast.
 //!
 //! 1. A store that throttles gets a limit: a part of the rate at which it took requests before. It
-//!    is cut again where the store goes on to throttle, once for each half second.
+//!    is cut again where the store goes on to throttle, once for each half second. A few refusals
+//!    among many answers are no reason: they may be of one key.
 //! 2. After a cut the limit is a function of time: it climbs back to the rate before, stays about
 //!    there, and then rises ever faster, as the window of TCP CUBIC does. When it is of no use any
 //!    more it is lifted.
@@ -21,6 +22,8 @@ const CUT: f64 = 0.7;
 const RECOVERY_SECONDS: f64 = 2.0;
 /// How long after the last cut a limit is lifted: it is 200 times what it was then.
 const LIFTED_AFTER: Duration = Duration::from_secs(20);
+/// The least part of the answers that are refusals where a limit is cut.
+const REFUSED_MIN: f64 = 0.1;
 /// Lowest limit, in requests per second. A store that takes fewer refuses some.
 const RATE_MIN: f64 = 5.0;
 /// What rates are measured in, and the shortest time between two cuts.
@@ -92,13 +95,21 @@ struct Schedule {
     /// Requests that began, and those that the store took.
     begun: Meter,
     taken: Meter,
+    /// Those that it refused.
+    refused: Meter,
     /// When the next one may begin.
     next: Instant,
 }
 
 impl Schedule {
     fn new(now: Instant) -> Self {
-        Self { limit: None, begun: Meter::new(now), taken: Meter::new(now), next: now }
+        Self {
+            limit: None,
+            begun: Meter::new(now),
+            taken: Meter::new(now),
+            refused: Meter::new(now),
+            next: now,
+        }
     }
 
     /// Begins a request if there is no limit.
@@ -124,13 +135,16 @@ impl Schedule {
 
     fn refused(&mut self, sent: Instant, now: Instant) {
         let is_old = |limit: Limit| sent < limit.cut || now < limit.cut + WINDOW;
-        if self.limit.is_some_and(is_old) {
+        let is_of_last_cut = self.limit.is_some_and(is_old);
+        self.refused.note(now);
+        let (refused, taken) = (self.refused.rate(now), self.taken.rate(now));
+        if is_of_last_cut || refused < REFUSED_MIN * (refused + taken) {
             return;
         }
         let begun = self.begun.rate(now);
         let rate = self.limit.map_or(begun, |limit| limit.rate(now).min(begun));
         // What is down takes nothing, and is up again soon: not all at once.
-        let cut = (CUT * self.taken.rate(now)).clamp(rate / 2.0, rate).max(RATE_MIN);
+        let cut = (CUT * taken).clamp(rate / 2.0, rate).max(RATE_MIN);
         self.limit = Some(Limit { before: cut / CUT, cut: now });
         self.next = now;
     }
@@ -267,6 +281,21 @@ mod tests {
         ask(&mut schedule, &mut now, 2, (0, 1));
         let (nr_taken, _) = ask(&mut schedule, &mut now, 15, (u32::MAX, 1));
         assert!(nr_taken > 5_000, "{nr_taken} of 15,000");
+    }
+
+    #[test]
+    fn refusals_of_one_key_do_not_slow_all_others() {
+        let mut now = Instant::now();
+        let mut schedule = Schedule::new(now);
+        for ms in 0..10_000 {
+            now += MS;
+            assert!(schedule.begin_unlimited(now), "after {ms} ms");
+            // One answer of twenty.
+            match ms % 20 {
+                10 => schedule.refused(now, now),
+                _ => schedule.taken.note(now),
+            }
+        }
     }
 
     #[test]

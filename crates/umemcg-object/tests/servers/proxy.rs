@@ -201,8 +201,9 @@ fn answer(
     fault: Option<&Fault>,
 ) -> bool {
     if let Some(Fault::Status(status)) = fault {
-        let text = "<Error><Code>Fault</Code></Error>";
-        let body = if method == "HEAD" { "" } else { text };
+        let code = if matches!(status, 429 | 503) { "SlowDown" } else { "Fault" };
+        let text = format!("<Error><Code>{code}</Code></Error>");
+        let body = if method == "HEAD" { "" } else { text.as_str() };
         let head = format!("HTTP/1.1 {status} Fault\r\nContent-Length: {}\r\n\r\n", text.len());
         return client.write_all((head + body).as_bytes()).is_ok();
     }
