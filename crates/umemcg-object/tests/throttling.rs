@@ -139,7 +139,8 @@ fn a_look_at_a_name_is_not_behind_all_reads() {
     bucket.head("o").unwrap();
     assert!(matches!(other.head("o"), Err(BucketError::NotFound(_))));
     let nr_before = ended.try_iter().count();
-    assert!(nr_before < NR / 2, "{nr_before} of {NR} reads ended before");
+    // A look that is refused is made again after a pause, in which reads end.
+    assert!(nr_before < NR * 3 / 4, "{nr_before} of {NR} reads ended before");
     all_end_well(&ended, NR - AT_ONCE as usize - 1 - nr_before);
     assert!(other.figures().throttled_ms > 0, "its requests wait for the same store");
 }
