@@ -109,6 +109,8 @@ pub struct Member {
     /// (A) Something may have changed since the last sync. Relaxed: set before the change, by the
     /// thread that makes it.
     is_touched: AtomicBool,
+    /// Syncs under way.
+    nr_syncs: LeafMutex<usize>,
     /// None for the single volume.
     slots: Option<Arc<LeafMutex<FreeSlots>>>,
 }
@@ -211,9 +213,41 @@ impl Member {
         }
     }
 
-    /// Returns whether something may have changed since this was last asked.
-    pub fn take_touched(&self) -> bool {
-        self.is_touched.swap(false, Ordering::Relaxed)
+    /// Begins a sync; `None` if nothing may have changed since the last one that succeeded. While
+    /// one is under way another is begun: what the first is to store may not be stored yet.
+    pub fn begin_sync(&self) -> Option<Syncing<'_>> {
+        let mut nr_syncs = self.nr_syncs.lock();
+        let is_touched = self.is_touched.swap(false, Ordering::Relaxed);
+        if !is_touched && *nr_syncs == 0 {
+            return None;
+        }
+        *nr_syncs += 1;
+        Some(Syncing { member: self, is_done: false })
+    }
+}
+
+/// A sync of a volume. Dropped without [`finish`](Self::finish), it has failed.
+#[derive(Debug)]
+#[must_use]
+pub struct Syncing<'a> {
+    member: &'a Member,
+    is_done: bool,
+}
+
+impl Syncing<'_> {
+    /// Notes that what had changed before it began is durable.
+    pub fn finish(mut self) {
+        self.is_done = true;
+    }
+}
+
+impl Drop for Syncing<'_> {
+    fn drop(&mut self) {
+        let mut nr_syncs = self.member.nr_syncs.lock();
+        if !self.is_done {
+            self.member.touch();
+        }
+        *nr_syncs -= 1;
     }
 }
 
@@ -317,6 +351,7 @@ impl Volumes {
             opens: LeafMutex::default(),
             closed: Condvar::default(),
             is_touched: AtomicBool::new(true),
+            nr_syncs: LeafMutex::default(),
             slots: None,
         };
         Arc::new(Self { whole: Some(Arc::new(member)), ..Self::empty() })
@@ -442,7 +477,9 @@ impl Volumes {
             volume,
             opens: LeafMutex::default(),
             closed: Condvar::default(),
-            is_touched: AtomicBool::new(false),
+            // It may have taken over what an earlier daemon accepted.
+            is_touched: AtomicBool::new(true),
+            nr_syncs: LeafMutex::default(),
             slots: Some(Arc::clone(&self.free)),
         });
         if names.by_name.contains_key(name) {

@@ -12,7 +12,7 @@ use std::thread;
 
 use rustix::io::Errno;
 use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
-use umemcg_vfs::volumes::Member;
+use umemcg_vfs::volumes::{Member, Syncing};
 use umemcg_vfs::{Attr, Entry, NodeId, StatFs, VfsError};
 
 use super::DataFs;
@@ -116,14 +116,14 @@ impl DataFs {
         let (next, result) = (AtomicUsize::new(0), LeafMutex::new(Ok(())));
         let work = || {
             while let Some(member) = members.get(next.fetch_add(1, Ordering::Relaxed)) {
-                // Not before its turn: another sync would take it for synced.
-                if !member.take_touched() && !is_single {
+                // Not before its turn: a sync that waits for one is under way all the same.
+                let syncing = member.begin_sync();
+                if syncing.is_none() && !is_single {
                     continue;
                 }
-                let synced = member.volume().syncfs();
-                if let Err(error) = synced {
-                    member.touch();
-                    *result.lock() = Err(error);
+                match member.volume().syncfs() {
+                    Ok(()) => syncing.into_iter().for_each(Syncing::finish),
+                    Err(error) => *result.lock() = Err(error),
                 }
             }
         };
