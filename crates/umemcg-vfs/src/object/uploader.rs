@@ -5,7 +5,8 @@
 //! stays with a store for as long as a request takes, which is a minute at worst; so that a store
 //! that is down holds up no other volume,
 //! - a volume has one upload at a time until one has succeeded, and after one that has failed;
-//! - all such volumes together have half of the threads.
+//! - all such volumes together have half of the threads;
+//! - while half of the threads have something to do, no volume begins a second upload.
 //!
 //! Of a volume's tenants, the one with the fewest uploads under way has the next.
 
@@ -22,6 +23,8 @@ use umemcg_base::{Condvar, LeafMutex, clock, contained};
 const NR_THREADS_MAX: usize = 64;
 /// Most of them for volumes whose last upload did not succeed.
 const NR_UNPROVEN_MAX: usize = NR_THREADS_MAX / 2;
+/// So many uploads under way leave every volume one at a time.
+const NR_SHARED_MAX: usize = NR_THREADS_MAX / 2;
 /// Most uploads of one volume at a time.
 const NR_OF_VOLUME_MAX: usize = 4;
 /// Longest pause before an upload is tried again.
@@ -72,6 +75,8 @@ struct State {
     /// One of them waits for something to be due.
     has_waiter: bool,
     nr_unproven: usize,
+    /// Uploads under way.
+    nr_running: usize,
 }
 
 /// What a volume has to store.
@@ -208,13 +213,14 @@ impl Queue {
     }
 
     /// Returns whether one more upload may run.
-    fn has_room(&self, nr_unproven: usize) -> bool {
+    fn has_room(&self, nr_unproven: usize, nr_of_all: usize) -> bool {
         if self.is_stopped {
             return false;
         }
-        match self.is_proven {
-            true => self.nr_running() < NR_OF_VOLUME_MAX,
-            false => self.nr_running() == 0 && nr_unproven < NR_UNPROVEN_MAX,
+        match (self.is_proven, self.nr_running()) {
+            (true, 0) => true,
+            (true, nr) => nr < NR_OF_VOLUME_MAX && nr_of_all < NR_SHARED_MAX,
+            (false, nr) => nr == 0 && nr_unproven < NR_UNPROVEN_MAX,
         }
     }
 
@@ -286,15 +292,14 @@ impl State {
             .collect();
         let mut soonest: Option<Instant> = None;
         for volume in order {
-            let nr_unproven = self.nr_unproven;
-            let Some(queue) = self.volumes.get_mut(&volume).filter(|queue| queue.has_room(nr_unproven))
-            else {
-                continue;
-            };
+            let (nr_unproven, nr_of_all) = (self.nr_unproven, self.nr_running);
+            let queue = self.volumes.get_mut(&volume);
+            let Some(queue) = queue.filter(|queue| queue.has_room(nr_unproven, nr_of_all)) else { continue };
             if let Some((serial, must)) = queue.take(now) {
                 let is_unproven = !queue.is_proven;
                 let uploads = Weak::clone(&queue.uploads);
                 self.nr_unproven += usize::from(is_unproven);
+                self.nr_running += 1;
                 self.hand = volume;
                 return Ok(Next { volume, serial, uploads, must, is_unproven });
             }
@@ -306,7 +311,8 @@ impl State {
 
     /// Returns whether there is something to wait for.
     fn has_more(&self) -> bool {
-        self.volumes.values().any(|queue| !queue.due.is_empty() && queue.has_room(self.nr_unproven))
+        let has_room = |queue: &Queue| queue.has_room(self.nr_unproven, self.nr_running);
+        self.volumes.values().any(|queue| !queue.due.is_empty() && has_room(queue))
     }
 
     /// Counts one more thread, if one is needed and allowed.
@@ -349,6 +355,7 @@ impl Pool {
             let outcome = contained(attempt).unwrap_or(Some(Outcome::Failed)).unwrap_or(Outcome::Gone);
             let mut state = self.state.lock();
             state.nr_unproven -= usize::from(next.is_unproven);
+            state.nr_running -= 1;
             if let Some(queue) = state.volumes.get_mut(&next.volume) {
                 queue.end(next.serial, outcome);
                 if queue.is_stopped {
@@ -442,15 +449,30 @@ mod tests {
         let mut queue = queue();
         (0..9).for_each(|serial| queue.add(serial, 1, false));
         queue.take(later()).unwrap();
-        assert!(!queue.has_room(0), "nothing is known of it");
+        assert!(!queue.has_room(0, 0), "nothing is known of it");
         queue.end(0, Outcome::Stored);
         for _ in 0..NR_OF_VOLUME_MAX {
-            assert!(queue.has_room(NR_UNPROVEN_MAX));
+            assert!(queue.has_room(NR_UNPROVEN_MAX, NR_SHARED_MAX - 1));
             queue.take(later()).unwrap();
         }
-        assert!(!queue.has_room(0));
+        assert!(!queue.has_room(0, 0));
         (1..=4).for_each(|serial| queue.end(serial, Outcome::Failed));
-        assert!(queue.has_room(0) && !queue.has_room(NR_UNPROVEN_MAX));
+        assert!(queue.has_room(0, 0) && !queue.has_room(NR_UNPROVEN_MAX, 0));
+    }
+
+    #[test]
+    fn volumes_that_hang_leave_threads_to_others() {
+        let (mut state, mut nr_taken) = (State::default(), 0);
+        for volume in 0..NR_THREADS_MAX as u64 / 2 {
+            let mut queue = Queue { is_proven: true, ..queue() };
+            (0..9).for_each(|serial| queue.add(serial, 1, false));
+            state.volumes.insert(volume, queue);
+        }
+        while state.take(later()).is_ok() {
+            nr_taken += 1;
+        }
+        assert!((NR_SHARED_MAX..NR_THREADS_MAX).contains(&nr_taken), "{nr_taken}");
+        assert!(state.volumes.values().all(|queue| queue.nr_running() > 0), "each has one");
     }
 
     #[test]
