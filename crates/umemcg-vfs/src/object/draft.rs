@@ -33,7 +33,7 @@ use umemcg_base::LeafMutex;
 
 use super::alone::{Alone, AloneGuard};
 use super::bucket::ObjectInfo;
-use super::draft_progress::{Fate, Progress};
+use super::draft_progress::{Before, Fate, Progress, number_of};
 use super::draft_record::{DraftRecord, DraftState};
 use super::file_labels::{FileLabels, LabelChange};
 use super::staging::Staging;
@@ -72,8 +72,8 @@ pub(super) struct Changing<'d>(&'d Draft);
 pub(super) struct Upload {
     /// The changes that it has.
     pub(super) nr_changes: u64,
-    /// The version that it replaces.
-    pub(super) base: Option<ObjectInfo>,
+    /// The version that it replaces, and what else may be there.
+    pub(super) before: Before,
     pub(super) labels: FileLabels,
 }
 
@@ -261,6 +261,11 @@ impl Draft {
         self.progress.lock().noted_upload = None;
     }
 
+    /// Returns what the store is known to have of it.
+    pub(super) fn before(&self) -> Before {
+        self.progress.lock().before()
+    }
+
     /// Returns the version that it stands on; `None` while it is not in the store.
     pub(super) fn base(&self) -> Option<ObjectInfo> {
         self.progress.lock().base.clone()
@@ -332,8 +337,8 @@ impl Draft {
             return None;
         }
         (progress.nr_tried, progress.may_have_object) = (progress.nr_changes, true);
-        let (base, labels) = (progress.base.clone(), progress.labels.clone());
-        Some(Upload { nr_changes: progress.nr_changes, base, labels })
+        let (before, labels) = (progress.before(), progress.labels.clone());
+        Some(Upload { nr_changes: progress.nr_changes, before, labels })
     }
 
     /// Notes that so many changes are in the store, as this version. Returns whether these are all:
@@ -343,6 +348,8 @@ impl Draft {
         let (is_saved, has_promise) = {
             let mut progress = self.progress.lock();
             progress.nr_stored = nr_changes;
+            let nr_marked = number_of(info, &self.mark).unwrap_or(0).max(nr_changes);
+            progress.nr_marked = progress.nr_marked.max(nr_marked);
             progress.base = Some(info.without_metadata());
             key.clone_into(&mut progress.key);
             let is_saved = progress.nr_changes == nr_changes && progress.nr_changing == 0;
@@ -360,7 +367,9 @@ impl Draft {
 
     /// Stands on another version from now on.
     pub(super) fn rebase(&self, info: &ObjectInfo) {
-        self.progress.lock().base = Some(info.without_metadata());
+        let mut progress = self.progress.lock();
+        progress.base = Some(info.without_metadata());
+        progress.nr_marked = progress.nr_marked.max(number_of(info, &self.mark).unwrap_or(0));
     }
 
     /// As [`rebase`](Self::rebase), on one whose labels are others by a change. A write that came
@@ -509,7 +518,7 @@ impl Drop for Changing<'_> {
     fn drop(&mut self) {
         let mut progress = self.0.progress.lock();
         progress.nr_changing -= 1;
-        progress.nr_changes += 1;
+        progress.nr_changes = progress.nr_changes.max(progress.nr_unknown) + 1;
     }
 }
 

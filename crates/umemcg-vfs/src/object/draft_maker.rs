@@ -90,15 +90,9 @@ impl DraftMaker<'_> {
         rustix::fs::ftruncate(&fd, len)?;
         let room = RoomClaim::take_anyway(&self.staging.room, self.group, len);
         let (file, store) = self.open(fd, share, len, |_| Ok(()))?;
-        let progress = Progress {
-            nr_changes: promise.nr_changes,
-            may_have_object: true,
-            accepted: (promise.nr_changes, promise.len),
-            has_promise: true,
-            is_noted: true,
-            noted_upload: record.upload.clone(),
-            ..Progress::new(record.base.clone(), labels, &record.key)
-        };
+        let mut progress = Progress::new(record.base.clone(), labels, &record.key);
+        progress.adopt(promise);
+        progress.noted_upload = record.upload.clone();
         let mark = promise.mark.clone();
         Ok(Draft::new(
             (self.staging, self.group),

@@ -16,13 +16,20 @@ pub(super) enum Fate {
     Lost,
 }
 
+/// Most changes that an earlier daemon may have made, and stored, beyond those that it accepted.
+const NR_UNKNOWN_MAX: u64 = 1 << 40;
+
 /// How far a draft is.
 #[derive(Debug)]
 pub(super) struct Progress {
     /// Counts changes, each when it is done.
     pub(super) nr_changes: u64,
+    /// Numbers up to this one are of changes that an earlier daemon may have made.
+    pub(super) nr_unknown: u64,
     /// As many as the store has.
     pub(super) nr_stored: u64,
+    /// The greatest number in a mark that is known to be in the store.
+    pub(super) nr_marked: u64,
     /// As many as there were when an upload was begun last.
     pub(super) nr_tried: u64,
     /// An object of its name may be in the store.
@@ -46,11 +53,36 @@ pub(super) struct Progress {
     pub(super) noted_upload: Option<(String, String)>,
 }
 
+/// What the store is known to have of a draft.
+#[derive(Debug, Clone)]
+pub(super) struct Before {
+    /// The version that the draft stands on; `None` while it is not in the store.
+    pub(super) base: Option<ObjectInfo>,
+    /// The greatest number in a mark that is known to be there: only one with a greater number is
+    /// of an upload whose answer was lost. Others are copies that another program has made.
+    nr_marked: u64,
+}
+
+impl Before {
+    /// Returns the number of changes in the mark of an object, if it is of an upload of the draft,
+    /// with these marks, whose answer was lost.
+    pub(super) fn number_of_unknown(&self, marks: &str, there: &ObjectInfo) -> Option<u64> {
+        number_of(there, marks).filter(|nr| *nr > self.nr_marked)
+    }
+}
+
+/// Returns the number of changes that the mark of an object tells, if it is of these.
+pub(super) fn number_of(info: &ObjectInfo, marks: &str) -> Option<u64> {
+    info.mark()?.strip_prefix(marks)?.parse().ok()
+}
+
 impl Progress {
     pub(super) fn new(base: Option<ObjectInfo>, labels: FileLabels, key: &str) -> Self {
         Self {
             nr_changes: 0,
+            nr_unknown: 0,
             nr_stored: 0,
+            nr_marked: 0,
             nr_tried: 0,
             may_have_object: base.is_some(),
             nr_changing: 0,
@@ -66,9 +98,23 @@ impl Progress {
         }
     }
 
+    /// Takes over what an earlier daemon accepted. It may have stored more, with greater numbers,
+    /// which must not be taken for the numbers of what comes now.
+    pub(super) fn adopt(&mut self, promise: &Promise) {
+        self.nr_changes = promise.nr_changes;
+        self.nr_unknown = promise.nr_changes.saturating_add(NR_UNKNOWN_MAX);
+        self.accepted = (promise.nr_changes, promise.len);
+        (self.has_promise, self.is_noted, self.may_have_object) = (true, true, true);
+    }
+
     /// Returns whether it has changes that the store has not.
     pub(super) fn is_unsaved(&self) -> bool {
         self.fate == Fate::Stored && self.nr_changes != self.nr_stored
+    }
+
+    /// Returns what the store is known to have.
+    pub(super) fn before(&self) -> Before {
+        Before { base: self.base.clone(), nr_marked: self.nr_marked }
     }
 
     /// Returns the state for the record.

@@ -13,6 +13,7 @@ use super::config::{RETRY_PAUSE, StagingConfig};
 use super::content::{Content, Place};
 use super::draft::{Changing, Draft, Upload};
 use super::draft_maker::DraftMaker;
+use super::draft_progress::Before;
 use super::draft_source::DraftSource;
 use super::file_attributes::FileAttributes;
 use super::file_labels::FileLabels;
@@ -342,11 +343,10 @@ impl Drafts {
         let wait = if whom == For::Caller { WAIT } else { Duration::ZERO };
         let charged = UploadRoom::of_process().take_within(wait, effort, engine, (group, bytes));
         let _charge = charged.map_err(UploadError::Failed)?;
-        let of_draft = draft.mark();
-        let mark = format!("{of_draft}{}", upload.nr_changes);
+        let mark = format!("{}{}", draft.mark(), upload.nr_changes);
         let mut metadata = upload.labels.to_metadata();
-        metadata.push((UPLOAD_MARK.to_owned(), mark.clone()));
-        let of_base = || upload.base.clone().map_or(Expected::Absent, Expected::Same);
+        metadata.push((UPLOAD_MARK.to_owned(), mark));
+        let of_base = || upload.before.base.clone().map_or(Expected::Absent, Expected::Same);
         let expected = expected.unwrap_or_else(of_base);
         let changed = match bucket.upload(key, &source, &metadata, &expected) {
             Err(error @ BucketError::Changed(_)) => error,
@@ -361,10 +361,10 @@ impl Drafts {
             // What is there is not known.
             Err(error) => return Err(UploadError::Failed(self.objects.failures.report(&error))),
         };
-        match there.mark() {
+        match upload.before.number_of_unknown(draft.mark(), &there) {
             // After a crash it may have more changes than were accepted.
-            Some(found) if number_of(found, of_draft).is_some_and(|nr| nr >= upload.nr_changes) => Ok(there),
-            Some(found) if found.starts_with(of_draft) => {
+            Some(nr) if nr >= upload.nr_changes => Ok(there),
+            Some(_) => {
                 draft.rebase(&there);
                 let again = bucket.upload(key, &source, &metadata, &Expected::Same(there));
                 again.map_err(|error| match error {
@@ -372,7 +372,7 @@ impl Drafts {
                     _ => UploadError::Failed(self.objects.failures.report(&error)),
                 })
             }
-            _ => Err(UploadError::Changed(changed)),
+            None => Err(UploadError::Changed(changed)),
         }
     }
 
@@ -395,13 +395,13 @@ impl Drafts {
         format!("{}-{serial}-", self.mark)
     }
 
-    /// Returns whether the object of a key is the version that a draft stood on, or was stored from
-    /// it. May sleep for the store.
-    pub(super) fn has_own(&self, draft: &Draft, base: Option<&ObjectInfo>, key: &str) -> Result<bool, Errno> {
+    /// Returns whether the object of a key is the version that a draft stood on, or of an upload of
+    /// it whose answer was lost. May sleep for the store.
+    pub(super) fn has_own(&self, draft: &Draft, before: &Before, key: &str) -> Result<bool, Errno> {
         match self.objects.bucket.head(key) {
             Ok(there) => {
-                let is_from_here = there.mark().is_some_and(|mark| mark.starts_with(draft.mark()));
-                Ok(is_from_here || base.is_some_and(|base| base.is_same(&there)))
+                let is_base = before.base.as_ref().is_some_and(|base| base.is_same(&there));
+                Ok(is_base || before.number_of_unknown(draft.mark(), &there).is_some())
             }
             Err(BucketError::NotFound(_)) => Ok(false),
             Err(error) => Err(self.objects.failures.report(&error)),
@@ -583,9 +583,4 @@ fn copy_to(
     }
     // An error that comes later would be taken for one of what is written from here on.
     Ok(rustix::fs::fdatasync(&fds.buffered)?)
-}
-
-/// Returns the number of changes that a mark tells, if it is of these.
-fn number_of(mark: &str, of_draft: &str) -> Option<u64> {
-    mark.strip_prefix(of_draft)?.parse().ok()
 }

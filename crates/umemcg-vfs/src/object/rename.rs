@@ -93,16 +93,12 @@ impl Renaming<'_> {
         let mut copied_from = None;
         match (content.as_ref(), draft.filter(|draft| draft.is_unsaved())) {
             (Some(content), Some(draft)) => {
-                let (base, may_have_old) = (draft.base(), draft.may_have_object());
+                let (before, may_have_old) = (draft.before(), draft.may_have_object());
                 let (group, to) = (self.group, (new_key, Some(expected)));
                 drafts.store_in_turn(content, draft, group, to)?;
                 let key = &*key;
-                is_ours = Box::new(move || Ok(may_have_old && drafts.has_own(draft, base.as_ref(), key)?));
+                is_ours = Box::new(move || Ok(may_have_old && drafts.has_own(draft, &before, key)?));
                 self.rename_in_tree(node, None);
-                // What was written meanwhile.
-                if draft.is_noted() {
-                    draft.follow(new_key)?;
-                }
             }
             _ => {
                 let Facts::Object(info) = &facts else { return Err(Errno::STALE.into()) };
@@ -116,6 +112,10 @@ impl Renaming<'_> {
                 is_ours = Box::new(|| self.has_version(&key, info));
                 copied_from = Some(info);
             }
+        }
+        // What was, or is being, written meanwhile.
+        if let Some(draft) = draft.filter(|draft| draft.is_noted()) {
+            draft.follow(new_key)?;
         }
         if let Some(replaced) = replaced {
             drafts.lose_name(replaced);

@@ -21,6 +21,7 @@ use umemcg_base::{LeafMutex, assert_no_locks_held};
 
 use super::bucket::{Bucket, BucketError, Expected, ObjectInfo, ObjectSource, PartedUpload, UPLOAD_MARK};
 use super::content::Content;
+use super::draft_progress::number_of;
 use super::file_labels::{FileLabels, LabelChange};
 use super::part_bytes::{ChunkCharge, PartBytes};
 use super::parts_under_way::PartsUnderWay;
@@ -413,9 +414,11 @@ impl Stream {
         if !self.progress.lock().is_unsure {
             return Ok(());
         }
+        let nr_stored = self.progress.lock().nr_stored;
         let own = match self.bucket.head(key) {
+            // Older numbers are in copies that another program has made.
             Ok(there) => {
-                Some(there).filter(|there| there.mark().is_some_and(|mark| mark.starts_with(&self.marks)))
+                Some(there).filter(|there| number_of(there, &self.marks).is_some_and(|nr| nr > nr_stored))
             }
             Err(BucketError::NotFound(_)) => None,
             Err(error) => return Err(error),
