@@ -5,9 +5,11 @@ mod common;
 
 use std::sync::{Arc, Mutex};
 
+use common::memory_bucket::ChangeFault;
 use common::object_world::{World, errno, pattern};
 use common::page_kernel::{Kernel, PAGE, kept};
 use rustix::io::Errno;
+use umemcg_vfs::object::BucketError;
 use umemcg_vfs::{
     Attributes, FallocateFlags, KernelCaching, Lookup, NodeId, OFlags, Open, SetAttr, Volume, VolumeFile,
 };
@@ -270,6 +272,18 @@ fn a_killed_truncation_has_the_kernel_forget() {
     assert_eq!(*ground.kernel.changed.lock().unwrap(), [node]);
     assert_eq!(ground.kernel.obey().len(), 1);
     assert_eq!(ground.kept(), 8);
+}
+
+#[test]
+fn a_cut_that_is_not_stored_has_the_kernel_forget() {
+    let ground = Ground::with_object(64);
+    let (node, bucket) = (ground.node(), &ground.world.bucket);
+    bucket.fail_changes([ChangeFault::Refused(BucketError::Unavailable("503".into()))]);
+    let cut = SetAttr { size: Some(8 * PAGE), ..SetAttr::default() };
+    let changed = ground.world.volume.setattr(&ground.world.me, node, &cut);
+    assert_eq!(errno(changed), Some(Errno::IO));
+    assert_eq!(ground.world.volume.getattr(node).unwrap().size, 8 * PAGE, "it is cut all the same");
+    assert_eq!(*ground.kernel.changed.lock().unwrap(), [node]);
 }
 
 #[test]

@@ -85,6 +85,27 @@ fn a_rename_deletes_nothing_that_another_program_stored() {
     assert_eq!((w.stored("g"), w.stored("h").unwrap()), (None, b"OURS!".into()));
 }
 
+/// As some programs keep the metadata of what they replace.
+#[test]
+fn a_mark_that_another_program_kept_is_not_ours() {
+    let w = World::new();
+    for name in ["f", "g"] {
+        let file = w.create(name).unwrap();
+        w.write(&file, 0, b"first").unwrap();
+        file.flush().unwrap();
+        w.write(&file, 0, b"ours!").unwrap();
+        let (_, metadata) = w.bucket.object(name).unwrap();
+        w.bucket.put_with(name, "theirs", metadata);
+        if name == "f" {
+            assert_eq!(errno(file.flush()), Some(Errno::IO));
+        } else {
+            w.rename(name, "h", RenameFlags::empty()).unwrap();
+            assert_eq!(w.stored("h").unwrap(), b"ours!");
+        }
+        assert_eq!(w.stored(name).unwrap(), b"theirs");
+    }
+}
+
 #[test]
 fn what_lost_a_race_is_kept_as_it_was_written() {
     let w = World::new();
@@ -152,7 +173,7 @@ fn a_rename_that_waits_for_one_of_its_directory_goes_there() {
             gate.is_reached();
             let renaming = threads.spawn(|| w.rename(both.0, both.1, RenameFlags::empty()));
             // It waits, or will: both are well.
-            while !renaming.is_finished() && !w.volume.waits_for_turn() {
+            while !renaming.is_finished() && w.volume.nr_waiting_for_turn() == 0 {
                 thread::yield_now();
             }
             gate.open();
@@ -225,7 +246,7 @@ fn a_file_that_lost_its_race_is_lost_once() {
         let first = threads.spawn(|| errno(files[0].flush()));
         gate.is_reached();
         let second = threads.spawn(|| errno(files[1].flush()));
-        while !w.volume.waits_for_turn() {
+        while w.volume.nr_waiting_for_turn() == 0 {
             thread::yield_now();
         }
         gate.open();
@@ -334,7 +355,7 @@ fn nothing_is_made_in_a_directory_that_is_replaced() {
         let renaming = threads.spawn(|| w.rename("d", "e", RenameFlags::empty()));
         gate.is_reached();
         let making = threads.spawn(|| errno(w.put("e/new", b"new")));
-        while !making.is_finished() && !w.volume.waits_for_turn() {
+        while !making.is_finished() && w.volume.nr_waiting_for_turn() == 0 {
             thread::yield_now();
         }
         gate.open();

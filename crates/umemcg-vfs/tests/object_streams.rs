@@ -376,6 +376,61 @@ fn attributes_go_with_what_is_written() {
 }
 
 #[test]
+fn a_change_that_waited_for_the_end_of_a_stream_is_made() {
+    let w = world();
+    let stored_mode = || {
+        let (_, metadata) = w.bucket.object("a").unwrap();
+        metadata.into_iter().find(|(name, _)| name == "mode").unwrap().1.parse::<u32>().unwrap() & 0o7777
+    };
+    for (len, change) in [
+        (10, SetAttr { mode: Some(0o600), ..SetAttr::default() }),
+        (LONG, SetAttr { mode: Some(0o640), ..SetAttr::default() }),
+        (10, size(0)),
+        (LONG, size(0)),
+    ] {
+        let file = w.create_with("a", WHOLE).unwrap();
+        w.write(&file, 0, &pattern(len, 1)).unwrap();
+        let (reach, reached) = std::sync::mpsc::channel();
+        w.bucket.gate.close();
+        let bucket = std::sync::Arc::clone(&w.bucket);
+        w.bucket.on_request(move |method, _| match method {
+            "PUT" => reach.send(()).unwrap(),
+            "COMPLETE" => {
+                reach.send(()).unwrap();
+                bucket.gate.pass();
+            }
+            _ => {}
+        });
+        std::thread::scope(|threads| {
+            let close = threads.spawn(|| w.close(file));
+            reached.recv().unwrap();
+            let changed = threads.spawn(|| w.set("a", &change));
+            until("the change waits", || w.volume.nr_waiting_for_turn() == 1);
+            w.bucket.on_request(|_, _| {});
+            w.bucket.gate.open();
+            close.join().unwrap().unwrap();
+            changed.join().unwrap().unwrap();
+        });
+        assert_eq!(w.stored("a").unwrap().len(), if change.size.is_some() { 0 } else { len });
+        change
+            .mode
+            .inspect(|mode| assert_eq!((stored_mode(), w.attr("a").unwrap().mode & 0o7777), (*mode, *mode)));
+        drop(w.open("a", OFlags::RDONLY).unwrap());
+    }
+}
+
+#[test]
+fn a_finished_file_keeps_its_node_when_a_write_is_refused() {
+    let w = world();
+    let file = w.create_with("a", NEW).unwrap();
+    w.write(&file, 0, &pattern(LONG, 1)).unwrap();
+    file.fsync(false).unwrap();
+    let node = w.find("a").unwrap().node;
+    assert_eq!(errno(w.write(&file, LONG as u64, b"x")), Some(Errno::OPNOTSUPP));
+    assert_eq!(w.find("a").unwrap().node, node);
+}
+
+#[test]
 fn a_sync_stores_what_goes_with_one_request() {
     let w = world();
     w.bucket.put("cut", b"before");

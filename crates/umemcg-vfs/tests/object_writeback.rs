@@ -10,7 +10,8 @@ use common::memory_bucket::{ChangeFault, MemoryBucket};
 use common::object_world::{NEVER, World, errno, pattern, wait_for};
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
-use umemcg_vfs::object::{BucketError, StagingConfig};
+use umemcg_vfs::object::{Bucket, BucketError, StagingConfig};
+use umemcg_vfs::volumes::{Syncing, Volumes};
 use umemcg_vfs::{OFlags, RenameFlags, SetAttr, Volume, Xattrs};
 
 fn refused() -> ChangeFault {
@@ -284,6 +285,87 @@ fn an_old_record_overwrites_nothing_that_was_stored_since() {
     let w = World::as_configured(bucket, copy, 64 << 20, config);
     w.wait_until_all_stored();
     assert_eq!((w.stored("a").unwrap(), w.staged().len()), (b"newer".to_vec(), 0));
+}
+
+#[test]
+fn what_is_accepted_after_a_crash_is_not_taken_for_stored() {
+    let w = idle();
+    let file = w.create("a").unwrap();
+    w.write(&file, 0, b"first").unwrap();
+    file.fsync(false).unwrap();
+    let copy = w.copy_staging();
+    // Many changes are stored, and a crash comes before that is noted.
+    (0..20).for_each(|_| w.write(&file, 0, b"later").unwrap());
+    w.volume.syncfs().unwrap();
+    w.bucket.fail_changes([refused()]);
+    let (bucket, config) = (Arc::clone(&w.bucket), w.config.clone());
+    let w = World::as_configured(bucket, copy, 64 << 20, config);
+    wait_for("the first attempt fails", || w.bucket.trouble().is_some());
+    let file = w.open("a", OFlags::RDWR).unwrap();
+    w.write(&file, 0, b"FIRST").unwrap();
+    file.fsync(false).unwrap();
+    w.volume.syncfs().unwrap();
+    assert_eq!((w.stored("a").unwrap(), w.staged().len()), (b"FIRST".to_vec(), 0));
+}
+
+#[test]
+fn a_change_of_attributes_is_accepted_without_an_open() {
+    let w = idle();
+    w.put("a", b"bytes").unwrap();
+    let mode = SetAttr { mode: Some(0o640), ..SetAttr::default() };
+    w.set("a", &mode).unwrap();
+    let entry = w.find("a").unwrap();
+    w.volume.setxattr(&w.me, entry.node, "user.a".as_ref(), b"b", XattrFlags::empty(), false).unwrap();
+    let w = w.restart_elsewhere();
+    w.wait_until_all_stored();
+    let (_, metadata) = w.bucket.object("a").unwrap();
+    assert!(metadata.contains(&("mode".into(), "33184".into())), "{metadata:?}");
+    assert!(metadata.iter().any(|(name, _)| name == "xattr"), "{metadata:?}");
+}
+
+#[test]
+fn what_is_renamed_while_it_is_cut_is_accepted_as_renamed() {
+    let w = idle();
+    let file = w.create("a").unwrap();
+    w.write(&file, 0, b"bytes").unwrap();
+    file.fsync(false).unwrap();
+    w.bucket.gate.close();
+    let cut_to = SetAttr { size: Some(3), ..SetAttr::default() };
+    std::thread::scope(|threads| {
+        let puts = || w.bucket.puts.load(std::sync::atomic::Ordering::Relaxed);
+        let sync = threads.spawn(|| w.volume.syncfs());
+        wait_for("it is being stored", || puts() == 1);
+        let rename = threads.spawn(|| w.rename("a", "b", RenameFlags::empty()));
+        wait_for("the rename waits", || w.volume.nr_waiting_for_turn() == 1);
+        let cut = threads.spawn(|| file.setattr(&w.me, &cut_to));
+        wait_for("the cut waits after it", || w.volume.nr_waiting_for_turn() == 2);
+        w.bucket.gate.open();
+        sync.join().unwrap().unwrap();
+        rename.join().unwrap().unwrap();
+        cut.join().unwrap().unwrap();
+    });
+    file.fsync(false).unwrap();
+    std::mem::forget(file);
+    let w = w.restart_elsewhere();
+    w.wait_until_all_stored();
+    assert_eq!((w.bucket.keys(), w.stored("b").unwrap()), (vec!["b".to_owned()], b"byt".to_vec()));
+    assert!(w.staged().is_empty());
+}
+
+#[test]
+fn a_sync_takes_nothing_for_done_that_goes_on() {
+    let volumes = Volumes::many();
+    let w = idle();
+    let member = volumes.add("a", |_| Ok(Arc::clone(&w.volume) as _)).unwrap();
+    let first = member.begin_sync().expect("what was adopted is to be stored");
+    let second = member.begin_sync().expect("the first goes on");
+    first.finish();
+    second.finish();
+    assert!(member.begin_sync().is_none(), "nothing has changed");
+    member.touch();
+    drop(member.begin_sync().expect("something has changed"));
+    member.begin_sync().map(Syncing::finish).expect("the last one has failed");
+    assert!(member.begin_sync().is_none());
 }
 
 #[test]

@@ -397,3 +397,15 @@ fn a_file_that_the_store_refuses_keeps_no_other_from_it() {
     assert_eq!(w.stored("a").unwrap(), b"a");
     drop(files);
 }
+
+#[test]
+fn what_a_close_could_not_store_goes_with_its_attributes() {
+    let w = World::new();
+    let file = w.create("a").unwrap();
+    w.write(&file, 0, b"bytes").unwrap();
+    w.bucket.fail_changes([refused()]);
+    assert_eq!(errno(file.flush()), Some(Errno::IO));
+    drop(file);
+    w.set("a", &SetAttr { mode: Some(0o640), ..SetAttr::default() }).unwrap();
+    assert_eq!((w.stored("a").unwrap(), w.staged().len()), (b"bytes".to_vec(), 0));
+}

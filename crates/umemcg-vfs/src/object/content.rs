@@ -3,7 +3,7 @@
 //! What is written to it goes to a draft, which stands for it from then on.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
@@ -56,6 +56,8 @@ pub(super) struct Content {
     pub(super) errors: ErrorSequence,
     /// (A) A read has found the store to have another version. Relaxed: it stands alone.
     pub(super) is_outdated: Arc<AtomicBool>,
+    /// (A) Open files that write it.
+    nr_writers: AtomicUsize,
 }
 
 /// Where the bytes of a content are.
@@ -86,7 +88,16 @@ impl Content {
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         let draft = OnceLock::new();
         let errors = ErrorSequence::new();
-        Ok(Arc::new(Self { charge, _key_charge, place, file, draft, errors, is_outdated }))
+        Ok(Arc::new(Self {
+            charge,
+            _key_charge,
+            place,
+            file,
+            draft,
+            errors,
+            is_outdated,
+            nr_writers: AtomicUsize::new(0),
+        }))
     }
 
     /// Creates the content of an object that is being made, charged to a group. May sleep for
@@ -105,6 +116,7 @@ impl Content {
             draft: OnceLock::from(draft),
             errors: ErrorSequence::new(),
             is_outdated: Arc::default(),
+            nr_writers: AtomicUsize::new(0),
         }))
     }
 
@@ -142,6 +154,19 @@ impl Content {
         self.file().set_kept_above(is_kept_above);
     }
 
+    /// Counts an open file that writes it.
+    pub(super) fn begin_writing(&self) {
+        // Relaxed: only their ends are in an order with changes.
+        self.nr_writers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Ends [`begin_writing`](Self::begin_writing). Returns whether no other open file writes it:
+    /// then this one sees all that the others have changed before their ends.
+    pub(super) fn end_writing(&self) -> bool {
+        // Acquire and release: its partners are the ends of the others.
+        self.nr_writers.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
     /// Returns the object that it is the content of.
     pub(super) fn place(&self) -> Place {
         self.place.lock().clone()
@@ -158,8 +183,12 @@ impl Content {
         place.info.attributes = attributes.or(place.info.attributes);
     }
 
-    /// Reads the same bytes from another object from now on.
+    /// Reads the same bytes from another object from now on. Where a draft stands for it, the object
+    /// has other bytes than it was begun with, and is not read any more.
     pub(super) fn move_to(&self, key: &str, info: &ObjectInfo) {
+        if self.draft().is_some() {
+            return;
+        }
         let mut place = self.place.lock();
         let attributes = info.attributes.or(place.info.attributes);
         let moved = Place { key: key.into(), info: ObjectInfo { attributes, ..info.without_metadata() } };

@@ -158,10 +158,9 @@ impl ObjectVolume {
         self.objects.tree.lock().nr_nodes()
     }
 
-    /// Returns whether a thread waits for another that works on the same file or directory, for
-    /// tests.
-    pub fn waits_for_turn(&self) -> bool {
-        self.drafts.as_ref().is_some_and(|drafts| drafts.nr_waiting() > 0)
+    /// Returns how many threads wait for others that work on the same file or directory, for tests.
+    pub fn nr_waiting_for_turn(&self) -> u32 {
+        self.drafts.as_ref().map_or(0, |drafts| drafts.nr_waiting())
     }
 
     /// Begins no more uploads in the background, and waits for those under way: from then on the
@@ -225,9 +224,10 @@ impl Attributes for ObjectVolume {
     }
     fn setattr(&self, caller: &Caller, node: NodeId, change: &SetAttr) -> Result<Attr, VfsError> {
         self.drafts()?;
-        if let Some((streams, stream)) = self.stream_of(node) {
+        if let Some((streams, stream)) = self.stream_of(node)
+            && streams.set_named(&stream, change)?
+        {
             // Its writer stores it.
-            streams.set_attributes(&stream, change)?;
             return self.objects.getattr(node);
         }
         let attr = self.objects.getattr(node)?;
@@ -245,15 +245,17 @@ impl Attributes for ObjectVolume {
             return self.cut_by_name(caller, node, change);
         }
         let file = self.open_file(caller, node, OFlags::RDWR)?;
-        // What is being written is stored by the close of its writer, or by a sync; another length
-        // at once.
-        let is_being_written = file.is_unsaved() && change.size.is_none();
-        let changed = file.setattr(caller, change)?;
-        if !is_being_written {
-            // No close follows.
-            file.fsync(false)?;
+        // What is being written is stored with that; another length at once.
+        let at_once = !file.is_unsaved() || change.size.is_some();
+        let changed = file.setattr(caller, change).and_then(|changed| {
+            file.store_by_name(at_once)?;
+            Ok(changed)
+        });
+        if let (Err(_), Some(len)) = (&changed, change.size) {
+            // It may be cut all the same, which the kernel does not do after an error.
+            self.make_kernel_forget(node, len, u64::MAX - len);
         }
-        Ok(changed)
+        changed
     }
     fn readlink(&self, node: NodeId) -> Result<OsString, VfsError> {
         let objects = &self.objects;

@@ -2,6 +2,7 @@
 //! a draft.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
@@ -42,6 +43,8 @@ pub(super) struct OpenFile {
     /// None where the kernel keeps no pages.
     kernel_copy: Option<Arc<KernelCopy>>,
     errors: ErrorCursor,
+    /// (A) It is counted among those that write the content. Relaxed: it is swapped once.
+    is_writing: AtomicBool,
     group: Arc<Group>,
     _charge: HandleCharge,
     /// None on a volume that is read only.
@@ -61,6 +64,10 @@ impl OpenFile {
     ) -> Self {
         let kernel_copy = objects.kernel_copy(node, group);
         kernel_copy.iter().for_each(|copy| copy.opened());
+        let is_writing = wants_to_write(flags);
+        if is_writing {
+            content.begin_writing();
+        }
         Self {
             node,
             ino: objects.ino(node),
@@ -68,6 +75,7 @@ impl OpenFile {
             readahead: Readahead::of_remote(),
             kernel_copy,
             errors: content.errors.sample(),
+            is_writing: AtomicBool::new(is_writing),
             content,
             group: Arc::clone(group),
             _charge: charge,
@@ -171,6 +179,18 @@ impl OpenFile {
         Ok(stored?)
     }
 
+    /// Notes that it writes no more. Returns whether it did, and no other open file does.
+    fn end_writing(&self) -> bool {
+        self.is_writing.swap(false, Ordering::Relaxed) && self.content.end_writing()
+    }
+
+    /// Has a change by name stored, after which no close comes: `at_once`, or if another open file
+    /// writes it, by the close of that one.
+    pub(super) fn store_by_name(&self, at_once: bool) -> Result<(), VfsError> {
+        let is_last = self.end_writing();
+        if is_last || at_once { self.store() } else { Ok(()) }
+    }
+
     /// Changes attributes. Where they are not stored with the objects, they are with what is being
     /// written, and beside that only remembered.
     fn change_attributes(&self, group: &Arc<Group>, change: &SetAttr) -> Result<(), VfsError> {
@@ -203,6 +223,7 @@ impl Drop for OpenFile {
     /// On any thread, also on one that must not wait for a store: what is not stored stays on the
     /// volume's list.
     fn drop(&mut self) {
+        self.end_writing();
         self.kernel_copy.iter().for_each(|copy| copy.closed());
         self.objects.unpin(self.node);
     }
@@ -279,6 +300,8 @@ impl VolumeFile for OpenFile {
     }
 
     fn closed(&self) {
+        // Before it looks for news: a change by name that comes later is stored by itself.
+        self.end_writing();
         let has_news = self.content.draft().is_some_and(|draft| draft.has_news());
         if has_news
             && wants_to_write(self.flags)

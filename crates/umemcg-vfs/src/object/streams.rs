@@ -252,6 +252,14 @@ impl Streams {
             {
                 Err(self.objects().failures.report(&error).into())
             }
+            Err(StreamError::Refused(errno)) => {
+                if stream.fate() == StreamFate::Whole {
+                    // Stored, but not with its last attributes.
+                    self.detach(stream);
+                    self.objects().unlink_node(stream.node, Instant::now());
+                }
+                Err(errno.into())
+            }
             Err(error) => Err(self.failed(stream, &key, error).into()),
         }
     }
@@ -281,14 +289,7 @@ impl Streams {
     /// its node: the name stands for what the store has. Returns what to tell the writer.
     fn failed(&self, stream: &Stream, key: &str, error: StreamError) -> Errno {
         let error = match error {
-            StreamError::Refused(errno) => {
-                if stream.fate() == StreamFate::Whole {
-                    // Stored, but not with its last attributes.
-                    self.detach(stream);
-                    self.objects().unlink_node(stream.node, Instant::now());
-                }
-                return errno;
-            }
+            StreamError::Refused(errno) => return errno,
             StreamError::Store(error) => error,
         };
         tracing::error!(key, %error, "a file cannot be stored; what was written is given up");
@@ -346,27 +347,56 @@ impl Streams {
         self.attached.lock().keys().copied().collect()
     }
 
-    /// Changes what is stored beside the bytes of a file that is being written, or begins to be
-    /// again.
+    /// Returns whether a stream stands for its file, and takes more. By the thread that has the
+    /// turn.
+    fn is_attached(&self, stream: &Arc<Stream>) -> bool {
+        let attached = self.of(stream.node);
+        attached.is_some_and(|attached| Arc::ptr_eq(&attached, stream)) && stream.fate() == StreamFate::Open
+    }
+
+    /// Changes what is stored beside the bytes of a file, by its name. Returns false, and changes
+    /// nothing, if the stream does not stand for it any more: its writer may just have ended it.
     ///
     /// # Errors
     /// Those of `change`; as [`Stream::change_labels`].
-    pub(super) fn change_labels(
+    pub(super) fn change_named_labels(
         &self,
         stream: &Arc<Stream>,
         change: LabelChange<'_>,
-    ) -> Result<(), VfsError> {
+    ) -> Result<bool, VfsError> {
         let _turn = self.drafts.turn(stream.node);
-        self.begin_change(stream)?;
-        Ok(stream.change_labels(change)?)
+        if !self.is_attached(stream) {
+            return Ok(false);
+        }
+        stream.change_labels(change)?;
+        Ok(true)
     }
 
-    /// Changes a file that is being written.
+    /// Changes a file by its name, as [`change_named_labels`](Self::change_named_labels).
     ///
     /// # Errors
-    /// `EPERM` for another mode or owner where all files have the same; as
-    /// [`truncate`](Self::truncate) and [`change_labels`](Self::change_labels).
+    /// As [`set_attributes`](Self::set_attributes).
+    pub(super) fn set_named(&self, stream: &Arc<Stream>, change: &SetAttr) -> Result<bool, VfsError> {
+        let _turn = self.drafts.turn(stream.node);
+        if !self.is_attached(stream) {
+            return Ok(false);
+        }
+        self.set_in_turn(stream, change)?;
+        Ok(true)
+    }
+
+    /// Changes a file that is being written, or begins to be again.
+    ///
+    /// # Errors
+    /// `EPERM` for another mode or owner where all files have the same; `EOPNOTSUPP` for a length
+    /// that is neither that of the file nor 0, and once a part was sent; as
+    /// [`Stream::change_labels`].
     pub(super) fn set_attributes(&self, stream: &Arc<Stream>, change: &SetAttr) -> Result<(), VfsError> {
+        let _turn = self.drafts.turn(stream.node);
+        self.set_in_turn(stream, change)
+    }
+
+    fn set_in_turn(&self, stream: &Arc<Stream>, change: &SetAttr) -> Result<(), VfsError> {
         let shown = &self.objects().shown;
         if !shown.are_stored {
             stream.labels().attributes.check_unchanged(change)?;
@@ -376,21 +406,17 @@ impl Streams {
         }
         // What is stored, and is not to go on, is changed by its name.
         if shown.is_changed_by(change) && stream.fate() == StreamFate::Open {
-            let change_labels = |labels: &mut FileLabels| {
+            self.begin_change(stream)?;
+            stream.change_labels(&|labels: &mut FileLabels| {
                 labels.attributes.change(change);
                 Ok(())
-            };
-            self.change_labels(stream, &change_labels)?;
+            })?;
         }
         Ok(())
     }
 
-    /// Cuts a file to a length, which it has already, or 0.
-    ///
-    /// # Errors
-    /// `EOPNOTSUPP` for any other length, and once a part was sent.
+    /// Cuts a file to a length, by the thread that has the turn.
     fn truncate(&self, stream: &Arc<Stream>, len: u64) -> Result<(), VfsError> {
-        let _turn = self.drafts.turn(stream.node);
         if len == stream.size() {
             return Ok(());
         }

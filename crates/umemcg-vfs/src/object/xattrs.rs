@@ -13,7 +13,7 @@ use super::relabeling::Relabeling;
 use crate::attr::NodeId;
 use crate::caller::Caller;
 use crate::error::VfsError;
-use crate::volume::{VolumeFile, Xattrs};
+use crate::volume::Xattrs;
 
 /// What the names begin with.
 const USER: &str = "user.";
@@ -30,15 +30,16 @@ impl ObjectVolume {
         if matches!(self.objects.tree.lock().get(node)?.facts, Facts::Directory(_)) {
             return self.relabel_directory(node, change);
         }
-        if let Some((streams, stream)) = self.stream_of(node) {
-            return streams.change_labels(&stream, change);
+        if let Some((streams, stream)) = self.stream_of(node)
+            && streams.change_named_labels(&stream, change)?
+        {
+            return Ok(());
         }
         let file = self.open_file(caller, node, OFlags::RDWR)?;
-        // What is being written is stored by the close of its writer, or by a sync.
-        let is_being_written = file.is_unsaved();
+        // What is being written is stored with that.
+        let at_once = !file.is_unsaved();
         Relabeling { drafts, node, content: file.object(), group: &caller.group, change }.run()?;
-        // No close follows.
-        if is_being_written { Ok(()) } else { file.fsync(false) }
+        file.store_by_name(at_once)
     }
 }
 

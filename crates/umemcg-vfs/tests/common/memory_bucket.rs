@@ -113,7 +113,7 @@ impl Gate {
         self.opened.notify_all();
     }
 
-    fn pass(&self) {
+    pub fn pass(&self) {
         drop(self.opened.wait_while(self.is_closed.lock().unwrap(), |is_closed| *is_closed).unwrap());
     }
 }
