@@ -409,3 +409,20 @@ fn what_a_close_could_not_store_goes_with_its_attributes() {
     w.set("a", &SetAttr { mode: Some(0o640), ..SetAttr::default() }).unwrap();
     assert_eq!((w.stored("a").unwrap(), w.staged().len()), (b"bytes".to_vec(), 0));
 }
+
+#[test]
+fn a_record_that_cannot_be_written_leaves_no_file() {
+    let w = World::new();
+    let file = w.create("a").unwrap();
+    w.write(&file, 0, b"bytes").unwrap();
+    let below = std::fs::read_dir(w.staging.path()).unwrap().next().unwrap().unwrap().path();
+    let paths = || std::fs::read_dir(&below).unwrap().map(|entry| entry.unwrap().path());
+    let record = paths().find(|path| path.extension().is_some()).unwrap();
+    let serial: u64 = record.file_stem().unwrap().to_str().unwrap().parse().unwrap();
+    let next = below.join((serial + 1).to_string()).with_extension(record.extension().unwrap());
+    std::fs::create_dir(&next).unwrap();
+    w.create("b").unwrap_err();
+    assert_eq!(paths().filter(|path| path.extension().is_some_and(|of| of == "new")).count(), 0);
+    std::fs::remove_dir(&next).unwrap();
+    file.flush().unwrap();
+}

@@ -136,13 +136,23 @@ impl Staging {
 
     /// Replaces the record of a draft, `durably` if it has to be there after a power cut.
     pub(super) fn write_record(&self, serial: u64, record: &DraftRecord, durably: bool) -> io::Result<()> {
-        let (fresh, path) = (self.dir.join(format!("{serial}.new")), record_path(&self.dir, serial));
-        let mut file = File::create(&fresh)?;
+        let fresh = self.dir.join(format!("{serial}.new"));
+        // A full disk shall not fill up with them.
+        self.replace_record(&fresh, serial, (record, durably)).inspect_err(|_| remove(&fresh))
+    }
+
+    fn replace_record(
+        &self,
+        fresh: &Path,
+        serial: u64,
+        (record, durably): (&DraftRecord, bool),
+    ) -> io::Result<()> {
+        let mut file = File::create(fresh)?;
         file.write_all(record.to_text().as_bytes())?;
         if durably {
             file.sync_all()?;
         }
-        fs::rename(&fresh, &path)?;
+        fs::rename(fresh, record_path(&self.dir, serial))?;
         if durably { File::open(&self.dir)?.sync_all() } else { Ok(()) }
     }
 
