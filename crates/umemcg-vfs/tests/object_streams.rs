@@ -420,6 +420,22 @@ fn a_change_that_waited_for_the_end_of_a_stream_is_made() {
 }
 
 #[test]
+fn a_stream_goes_on_after_a_renaming_and_a_change_by_name() {
+    let w = world();
+    let file = w.create_with("a", NEW).unwrap();
+    w.write(&file, 0, b"one").unwrap();
+    file.fsync(false).unwrap();
+    w.rename("a", "b", RenameFlags::empty()).unwrap();
+    w.write(&file, 3, b"two").unwrap();
+    file.fsync(false).unwrap();
+    w.set("b", &SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
+    w.write(&file, 6, b"three").unwrap();
+    w.close(file).unwrap();
+    assert_eq!((w.stored("a"), w.stored("b").unwrap()), (None, b"onetwothree".to_vec()));
+    assert_eq!(w.attr("b").unwrap().mode & 0o7777, 0o600);
+}
+
+#[test]
 fn a_finished_file_keeps_its_node_when_a_write_is_refused() {
     let w = world();
     let file = w.create_with("a", NEW).unwrap();

@@ -19,6 +19,7 @@ use super::file_attributes::FileAttributes;
 use super::file_labels::FileLabels;
 use super::node::{Facts, Told};
 use super::objects::Objects;
+use super::open_streams::OpenStreams;
 use super::staged_file::StagedFile;
 use super::staging::Staging;
 use super::turns::{Claim, TurnGuard, Turns};
@@ -51,6 +52,7 @@ pub(super) struct Drafts {
     /// (C) A close and an fsync wait for the staging disk, and not for the store.
     writes_back: bool,
     pub(super) uploader: Uploader,
+    pub(super) open_streams: OpenStreams,
 }
 
 /// What an upload is for.
@@ -75,6 +77,7 @@ impl Drafts {
             mark,
             writes_back: config.is_some_and(|config| config.writes_back),
             uploader: Uploader::new(config.map_or(RETRY_PAUSE, |config| config.retry_pause)),
+            open_streams: OpenStreams::default(),
         });
         let uploads: Weak<Self> = Arc::downgrade(&drafts);
         drafts.uploader.serve(uploads);

@@ -40,6 +40,7 @@ mod names;
 mod node;
 mod objects;
 mod open_file;
+mod open_streams;
 mod part_bytes;
 mod parts_under_way;
 mod relabeling;

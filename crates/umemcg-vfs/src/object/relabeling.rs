@@ -69,6 +69,7 @@ impl Relabeling<'_> {
             found.told = Told { at: Instant::now(), thread: 0 };
         }
         content.move_to(&key, &info);
+        drafts.open_streams.rebase(node, (&base, &info), Some(&labels));
         if let Some(draft) = draft {
             draft.relabel(&info, labels, change);
         }

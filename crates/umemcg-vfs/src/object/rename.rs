@@ -109,6 +109,7 @@ impl Renaming<'_> {
                     }
                 })?;
                 self.rename_in_tree(node, Some((new_key, &copied)));
+                self.rebase_streams(node, info, &copied);
                 is_ours = Box::new(|| self.has_version(&key, info));
                 copied_from = Some(info);
             }
@@ -180,6 +181,14 @@ impl Renaming<'_> {
             tree.rename(lists, node, self.from, self.to)
         };
         self.volume.objects.dispose(removed);
+    }
+
+    /// Has open streams that stand on a version go on with its copy.
+    fn rebase_streams(&self, node: NodeId, from: &ObjectInfo, copied: &ObjectInfo) {
+        if let Some(drafts) = &self.volume.drafts {
+            let copied = self.volume.objects.shown.kept(copied);
+            drafts.open_streams.rebase(node, (from, &copied), None);
+        }
     }
 
     /// Notes that the bytes of a node are in another object.
@@ -337,7 +346,10 @@ impl Renaming<'_> {
             };
             let Some((key, info)) = known else { continue };
             match moved.get(&key).filter(|(copied, _)| copied.is_same(&info)) {
-                Some((_, copy)) => self.move_object(&mut self.volume.objects.tree.lock(), node, (&key, copy)),
+                Some((_, copy)) => {
+                    self.move_object(&mut self.volume.objects.tree.lock(), node, (&key, copy));
+                    self.rebase_streams(node, &info, copy);
+                }
                 // It came, changed or was removed meanwhile.
                 None => self.volume.objects.unlink_node(node, Instant::now()),
             }

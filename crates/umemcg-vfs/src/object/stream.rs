@@ -246,6 +246,18 @@ impl Stream {
         self.progress.lock().base.as_ref().is_none_or(|base| base.is_same(info))
     }
 
+    /// Stands on another version, if it stands on this one, with labels that it has if it has not
+    /// changed.
+    pub(super) fn rebase(&self, from: &ObjectInfo, to: &ObjectInfo, labels: Option<&FileLabels>) {
+        let mut progress = self.progress.lock();
+        if progress.base.as_ref().is_some_and(|base| base.is_same(from)) {
+            progress.base = Some(to.without_metadata());
+            if let Some(labels) = labels.filter(|_| progress.nr_changes == progress.nr_stored) {
+                progress.labels = labels.clone();
+            }
+        }
+    }
+
     /// Returns what is stored beside its bytes.
     pub(super) fn labels(&self) -> FileLabels {
         self.progress.lock().labels.clone()

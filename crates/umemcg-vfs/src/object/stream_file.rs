@@ -54,6 +54,7 @@ impl StreamFile {
         caller: &Caller,
         charge: HandleCharge,
     ) -> Self {
+        streams.drafts.open_streams.add(&stream);
         Self {
             ino: streams.drafts.objects.ino(stream.node),
             stream,

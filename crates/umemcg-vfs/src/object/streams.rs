@@ -155,6 +155,7 @@ impl Streams {
     /// Ends what an open file has begun and not stored. Never waits: an upload in parts is ended by
     /// another thread.
     pub(super) fn leave(&self, stream: &Stream) {
+        self.drafts.open_streams.remove(stream);
         self.detach(stream);
         if stream.is_unsaved() {
             self.objects().unlink_node(stream.node, Instant::now());

@@ -1,0 +1,46 @@
+//! The streams that are open, attached or not: one that may go on has to know when the version that
+//! it stands on is replaced here, by a renaming or by a change of attributes.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+use umemcg_base::LeafMutex;
+
+use super::bucket::ObjectInfo;
+use super::file_labels::FileLabels;
+use super::stream::Stream;
+use crate::attr::NodeId;
+
+/// See the module text. The charge of an open file pays for its entry.
+#[derive(Debug, Default)]
+pub(super) struct OpenStreams(LeafMutex<BTreeMap<NodeId, Vec<Weak<Stream>>>>);
+
+impl OpenStreams {
+    pub(super) fn add(&self, stream: &Arc<Stream>) {
+        self.0.lock().entry(stream.node).or_default().push(Arc::downgrade(stream));
+    }
+
+    pub(super) fn remove(&self, stream: &Stream) {
+        let mut streams = self.0.lock();
+        if let Some(of_node) = streams.get_mut(&stream.node) {
+            of_node.retain(|other| !std::ptr::eq(other.as_ptr(), stream));
+            if of_node.is_empty() {
+                streams.remove(&stream.node);
+            }
+        }
+    }
+
+    /// Has those that stand on a version stand on another, of the same bytes, which has `labels` if
+    /// these have changed. By the thread that has the turn of the node.
+    pub(super) fn rebase(
+        &self,
+        node: NodeId,
+        (from, to): (&ObjectInfo, &ObjectInfo),
+        labels: Option<&FileLabels>,
+    ) {
+        let streams = self.0.lock().get(&node).cloned().unwrap_or_default();
+        for stream in streams.iter().filter_map(Weak::upgrade) {
+            stream.rebase(from, to, labels);
+        }
+    }
+}
