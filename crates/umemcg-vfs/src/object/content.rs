@@ -183,8 +183,8 @@ impl Content {
         place.info.attributes = attributes.or(place.info.attributes);
     }
 
-    /// Reads the same bytes from another object from now on. Where a draft stands for it, the object
-    /// has other bytes than it was begun with, and is not read any more.
+    /// Reads the same bytes from another object from now on. Where a draft stands for it, that
+    /// object may have other bytes, and is not read.
     pub(super) fn move_to(&self, key: &str, info: &ObjectInfo) {
         if self.draft().is_some() {
             return;

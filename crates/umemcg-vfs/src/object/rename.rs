@@ -121,9 +121,7 @@ impl Renaming<'_> {
         if let Some(replaced) = replaced {
             drafts.lose_name(replaced);
         }
-        if let Some(target) = target {
-            self.volume.lose_stream(target);
-        }
+        target.into_iter().for_each(|target| self.volume.lose_stream(target));
         if is_ours()? {
             self.delete_old(&key, copied_from)?;
         }
