@@ -266,9 +266,6 @@ fn apply_log(config: &Config, in_force: &mut InForce, reloaded: &mut Reloaded) {
     }
 }
 
-/// Why volumes are not as the file says.
-const THE_MOUNT_ENDS: &str = "the other volumes: the mount ends";
-
 /// Removes, replaces and adds volumes, as the file says.
 fn apply_volumes(
     daemon: &Daemon,
@@ -289,10 +286,7 @@ fn apply_volumes(
         })
         .map(|(name, (source, _))| (name.clone(), source.clone()))
         .collect();
-    for (name, old) in leaving {
-        if ends() {
-            return reloaded.left.push(THE_MOUNT_ENDS.into());
-        }
+    for (name, old) in leaving.into_iter().take_while(|_| !ends()) {
         let new = wanted.iter().find(|(entry, _)| *entry.name() == name).map(|(_, source)| source);
         let is_memory = |source: &VolumeSource| matches!(source, VolumeSource::Tmpfs { .. });
         if is_memory(&old) && new.is_some() {
@@ -312,10 +306,7 @@ fn apply_volumes(
         }
     }
     let served: BTreeSet<String> = daemon.list_volumes().into_iter().map(|volume| volume.name).collect();
-    for (entry, source) in wanted {
-        if ends() {
-            return reloaded.left.push(THE_MOUNT_ENDS.into());
-        }
+    for (entry, source) in wanted.iter().take_while(|_| !ends()) {
         match (in_force.volumes.contains_key(entry.name()), served.contains(entry.name())) {
             // It is as the file says, or has just been said to stay.
             (true, _) => {}
@@ -330,6 +321,9 @@ fn apply_volumes(
                 Err(failure) => reloaded.left.push(failure.to_string()),
             },
         }
+    }
+    if ends() {
+        reloaded.left.push("volumes may not be as the file says: the mount ends".into());
     }
 }
 

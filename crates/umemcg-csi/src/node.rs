@@ -309,7 +309,7 @@ impl Node {
             let has_group = self.groups.exist(pod)?.1;
             if !known.is_limited || !has_group {
                 self.groups.make(pod)?;
-                // The pod may run once one of its volumes is there: a new group has the limits of all.
+                // The pod may run once one of its volumes is there: a new group gets all limits.
                 let published = self.records.published().map_err(records_failed)?;
                 for other in published.values().filter(|other| !has_group && is_of_group(other, pod)) {
                     self.groups.limit(pod, &other.limits)?;
