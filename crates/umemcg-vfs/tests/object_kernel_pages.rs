@@ -184,7 +184,9 @@ fn durable_pages_of_a_draft_go_to_the_kernel() {
     // The draft is made after the open.
     ground.write(&file, 0, &pattern((40 * PAGE) as usize, 9));
     assert_eq!((ground.kept(), file.content().nr_cached_pages()), (40, 40), "both, until it is durable");
+    // It is stored, and the staging disk confirms it later.
     file.fsync(false).unwrap();
+    file.content().write_back().unwrap();
     assert_eq!((ground.kept(), file.content().nr_cached_pages()), (40, 1), "an append needs the last");
 }
 

@@ -436,6 +436,18 @@ fn a_stream_goes_on_after_a_renaming_and_a_change_by_name() {
 }
 
 #[test]
+fn what_replaces_a_file_may_go_on_after_a_sync() {
+    let w = world();
+    w.put("a", b"old").unwrap();
+    let file = w.create_with("a", WHOLE).unwrap();
+    w.write(&file, 0, b"one").unwrap();
+    file.fsync(false).unwrap();
+    w.write(&file, 3, b"two").unwrap();
+    w.close(file).unwrap();
+    assert_eq!(w.stored("a").unwrap(), b"onetwo");
+}
+
+#[test]
 fn a_finished_file_keeps_its_node_when_a_write_is_refused() {
     let w = world();
     let file = w.create_with("a", NEW).unwrap();

@@ -278,7 +278,11 @@ impl Streams {
         };
         // What is mapped of the version before is in the kernel's inode of this node, and is no page
         // of the new one.
-        let is_open = old.as_ref().is_some_and(|old| Arc::strong_count(old) > 1);
+        let is_open = old.as_ref().is_some_and(|old| {
+            // The stream itself has it, too, if it was begun in its place.
+            let nr_own = 1 + usize::from(Arc::ptr_eq(old, &stream.content));
+            Arc::strong_count(old) > nr_own
+        });
         drop(old);
         self.detach(stream);
         if is_open {
