@@ -222,14 +222,8 @@ impl HttpService for CountingService {
         self.counts.has_answered.store(true, Ordering::Relaxed);
         let status = response.status();
         // The text of a failure is read whole by the library, as a listing is.
-        let (response, is_throttled) = match status.is_success() {
-            true => (response, false),
-            false => {
-                let (parts, text) = bounded(response).await?;
-                let is_throttled = is_throttle(kind, status, &text);
-                (with_body(parts, text), is_throttled)
-            }
-        };
+        let (response, is_throttled) =
+            if status.is_success() { (response, false) } else { bounded(kind, response).await? };
         if kind != RequestKind::Other {
             self.counts.traffic.answered(kind, sent, is_throttled);
             self.counts.throttles.fetch_add(is_throttled.into(), Ordering::Relaxed);
@@ -342,11 +336,12 @@ fn with_body(parts: http::response::Parts, whole: Bytes) -> HttpResponse {
     HttpResponse::from_parts(parts, HttpResponseBody::new(body))
 }
 
-/// Returns a failure with what is to be told of it.
-async fn bounded(response: HttpResponse) -> Result<(http::response::Parts, Bytes), HttpError> {
+/// Returns a failure with what is to be told of it, and whether requests come too fast.
+async fn bounded(kind: RequestKind, response: HttpResponse) -> Result<(HttpResponse, bool), HttpError> {
     let (parts, body) = response.into_parts();
     let text = told(&read_bounded(body).await?);
-    Ok((parts, text))
+    let is_throttled = is_throttle(kind, parts.status, &text);
+    Ok((with_body(parts, text), is_throttled))
 }
 
 /// Hands on what an answer with a whole object tells of its sum.

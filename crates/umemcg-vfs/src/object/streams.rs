@@ -276,10 +276,9 @@ impl Streams {
                 found.content.take()
             })
         };
-        // What is mapped of the version before is in the kernel's inode of this node, and is no page
-        // of the new one.
+        // The kernel's inode of this node has pages of the version before if that is mapped. The stream
+        // itself has it, too, if it was begun in its place.
         let is_open = old.as_ref().is_some_and(|old| {
-            // The stream itself has it, too, if it was begun in its place.
             let nr_own = 1 + usize::from(Arc::ptr_eq(old, &stream.content));
             Arc::strong_count(old) > nr_own
         });
