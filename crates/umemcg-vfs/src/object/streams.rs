@@ -276,8 +276,9 @@ impl Streams {
                 found.content.take()
             })
         };
-        // The kernel's inode of this node has pages of the version before if that is mapped. A stream
-        // that may go on keeps its node. It has the old content, too, if it was begun in its place.
+        // The kernel's inode of this node has pages of the version before if that is mapped. But a
+        // stream that may go on keeps its node. It has the old content, too, if it was begun in its
+        // place.
         let is_open = old.as_ref().is_some_and(|old| {
             let nr_own = 1 + usize::from(Arc::ptr_eq(old, &stream.content));
             stream.fate() == StreamFate::Whole && Arc::strong_count(old) > nr_own
