@@ -1,25 +1,16 @@
 //! Volumes of objects through a real mount, above moto. Built only with the feature `object`.
 
 use std::fs;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::harness::{Mount, Options, PROGRAM, needs_mount, run, until};
+use crate::weed::free_pairs;
 
 /// Runs a program of the virtual environment that `make test-object` makes.
 fn installed(program: &str) -> Command {
     let directory = std::env::var("OBJECT_SERVERS").expect("OBJECT_SERVERS (make test-object sets it)");
     Command::new(format!("{directory}/bin/{program}"))
-}
-
-/// Returns a port that is free, below those that the system gives to outgoing connections.
-fn free_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let first = std::process::id() as u16 % 1200 * 10;
-    let mut ports =
-        std::iter::repeat_with(|| 10_000 + (first + NEXT.fetch_add(1, Ordering::Relaxed)) % 12_000);
-    ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap()
 }
 
 /// A server that keeps everything in memory.
@@ -31,7 +22,7 @@ pub struct Moto {
 impl Moto {
     pub fn start() -> Self {
         // It ends where another program was faster to take the port.
-        let moto = (0..20).find_map(|_| Self::start_on(free_port())).expect("moto ends");
+        let moto = (0..20).find_map(|_| Self::start_on(free_pairs()[0])).expect("moto ends");
         moto.python("client.create_bucket(Bucket='bucket')");
         moto
     }
