@@ -35,7 +35,7 @@ impl PartsUnderWay {
         })
     }
 
-    /// Waits until fewer than so many are under way.
+    /// Waits until fewer than `nr` parts are under way.
     ///
     /// # Errors
     /// Why one has failed.
