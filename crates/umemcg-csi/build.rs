@@ -4,6 +4,6 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=proto/csi.proto");
     let definition = protox::compile(["csi.proto"], ["proto"])?;
-    tonic_prost_build::configure().generate_default_stubs(true).compile_fds(definition)?;
+    tonic_prost_build::configure().compile_fds(definition)?;
     Ok(())
 }
