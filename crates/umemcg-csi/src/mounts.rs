@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount};
 use tonic::Status;
-use umemcg_fuse::mountinfo::{Mount, mount_at};
+use umemcg_fuse::mountinfo::{Mount, mount_at, parse};
 
 /// The type of the daemon's data mount in the mount table.
 const DATA: &str = "fuse.umemcg";
@@ -71,11 +71,11 @@ fn mount_of(point: &Path, kind: &str) -> Result<Mount, Status> {
     })
 }
 
-/// Shows a volume at a target. Leaves a mount that shows it, and replaces one whose daemon or
-/// volume is gone.
+/// Shows a volume at a target. Leaves a mount that shows it with these options, and replaces any
+/// other of the daemon.
 ///
 /// # Errors
-/// `Internal` with what failed.
+/// `Aborted` while what is to be replaced is in use; `Internal` with what failed.
 pub fn show(
     root: &Path,
     volume: &str,
@@ -90,20 +90,35 @@ pub fn show(
         }
         _ => {}
     }
-    if !is_shown(root, volume, target) {
-        hide(target)?;
-        let source = root.join(volume);
-        mount_bind(&source, target).map_err(|errno| failed("show the volume at", target, &errno.into()))?;
-    }
-    // Also where it was shown already: the plugin may have been killed before it came to this.
-    let flags =
-        flags.iter().filter_map(|flag| flag_of(flag)).fold(MountFlags::empty(), |all, flag| all | flag);
+    let asked = flags.iter().filter_map(|flag| flag_of(flag));
+    // What the daemon's own mount has, which setting others would take away.
+    let always = MountFlags::NOSUID | MountFlags::NODEV;
+    let flags = asked.fold(always, |all, flag| all | flag);
     let flags = if read_only { flags | MountFlags::RDONLY } else { flags };
-    if !flags.is_empty() {
-        mount_remount(target, flags | MountFlags::BIND, c"")
-            .map_err(|errno| failed("set the options of", target, &errno.into()))?;
+    if is_shown(root, volume, target) && has_flags(target, flags) {
+        return Ok(());
     }
-    Ok(())
+    hide(target)?;
+    let mount = |errno: Errno| failed("show the volume at", target, &errno.into());
+    mount_bind(root.join(volume), target).map_err(mount)?;
+    mount_remount(target, flags | MountFlags::BIND, c"")
+        .map_err(|errno| failed("set the options of", target, &errno.into()))?;
+    // Set on a mount, options stay in the plugin's own namespace. A mount that is made of one with
+    // options brings them along, also to the node and its pods. `hide` removes both.
+    mount_bind(target, target).map_err(mount)
+}
+
+/// Returns whether both mounts of a target have these options: the plugin may have been killed
+/// between them.
+fn has_flags(target: &Path, flags: MountFlags) -> bool {
+    let point = in_mount_table(target);
+    let Ok(text) = fs::read("/proc/self/mountinfo") else { return false };
+    let wanted = FLAGS.iter().filter(|(_, flag)| !flag.is_empty() && flags.contains(*flag));
+    let wanted: Vec<&str> = wanted.map(|(name, _)| *name).collect();
+    let mounts = parse(&text).filter(|mount| mount.point == point && mount.kind == DATA);
+    let has_all = |mount: &Mount| wanted.iter().all(|name| mount.options.split(',').any(|has| has == *name));
+    let mounts: Vec<Mount> = mounts.collect();
+    mounts.len() == 2 && mounts.iter().all(has_all)
 }
 
 /// Returns whether a target shows a volume, and the daemon answers.

@@ -17,6 +17,8 @@ pub struct Mount {
     pub root: PathBuf,
     /// The mount point.
     pub point: PathBuf,
+    /// Options of the mount itself, separated by commas.
+    pub options: String,
     /// Type, with its subtype: `fuse.umemcg`.
     pub kind: String,
     /// The source of the mount.
@@ -62,6 +64,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
         device: text(fields.get(2)?),
         root: PathBuf::from(unescape(fields.get(3)?)),
         point: PathBuf::from(unescape(fields.get(4).filter(|_| dash > 5)?)),
+        options: text(fields.get(5)?),
         kind: text(fields.get(dash + 1)?),
         source: unescape(fields.get(dash + 2)?),
         super_options: text(fields.get(dash + 3)?),

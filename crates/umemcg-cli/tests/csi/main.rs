@@ -234,6 +234,26 @@ fn a_read_only_target_refuses_writes() {
 }
 
 #[test]
+fn mount_options_hold_outside_the_plugin_too() {
+    needs_mount!();
+    let node = Node::start();
+    let (client, pod) = (node.connect(), Pod::new("shop", "web-0"));
+    // Another namespace than the plugin's, to which its mounts propagate, as on a node.
+    let outside = node.namespace_below();
+    let mut request = node.ephemeral("inline", &pod, &[("type", "tmpfs")]);
+    request.readonly = true;
+    client.publish(request.clone()).unwrap();
+    // Once more, as kubelet repeats itself.
+    client.publish(request).unwrap();
+    let options = outside.mount_options(&node.target(&pod));
+    assert!(["ro", "nosuid", "nodev"].iter().all(|option| options.contains(*option)), "{options:?}");
+    node.unpublish_until_done(&client, "inline", &pod);
+    assert!(outside.mount_options(&node.target(&pod)).is_empty());
+    drop(outside);
+    node.assert_nothing_left();
+}
+
+#[test]
 fn a_bad_request_gets_its_code_and_changes_nothing() {
     needs_mount!();
     let node = Node::start();

@@ -1,11 +1,12 @@
 //! A node for one test: a daemon with volumes and control files, the plugin as a process, and a
 //! directory that stands for kubelet's.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount};
 use umemcg_csi::client::Client;
 use umemcg_csi::v1::volume_capability::access_mode::Mode;
 use umemcg_csi::v1::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
@@ -111,6 +112,20 @@ impl Node {
         Client::connect(&self.socket()).unwrap()
     }
 
+    /// Makes a mount namespace that receives what is mounted below the pods' directory.
+    pub fn namespace_below(&self) -> Namespace {
+        let pods = self.mount.outside().join("pods");
+        mount_bind(&pods, &pods).unwrap();
+        mount_change(&pods, MountPropagationFlags::SHARED).unwrap();
+        let mut process = Command::new("unshare");
+        process.args(["--mount", "--propagation", "slave", "sh", "-c", "echo; exec sleep 600"]);
+        let mut process = process.stdout(Stdio::piped()).spawn().unwrap();
+        let ready = harness::lines(process.stdout.take().unwrap()).recv_timeout(TIMEOUT);
+        let namespace = Namespace { process, pods };
+        ready.expect("the namespace is made");
+        namespace
+    }
+
     /// Returns where kubelet wants a pod's volume.
     pub fn target(&self, pod: &Pod) -> PathBuf {
         self.mount.outside().join("pods").join(&pod.uid)
@@ -210,7 +225,7 @@ impl Drop for Node {
         // What a failed test leaves mounted would keep the daemon.
         let pods = self.mount.outside().join("pods");
         for name in names(&pods) {
-            let _ = rustix::mount::unmount(pods.join(name), rustix::mount::UnmountFlags::DETACH);
+            let _ = unmount(pods.join(name), UnmountFlags::DETACH);
         }
     }
 }
@@ -262,5 +277,29 @@ impl Drop for PodCgroup {
         // test's.
         let _ = harness::holds_in_time(|| fs::remove_dir(&self.0).is_ok());
         let _ = self.0.ancestors().skip(1).take(2).try_for_each(fs::remove_dir);
+    }
+}
+
+/// A process in a mount namespace of its own.
+pub struct Namespace {
+    process: Child,
+    pods: PathBuf,
+}
+
+impl Namespace {
+    /// Returns the options of the topmost mount at a path, as a process there sees it.
+    pub fn mount_options(&self, point: &Path) -> BTreeSet<String> {
+        let table = fs::read_to_string(format!("/proc/{}/mountinfo", self.process.id())).unwrap();
+        let fields = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        let mount = fields.rev().find(|fields| fields[4] == point.to_str().unwrap());
+        mount.map_or(BTreeSet::new(), |fields| fields[5].split(',').map(str::to_owned).collect())
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = unmount(&self.pods, UnmountFlags::DETACH);
     }
 }
