@@ -55,7 +55,9 @@ fn read_files(pairs: &[(PathBuf, PathBuf)], is_over: &AtomicBool) -> (u64, Vec<S
         if is_over.load(Ordering::Relaxed) {
             break;
         }
-        let (Ok(before), Ok(mut file)) = (fs::metadata(data), File::open(mnt)) else { continue };
+        // Held open, so that no other file gets its number meanwhile.
+        let Ok(held) = File::open(data) else { continue };
+        let (before, Ok(mut file)) = (held.metadata().unwrap(), File::open(mnt)) else { continue };
         let shown = file.metadata().unwrap();
         let read = file.read(&mut bytes).unwrap() as u64;
         nr += 1;
