@@ -447,8 +447,13 @@ pub fn until(what: &str, condition: impl FnMut() -> bool) {
 }
 
 /// Whether a condition comes true within [`TIMEOUT`].
-pub fn holds_in_time(mut condition: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + TIMEOUT;
+pub fn holds_in_time(condition: impl FnMut() -> bool) -> bool {
+    holds_within(TIMEOUT, condition)
+}
+
+/// Whether a condition comes true within a time.
+pub fn holds_within(time: Duration, mut condition: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + time;
     loop {
         // The clock first: a thread that was not run for long looks once more.
         let is_late = Instant::now() >= deadline;
