@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use crate::harness::{Mount, Options, until};
+use crate::harness::{Mount, Options, holds_in_time, until};
 use crate::weed::Weed;
 
 /// See the module text.
@@ -70,7 +70,13 @@ impl StagedVolume {
         let mnt = self.mount.mnt();
         let remove = ["volume", "remove", "o", "--mount", mnt.to_str().unwrap()];
         // The kernel tells of the last close when it gets round to it.
-        until("the volume is removed", || self.mount.umemcg(&remove).status.success());
+        let mut refused = String::new();
+        let is_removed = holds_in_time(|| {
+            let ended = self.mount.umemcg(&remove);
+            refused = ended.stderr;
+            ended.status.success()
+        });
+        assert!(is_removed, "the volume is never removed: {refused}");
         let volumes = fs::read_dir(self.staging.path()).unwrap().map(|entry| entry.unwrap().path());
         let left: Vec<PathBuf> = volumes
             .flat_map(|volume| [volume.join("lost"), volume])
