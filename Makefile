@@ -40,8 +40,11 @@ BENCH_SCALE ?= 1
 # All but the stores of objects and the CSI plugin, whose libraries are many; `make test-object` and `make test-csi`
 # have those.
 WORKSPACE = --workspace --exclude umemcg-object --exclude umemcg-csi
+# Those, and the program with them. Always all three: what is built of another selection has other features, and would be
+# built again.
+HEAVY = -p umemcg-object -p umemcg-csi -p umemcg-cli --features umemcg-cli/csi,umemcg-cli/object
 
-.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-together-objects test-metrics test-names test-object test-object-crash run-object lint-object test-csi lint-csi fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench bench-object experiments lint check-portable package deps build install clean
+.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-together-objects test-metrics test-names test-object test-object-crash run-object lint-heavy test-csi fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench bench-object experiments lint check-portable package check-packages deps build install clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 14
@@ -72,7 +75,7 @@ loom: ## every interleaving of the protocols between threads, on the shipped typ
 		$(addprefix -p ,$(LOOM_CRATES)) --test loom_models
 
 scale: deps ## ten thousand volumes in one daemon, of directories and of objects, and a listing of ten million objects
-	$(CARGO) test --locked -p umemcg-cli --features object --test real_mount -- --ignored --nocapture ten_thousand ten_million
+	$(CARGO) test --locked $(HEAVY) --test real_mount -- --ignored --nocapture ten_thousand ten_million
 
 test-posix: deps ## pjdfstest and fsx on real mounts: a directory in a group that reclaims all the time, with either page cache, a tmpfs volume, and a volume of objects
 	TARGET="$(TARGET)" POSIX_SCALE="$(POSIX_SCALE)" scripts/posix.sh
@@ -116,16 +119,19 @@ OBJECT_ENVIRONMENT = OBJECT_SERVERS="$(abspath $(TARGET))/object-servers" \
 	AWS_ACCESS_KEY_ID=umemcg-test AWS_SECRET_ACCESS_KEY=umemcg-test-secret \
 	AZURE_STORAGE_ACCOUNT_NAME=devstoreaccount1 AZURE_STORAGE_ACCOUNT_KEY=$(AZURITE_KEY)
 
+# The units of the program run along, since the names of tests choose among packages.
+OBJECT_TESTS = --lib $(patsubst crates/umemcg-object/tests/%.rs,--test %,$(wildcard crates/umemcg-object/tests/*.rs))
+
 test-object: deps ## volumes of objects, on real servers (moto, SeaweedFS, Azurite) and through a real mount
 	@scripts/deps.sh --object
-	$(OBJECT_ENVIRONMENT) $(CARGO) test --locked -p umemcg-object -- --include-ignored
-	$(OBJECT_ENVIRONMENT) $(CARGO) test --locked -p umemcg-cli --features object --test real_mount -- --ignored objects
-	$(OBJECT_ENVIRONMENT) $(CARGO) test --locked -p umemcg-cli --features object --test object_crash -- --include-ignored
+	$(OBJECT_ENVIRONMENT) $(CARGO) test --locked $(HEAVY) $(OBJECT_TESTS) -- --include-ignored
+	$(OBJECT_ENVIRONMENT) $(CARGO) test --locked $(HEAVY) --test real_mount -- --ignored objects
+	$(OBJECT_ENVIRONMENT) $(CARGO) test --locked $(HEAVY) --test object_crash -- --include-ignored
 
 test-object-crash: deps ## hundreds of kills of a daemon under load, of the server of its volume of objects, and of both; every file checked
 	@scripts/deps.sh --object
 	$(OBJECT_ENVIRONMENT) UMEMCG_OBJECT_CRASH_ROUNDS="$(OBJECT_CRASH_ROUNDS)" \
-		$(CARGO) test --locked -p umemcg-cli --features object --test object_crash -- --include-ignored --nocapture
+		$(CARGO) test --locked $(HEAVY) --test object_crash -- --include-ignored --nocapture
 
 run-object: deps ## a bucket as a volume of two tenants: a server, a mount, who holds what; cleans up
 	@scripts/deps.sh --object
@@ -134,8 +140,7 @@ run-object: deps ## a bucket as a volume of two tenants: a server, a mount, who 
 
 test-csi: deps ## the CSI plugin: unit tests, a killed plugin, CSI_CYCLES pods under writes, csi-sanity, the manifests (needs Go)
 	@scripts/deps.sh --csi
-	UMEMCG_CSI_CYCLES="$(CSI_CYCLES)" $(CARGO) test --locked -p umemcg-csi -p umemcg-cli \
-		--features umemcg-cli/csi,umemcg-cli/object --lib --test csi -- --nocapture
+	UMEMCG_CSI_CYCLES="$(CSI_CYCLES)" $(CARGO) test --locked $(HEAVY) --lib --test csi -- --nocapture
 	@# The program that the tests above have built.
 	scripts/csi.sh "$(TARGET)/debug/umemcg" "$(abspath $(TARGET))/csi-tools"
 
@@ -232,11 +237,8 @@ lint: ## formatting, clippy with warnings refused, and a package of each crate
 	@# Without building them again: `make package` does that.
 	$(CARGO) package --workspace --locked --allow-dirty --no-verify --quiet
 
-lint-object: ## clippy with the stores of objects, whose libraries `make lint` does not build
-	$(CARGO) clippy --locked -p umemcg-object -p umemcg-cli --features umemcg-cli/object --all-targets -- -D warnings
-
-lint-csi: ## clippy with the CSI plugin, whose libraries `make lint` does not build
-	$(CARGO) clippy --locked -p umemcg-csi -p umemcg-cli --features umemcg-cli/csi,umemcg-cli/object --all-targets -- -D warnings
+lint-heavy: ## clippy with the stores of objects and the CSI plugin, whose libraries `make lint` does not build
+	$(CARGO) clippy --locked $(HEAVY) --all-targets -- -D warnings
 
 package: ## a package of each crate, built from what is in it, as the registry would get it
 	@# Cargo unpacks and builds a crate of one name, version and place once; an earlier run's must not be taken.
@@ -244,6 +246,9 @@ package: ## a package of each crate, built from what is in it, as the registry w
 	@# Nothing of it runs.
 	CARGO_TARGET_DIR="$(TARGET)/publish" CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_DEV_DEBUG=0 \
 		$(CARGO) publish --workspace --locked --dry-run
+
+check-packages: ## the same packages, type-checked together with all features: that nothing is missing in them
+	TARGET="$(abspath $(TARGET))" scripts/check_packages.sh
 
 install: build ## install the program below PREFIX (default /usr/local), and its helper of umount(8) below /sbin
 	install -D -m 755 $(TARGET)/release/umemcg $(DESTDIR)$(or $(PREFIX),/usr/local)/bin/umemcg

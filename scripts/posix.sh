@@ -238,8 +238,9 @@ PYTHON
 
 if [ "${POSIX_ON:-objects}" = objects ]; then
     scripts/deps.sh --object
-    # As the tests of objects are built, which need it, too.
-    cargo build --locked -p umemcg-cli --features object
+    # The program that `make test-object` builds for its tests, which would be built again for another selection.
+    cargo test --locked -p umemcg-object -p umemcg-csi -p umemcg-cli --features umemcg-cli/csi,umemcg-cli/object \
+        --test real_mount --no-run
     umemcg=$target/debug/umemcg
     start_server
     mkdir "$work/staging"
