@@ -276,9 +276,8 @@ fn a_daemon_that_is_silent_delays_no_key() {
     mount.umount();
 }
 
-/// Returns whether a key ends the program while the daemon is stopped. It does not if the daemon had
-/// taken a request of the program when it was stopped: the kernel keeps a process until that is
-/// answered.
+/// Returns whether a key ends the program while the daemon is stopped. It does not if the daemon
+/// had taken a request of the program before: the kernel keeps a process until that is answered.
 fn is_left_beside_silence(mount: &Mount) -> bool {
     let arguments = "--interval 100ms --sort name";
     let Some(terminal) = Terminal::start(mount, (80, 24), "", arguments) else { return true };
