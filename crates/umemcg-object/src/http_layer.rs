@@ -3,6 +3,7 @@
 //! paths.
 
 use std::cell::RefCell;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -90,7 +91,7 @@ impl RequestCounts {
             RequestKind::Get => &self.gets,
             RequestKind::Put | RequestKind::BeginOrEnd => &self.puts,
             RequestKind::Copy => &self.copies,
-            RequestKind::Delete => &self.deletes,
+            RequestKind::Delete | RequestKind::DeleteBatch => &self.deletes,
             RequestKind::Other => return,
         };
         count.fetch_add(1, Ordering::Relaxed);
@@ -108,6 +109,13 @@ impl RequestCounts {
         let old = std::mem::replace(&mut *self.trouble.lock(), trouble);
         drop(old);
     }
+}
+
+/// Returns what tells a request's key from others: listings have that of their bucket.
+fn hash_of_path(request: &HttpRequest) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    request.uri().path().hash(&mut hasher);
+    hasher.finish()
 }
 
 /// What stores say in an answer of 503 that requests come too fast.
@@ -196,6 +204,7 @@ impl HttpService for CountingService {
             self.counts.waited(self.counts.traffic.turn(&self.lanes[kind as usize]).await);
         }
         let request = amend(request, &self.signer).await?;
+        let key = hash_of_path(&request);
         self.counts.count(kind);
         let (sent, _under_way) = (Instant::now(), self.counts.traffic.begin());
         let answer = match kind.time_max(request.body().content_length()) {
@@ -225,7 +234,7 @@ impl HttpService for CountingService {
         let (response, is_throttled) =
             if status.is_success() { (response, false) } else { bounded(kind, response).await? };
         if kind != RequestKind::Other {
-            self.counts.traffic.answered(kind, sent, is_throttled);
+            self.counts.traffic.answered((kind, key), sent, is_throttled);
             self.counts.throttles.fetch_add(is_throttled.into(), Ordering::Relaxed);
         }
         let is_trouble = status.is_server_error()

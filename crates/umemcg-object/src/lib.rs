@@ -25,6 +25,7 @@ mod location;
 mod metadata;
 mod pace;
 mod parted_upload;
+mod recent_keys;
 mod refusal;
 mod relabeling;
 mod request_kind;

@@ -3,7 +3,8 @@
 //!
 //! 1. A store that throttles gets a limit: a part of the rate at which it took requests before. It
 //!    is cut again where the store goes on to throttle, once for each half second. A few refusals
-//!    among many answers are no reason: they may be of one key.
+//!    among many answers are no reason. Nor are those of one key that is always refused while the
+//!    store answers for others: its requests pause by themselves.
 //! 2. After a cut the limit is a function of time: it climbs back to the rate before, stays about
 //!    there, and then rises ever faster, as the window of TCP CUBIC does. When it is of no use any
 //!    more it is lifted.
@@ -15,6 +16,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Semaphore;
 use umemcg_base::LeafMutex;
+
+use crate::recent_keys::RecentKeys;
 
 /// What a limit is after a cut, of the rate that the store took.
 const CUT: f64 = 0.7;
@@ -77,13 +80,13 @@ impl Pace {
         tokio::time::sleep_until(begins.into()).await;
     }
 
-    /// Notes an answer to a request that was sent at a time: whether it was that requests come too
-    /// fast.
-    pub(crate) fn answered(&self, sent: Instant, is_throttled: bool) {
+    /// Notes an answer to a request for a key, by its hash, that was sent at a time: whether it was
+    /// that requests come too fast.
+    pub(crate) fn answered(&self, key: u64, sent: Instant, is_throttled: bool) {
         let mut schedule = self.schedule.lock();
         match is_throttled {
-            true => schedule.refused(sent, Instant::now()),
-            false => schedule.taken.note(Instant::now()),
+            true => schedule.refused(key, sent, Instant::now()),
+            false => schedule.took(key, Instant::now()),
         }
     }
 }
@@ -97,6 +100,9 @@ struct Schedule {
     taken: Meter,
     /// Those that it refused.
     refused: Meter,
+    /// Of which keys it took requests, and of which it refused them.
+    taken_keys: RecentKeys,
+    refused_keys: RecentKeys,
     /// When the next one may begin.
     next: Instant,
 }
@@ -108,6 +114,8 @@ impl Schedule {
             begun: Meter::new(now),
             taken: Meter::new(now),
             refused: Meter::new(now),
+            taken_keys: RecentKeys::default(),
+            refused_keys: RecentKeys::default(),
             next: now,
         }
     }
@@ -133,7 +141,19 @@ impl Schedule {
         begins
     }
 
-    fn refused(&mut self, sent: Instant, now: Instant) {
+    fn took(&mut self, key: u64, now: Instant) {
+        self.taken.note(now);
+        self.taken_keys.note(key, now);
+    }
+
+    fn refused(&mut self, key: u64, sent: Instant, now: Instant) {
+        let is_of_store = self.refused_keys.has_other(key, now)
+            || self.taken_keys.has(key, now)
+            || !self.taken_keys.has_other(key, now);
+        self.refused_keys.note(key, now);
+        if !is_of_store {
+            return;
+        }
         let is_old = |limit: Limit| sent < limit.cut || now < limit.cut + WINDOW;
         let is_of_last_cut = self.limit.is_some_and(is_old);
         self.refused.note(now);
@@ -209,6 +229,7 @@ mod tests {
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
+    const KEY: u64 = 7;
 
     /// A store that takes so many requests in each tenth of a second, asked for some seconds as
     /// fast as may be, but not more than so often in a millisecond. Returns how many it took and
@@ -232,10 +253,10 @@ mod tests {
                 (waiting, nr_here) = (None, nr_here + 1);
                 if nr_here > store {
                     nr_refused += 1;
-                    schedule.refused(*now, *now);
+                    schedule.refused(KEY, *now, *now);
                 } else {
                     nr_taken += 1;
-                    schedule.taken.note(*now);
+                    schedule.took(KEY, *now);
                 }
             }
         }
@@ -284,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_of_one_key_do_not_slow_all_others() {
+    fn a_few_refusals_among_many_answers_set_no_limit() {
         let mut now = Instant::now();
         let mut schedule = Schedule::new(now);
         for ms in 0..10_000 {
@@ -292,10 +313,47 @@ mod tests {
             assert!(schedule.begin_unlimited(now), "after {ms} ms");
             // One answer of twenty.
             match ms % 20 {
-                10 => schedule.refused(now, now),
-                _ => schedule.taken.note(now),
+                10 => schedule.refused(ms, now, now),
+                _ => schedule.took(ms, now),
             }
         }
+    }
+
+    #[test]
+    fn a_key_that_is_always_refused_slows_no_other() {
+        let mut now = Instant::now();
+        let mut schedule = Schedule::new(now);
+        schedule.took(KEY, now);
+        // As many refusals as answers, and seconds between them.
+        for second in 1..100 {
+            now += 1000 * MS;
+            schedule.refused(KEY + 1, now, now);
+            assert!(schedule.limit.is_none(), "after {second} s");
+            if second % 5 == 0 {
+                schedule.took(KEY, now);
+            }
+        }
+    }
+
+    #[test]
+    fn a_second_refused_key_is_reason_for_a_limit() {
+        let now = Instant::now();
+        let mut schedule = Schedule::new(now);
+        schedule.took(KEY, now);
+        schedule.refused(KEY + 1, now, now);
+        assert!(schedule.limit.is_none());
+        schedule.refused(KEY + 2, now, now);
+        assert!(schedule.limit.is_some());
+    }
+
+    #[test]
+    fn a_key_that_is_refused_now_and_then_is_too() {
+        let now = Instant::now();
+        let mut schedule = Schedule::new(now);
+        schedule.took(KEY + 1, now);
+        schedule.took(KEY, now);
+        schedule.refused(KEY, now, now);
+        assert!(schedule.limit.is_some());
     }
 
     #[test]
@@ -307,14 +365,14 @@ mod tests {
             assert!(schedule.begin_unlimited(now));
         }
         now += 10 * MS;
-        schedule.refused(sent, now);
+        schedule.refused(KEY, sent, now);
         let rate = |schedule: &Schedule| schedule.limit.unwrap().rate(now);
         let cut = rate(&schedule);
         now += 3 * WINDOW;
-        schedule.refused(sent, now);
+        schedule.refused(KEY, sent, now);
         assert_eq!(schedule.limit.unwrap().rate(now - 3 * WINDOW), cut);
         let mut least = Schedule::new(now);
-        least.refused(now, now);
+        least.refused(KEY, now, now);
         assert_eq!(least.limit.unwrap().rate(now), RATE_MIN);
     }
 
@@ -322,7 +380,7 @@ mod tests {
     fn lanes_take_turns_and_none_begins_twice() {
         let pace = Pace::default();
         let lanes = [Lane::default(), Lane::default()];
-        pace.answered(Instant::now(), true);
+        pace.answered(KEY, Instant::now(), true);
         // The first lane has many that wait, the second one: it is not behind them all.
         let order = LeafMutex::new(Vec::new());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -27,6 +27,9 @@ pub(crate) enum RequestKind {
     BeginOrEnd,
     Copy,
     Delete,
+    /// Of several objects, as Azure is asked for also of one. Its answer tells of each object in a
+    /// part of its own, and is none that would be judged as a whole.
+    DeleteBatch,
     /// For credentials.
     Other,
 }
@@ -42,6 +45,7 @@ impl RequestKind {
         Self::BeginOrEnd,
         Self::Copy,
         Self::Delete,
+        Self::DeleteBatch,
         Self::Other,
     ];
 
@@ -54,7 +58,7 @@ impl RequestKind {
             }
             Self::BeginOrEnd | Self::Copy => Some(SLOW_ANSWER_TIMEOUT),
             Self::Delete => Some(SILENCE_TIMEOUT),
-            Self::Get | Self::Head | Self::List | Self::Other => None,
+            Self::Get | Self::Head | Self::List | Self::DeleteBatch | Self::Other => None,
         }
     }
 
@@ -80,6 +84,7 @@ impl RequestKind {
             Method::PUT if asks("comp=blocklist") => Self::BeginOrEnd,
             Method::PUT => Self::Put,
             Method::POST if query.contains("uploads") || query.contains("uploadId=") => Self::BeginOrEnd,
+            Method::POST if asks("comp=batch") => Self::DeleteBatch,
             Method::DELETE => Self::Delete,
             _ => Self::Other,
         }
@@ -95,6 +100,7 @@ impl RequestKind {
             Self::BeginOrEnd => "multipart",
             Self::Copy => "copy",
             Self::Delete => "delete",
+            Self::DeleteBatch => "delete_batch",
             Self::Other => "other",
         }
     }
@@ -126,6 +132,8 @@ mod tests {
         for source in COPY_SOURCES {
             assert_eq!(kind(Method::PUT, "/b/k", Some(source)), Kind::Copy);
         }
+        let batch = "/c?restype=container&comp=batch";
+        assert_eq!(kind(Method::POST, batch, None), Kind::DeleteBatch);
         let token = "x-aws-ec2-metadata-token-ttl-seconds";
         assert_eq!(kind(Method::PUT, "/latest/api/token", Some(token)), Kind::Other);
         assert_eq!(kind(Method::POST, "/token", None), Kind::Other);

@@ -1,0 +1,68 @@
+//! The two keys that a store has answered last in one way, as hashes. With these for what it took
+//! and for what it refused, `pace.rs` tells a key that is always refused from a store
+//! that throttles, in the same memory however many keys there are.
+
+use std::time::{Duration, Instant};
+
+/// How long a key is remembered. A request that is refused is sent again after a pause of at most
+/// five seconds, so a key that is always refused stays known.
+const REMEMBERED: Duration = Duration::from_secs(20);
+
+/// See the module text. The last one is first.
+#[derive(Debug, Default)]
+pub(crate) struct RecentKeys([Option<(u64, Instant)>; 2]);
+
+impl RecentKeys {
+    /// Notes an answer for a key.
+    pub(crate) fn note(&mut self, key: u64, now: Instant) {
+        let [last, before] = &mut self.0;
+        if last.is_none_or(|(last, _)| last != key) {
+            *before = *last;
+        }
+        *last = Some((key, now));
+    }
+
+    /// Returns whether there was an answer for a key.
+    pub(crate) fn has(&self, key: u64, now: Instant) -> bool {
+        self.known(now).any(|known| known == key)
+    }
+
+    /// Returns whether there was an answer for another key.
+    pub(crate) fn has_other(&self, key: u64, now: Instant) -> bool {
+        self.known(now).any(|known| known != key)
+    }
+
+    fn known(&self, now: Instant) -> impl Iterator<Item = u64> {
+        let is_recent = move |at| now.saturating_duration_since(at) < REMEMBERED;
+        self.0.into_iter().flatten().filter(move |&(_, at)| is_recent(at)).map(|(key, _)| key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_two_last_keys_are_known() {
+        let now = Instant::now();
+        let mut keys = RecentKeys::default();
+        assert!(!keys.has(1, now) && !keys.has_other(1, now));
+        keys.note(1, now);
+        keys.note(1, now);
+        assert!(keys.has(1, now) && !keys.has_other(1, now));
+        keys.note(2, now);
+        assert!(keys.has(1, now) && keys.has(2, now) && keys.has_other(2, now));
+        keys.note(3, now);
+        assert!(!keys.has(1, now));
+        keys.note(2, now);
+        assert!(keys.has(2, now) && keys.has(3, now));
+    }
+
+    #[test]
+    fn a_key_is_forgotten_in_time() {
+        let now = Instant::now();
+        let mut keys = RecentKeys::default();
+        keys.note(1, now);
+        assert!(!keys.has(1, now + REMEMBERED) && !keys.has_other(2, now + REMEMBERED));
+    }
+}
