@@ -134,13 +134,18 @@ fn a_look_at_a_name_is_not_behind_all_reads() {
     let (bucket, other) = (bucket_at(&proxy.endpoint(), "busy"), bucket_at(&proxy.endpoint(), "busy/p"));
     let info = bucket.head("o").unwrap();
     proxy.throttle(PER_SECOND, AT_ONCE);
-    let ended = begin(&*bucket, &info);
-    all_end_well(&ended, AT_ONCE as usize + 1);
-    bucket.head("o").unwrap();
-    assert!(matches!(other.head("o"), Err(BucketError::NotFound(_))));
-    let nr_before = ended.try_iter().count();
-    // A look that is refused is made again after a pause, in which reads end.
-    assert!(nr_before < NR * 3 / 4, "{nr_before} of {NR} reads ended before");
-    all_end_well(&ended, NR - AT_ONCE as usize - 1 - nr_before);
+    // Again while a look is refused, and made again after a pause in which reads end, or while a
+    // busy machine lets it begin late. Behind all reads it would be so in no round.
+    let mut nr_before = Vec::new();
+    while nr_before.last().is_none_or(|&nr| nr > NR / 2) {
+        assert!(nr_before.len() < NR_ROUNDS_MAX, "{nr_before:?} of {NR} reads ended before");
+        let ended = begin(&*bucket, &info);
+        all_end_well(&ended, AT_ONCE as usize + 1);
+        bucket.head("o").unwrap();
+        assert!(matches!(other.head("o"), Err(BucketError::NotFound(_))));
+        let nr = AT_ONCE as usize + 1 + ended.try_iter().count();
+        all_end_well(&ended, NR - nr);
+        nr_before.push(nr);
+    }
     assert!(other.figures().throttled_ms > 0, "its requests wait for the same store");
 }
