@@ -434,6 +434,27 @@ fn a_store_that_hangs_holds_up_no_other_volume() {
 }
 
 #[test]
+fn a_store_that_stops_answering_leaves_threads_to_others() {
+    let bucket: Arc<MemoryBucket> = Arc::default();
+    let worlds: Vec<World> = (0..40).map(|_| writing_back(Arc::clone(&bucket), NEVER)).collect();
+    let put = |w: &World, name: &str| w.put(name, b"bytes").unwrap();
+    for (nr, w) in worlds.iter().enumerate() {
+        put(w, &format!("first{nr}"));
+        w.wait_until_all_stored();
+    }
+    bucket.gate.close();
+    for (nr, w) in worlds.iter().enumerate() {
+        (0..8).for_each(|file| put(w, &format!("{nr}-{file}")));
+    }
+    wait_for("uploads hang", || bucket.gate.nr_waiting() >= 16);
+    let good = World::writing_back();
+    put(&good, "a");
+    good.wait_until_stored("a", b"bytes");
+    bucket.gate.open();
+    worlds.iter().for_each(|w| w.volume.syncfs().unwrap());
+}
+
+#[test]
 fn a_tenant_without_room_holds_up_no_other() {
     let w = World::writing_back();
     w.bucket.gate.close();

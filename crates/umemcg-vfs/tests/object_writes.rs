@@ -2,10 +2,9 @@
 
 mod common;
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use common::memory_bucket::{ChangeFault, MemoryBucket, PART_BYTES};
+use common::memory_bucket::{ChangeFault, PART_BYTES};
 use common::object_world::{World, config, errno, pattern};
 use rustix::io::Errno;
 use umemcg_vfs::object::BucketError;
@@ -338,8 +337,7 @@ fn a_volume_that_is_removed_by_force_keeps_unsaved_files() {
 fn a_staging_directory_that_cannot_be_used_is_told() {
     let w = World::new();
     let open = |dir: &std::path::Path| {
-        let bucket: Arc<MemoryBucket> = Arc::default();
-        ObjectVolume::open(&w.engine, &config(&bucket, dir, 1 << 20), 0).unwrap_err()
+        ObjectVolume::open(&w.engine, &config(&w.bucket, dir, 1 << 20), 0).unwrap_err()
     };
     assert!(matches!(open(w.staging.path()), VolumeError::InUse { .. }), "two volumes never share one");
     let file = tempfile::NamedTempFile::new().unwrap();

@@ -355,6 +355,17 @@ pub trait Bucket: Send + Sync + fmt::Debug {
     fn trouble(&self) -> Option<String>;
 }
 
+/// Returns the name of a store: the bucket, and its server.
+pub(super) fn store_of(bucket: &dyn Bucket) -> Arc<str> {
+    let url = bucket.url();
+    let name = url.split_once("://").and_then(|(kind, rest)| {
+        let name = rest.split('/').next().filter(|name| !name.is_empty())?;
+        Some(format!("{kind}://{name} {}", bucket.endpoint().unwrap_or_default()))
+    });
+    // A directory is one of its own.
+    name.map_or_else(|| url.into(), Into::into)
+}
+
 /// Reads as [`Bucket::read`] does, once more if the bytes that came are not those of the object,
 /// and tells `take` where they belong. Those that come again replace the ones before.
 pub(super) fn read_placed(

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::bucket::Bucket;
+use super::upload_room::WAIT;
 
 /// How long what a store has told is believed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -38,12 +39,14 @@ pub struct StagingConfig {
     /// How long the first pause is after an upload that has failed, before it is tried again; the
     /// next ones are longer.
     pub retry_pause: Duration,
+    /// How long a close, a sync or another operation waits until its group has room for uploads.
+    pub room_wait: Duration,
 }
 
 impl StagingConfig {
     /// Returns the configuration of a directory without write-back.
     pub fn new(dir: PathBuf, max_bytes: u64) -> Self {
-        Self { dir, max_bytes, writes_back: false, retry_pause: RETRY_PAUSE }
+        Self { dir, max_bytes, writes_back: false, retry_pause: RETRY_PAUSE, room_wait: WAIT }
     }
 }
 

@@ -8,13 +8,12 @@ use rustix::io::Errno;
 use umemcg::Group;
 use umemcg_base::{LeafMutex, assert_no_locks_held};
 
-use super::bucket::{BucketError, Expected, ObjectInfo, UPLOAD_MARK, read_placed};
+use super::bucket::{BucketError, Expected, ObjectInfo, read_placed, store_of};
 use super::config::{RETRY_PAUSE, StagingConfig};
 use super::content::{Content, Place};
-use super::draft::{Changing, Draft, Upload};
+use super::draft::{Changing, Draft, Upload, errno_of};
 use super::draft_maker::DraftMaker;
-use super::draft_progress::Before;
-use super::draft_source::DraftSource;
+use super::draft_upload::{DraftUpload, UploadError, end_noted_upload};
 use super::file_attributes::FileAttributes;
 use super::file_labels::FileLabels;
 use super::node::{Facts, Told};
@@ -23,10 +22,11 @@ use super::open_streams::OpenStreams;
 use super::staged_file::StagedFile;
 use super::staging::Staging;
 use super::turns::{Claim, TurnGuard, Turns};
-use super::upload_room::{UploadRoom, WAIT};
-use super::uploader::{Outcome, Uploader, Uploads};
+use super::upload_queue::Outcome;
+use super::upload_room::WAIT;
+use super::uploader::{Uploader, Uploads};
 use crate::attr::{NodeId, Timestamp};
-use crate::error::VfsError;
+use crate::error::{VfsError, VolumeError};
 use crate::handle_charge::HandleCharge;
 use crate::host::descriptor_share::tenant;
 use crate::host::store::StoreFds;
@@ -51,6 +51,8 @@ pub(super) struct Drafts {
     mark: String,
     /// (C) A close and an fsync wait for the staging disk, and not for the store.
     writes_back: bool,
+    /// (C) How long an operation waits for room for its uploads.
+    room_wait: Duration,
     pub(super) uploader: Uploader,
     pub(super) open_streams: OpenStreams,
 }
@@ -58,14 +60,19 @@ pub(super) struct Drafts {
 /// What an upload is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum For {
-    /// A caller, which is told of a failure.
-    Caller,
+    /// A caller, which is told of a failure, and waits for room until then.
+    Caller(Instant),
     /// What was accepted, or what a caller was told of.
     Background,
 }
 
 impl Drafts {
-    pub(super) fn new(objects: &Arc<Objects>, staging: Option<(Arc<Staging>, &StagingConfig)>) -> Arc<Self> {
+    /// # Errors
+    /// [`VolumeError::Staging`] without a thread for uploads.
+    pub(super) fn new(
+        objects: &Arc<Objects>,
+        staging: Option<(Arc<Staging>, &StagingConfig)>,
+    ) -> Result<Arc<Self>, VolumeError> {
         let mark = format!("{:x}-{:x}", Timestamp::now().as_nanoseconds(), std::process::id());
         let (staging, config) = staging.unzip();
         let drafts = Arc::new(Self {
@@ -76,12 +83,16 @@ impl Drafts {
             turns: Turns::default(),
             mark,
             writes_back: config.is_some_and(|config| config.writes_back),
+            room_wait: config.map_or(WAIT, |config| config.room_wait),
             uploader: Uploader::new(config.map_or(RETRY_PAUSE, |config| config.retry_pause)),
             open_streams: OpenStreams::default(),
         });
-        let uploads: Weak<Self> = Arc::downgrade(&drafts);
-        drafts.uploader.serve(uploads);
-        drafts
+        if let Some(staging) = &drafts.staging {
+            let (uploads, bucket): (Weak<Self>, _) = (Arc::downgrade(&drafts), &objects.bucket);
+            let served = drafts.uploader.serve(uploads, store_of(&**bucket));
+            served.map_err(|error| staging.failure(bucket, errno_of(error)))?;
+        }
+        Ok(drafts)
     }
 
     /// Waits for the turn to be alone on a node.
@@ -246,7 +257,7 @@ impl Drafts {
     /// # Errors
     /// As told to the open files, too ([`Content::errors`]).
     pub(super) fn store(&self, content: &Arc<Content>, group: &Arc<Group>) -> Result<(), Errno> {
-        self.store_for(For::Caller, content, group)
+        self.store_for(For::Caller(self.room_deadline()), content, group)
     }
 
     fn store_for(&self, whom: For, content: &Arc<Content>, group: &Arc<Group>) -> Result<(), Errno> {
@@ -272,15 +283,22 @@ impl Drafts {
 
     /// Stores a draft as `key`, by the thread that has its turn; in the place of the version that
     /// it stands on, or of what is `expected` there: then a draft that cannot be stored so is no
-    /// loss.
+    /// loss. Waits for room `until` then.
     pub(super) fn store_in_turn(
         &self,
         content: &Arc<Content>,
         draft: &Draft,
         group: &Arc<Group>,
         to: (&str, Option<Expected>),
+        until: Instant,
     ) -> Result<(), Errno> {
-        self.store_as(For::Caller, content, draft, group, to)
+        self.store_as(For::Caller(until), content, draft, group, to)
+    }
+
+    /// Returns until when an operation that begins now waits for room: for the uploads of others,
+    /// and for all of its own together.
+    pub(super) fn room_deadline(&self) -> Instant {
+        Instant::now() + self.room_wait
     }
 
     fn store_as(
@@ -293,11 +311,14 @@ impl Drafts {
     ) -> Result<(), Errno> {
         let Some(upload) = draft.begin_upload() else { return Ok(()) };
         let is_elsewhere = expected.is_some();
-        match self.upload(whom, draft, group, &upload, (key, expected)) {
+        // In the background another tenant's upload is next meanwhile.
+        let until = if let For::Caller(until) = whom { until } else { Instant::now() };
+        let attempt = DraftUpload { objects: &self.objects, draft, group, until };
+        match attempt.run(&upload, (key, expected)) {
             Err(UploadError::Changed(_)) if is_elsewhere => Err(Errno::EXIST),
             Ok(info) => {
                 // One whose end had no answer; else the next start ends it.
-                let _ = self.end_noted_upload(draft);
+                let _ = end_noted_upload(&self.objects, draft);
                 self.stored(draft, &upload, (key, &info));
                 Ok(())
             }
@@ -307,7 +328,7 @@ impl Drafts {
             }
             Err(UploadError::Failed(errno)) => {
                 tracing::debug!(key, %errno, "a staged file is not in the store yet");
-                if whom == For::Caller && !self.keep(draft, key) {
+                if whom != For::Background && !self.keep(draft, key) {
                     content.errors.record(errno.raw_os_error());
                 }
                 Err(errno)
@@ -326,89 +347,9 @@ impl Drafts {
         })
     }
 
-    fn upload(
-        &self,
-        whom: For,
-        draft: &Draft,
-        group: &Arc<Group>,
-        upload: &Upload,
-        (key, expected): (&str, Option<Expected>),
-    ) -> Result<ObjectInfo, UploadError> {
-        assert_no_locks_held("an upload");
-        // Before the record says another key.
-        self.end_noted_upload(draft).map_err(UploadError::Failed)?;
-        let len = draft.write_out().map_err(UploadError::Failed)?;
-        let source = DraftSource::new(draft, key, len).map_err(UploadError::Failed)?;
-        let bucket = &self.objects.bucket;
-        let bytes = bucket.upload_bytes(len);
-        let (effort, engine) = (self.objects.reclaim_effort(), &self.objects.engine);
-        // In the background another tenant's upload is next meanwhile.
-        let wait = if whom == For::Caller { WAIT } else { Duration::ZERO };
-        let charged = UploadRoom::of_process().take_within(wait, effort, engine, (group, bytes));
-        let _charge = charged.map_err(UploadError::Failed)?;
-        let mark = format!("{}{}", draft.mark(), upload.nr_changes);
-        let mut metadata = upload.labels.to_metadata();
-        metadata.push((UPLOAD_MARK.to_owned(), mark));
-        let of_base = || upload.before.base.clone().map_or(Expected::Absent, Expected::Same);
-        let expected = expected.unwrap_or_else(of_base);
-        let changed = match bucket.upload(key, &source, &metadata, &expected) {
-            Err(error @ BucketError::Changed(_)) => error,
-            result => {
-                return result.map_err(|error| UploadError::Failed(self.objects.failures.report(&error)));
-            }
-        };
-        // It may have been changed by an upload of this draft whose answer was lost.
-        let there = match bucket.head(key) {
-            Ok(there) => there,
-            Err(BucketError::NotFound(_)) => return Err(UploadError::Changed(changed)),
-            // What is there is not known.
-            Err(error) => return Err(UploadError::Failed(self.objects.failures.report(&error))),
-        };
-        match upload.before.number_of_unknown(draft.mark(), &there) {
-            // After a crash it may have more changes than were accepted.
-            Some(nr) if nr >= upload.nr_changes => Ok(there),
-            Some(_) => {
-                draft.rebase(&there);
-                let again = bucket.upload(key, &source, &metadata, &Expected::Same(there));
-                again.map_err(|error| match error {
-                    BucketError::Changed(_) => UploadError::Changed(error),
-                    _ => UploadError::Failed(self.objects.failures.report(&error)),
-                })
-            }
-            None => Err(UploadError::Changed(changed)),
-        }
-    }
-
-    /// Ends an upload in parts that could not be ended when it failed. May sleep for the store.
-    fn end_noted_upload(&self, draft: &Draft) -> Result<(), Errno> {
-        let Some((key, upload)) = draft.noted_upload() else { return Ok(()) };
-        if let Err(error) = self.objects.bucket.abort_upload(&key, &upload) {
-            let errno = self.objects.failures.report(&error);
-            // A store that does not let it be ended shall take files all the same.
-            if !matches!(error, BucketError::Denied(_)) {
-                return Err(errno);
-            }
-        }
-        draft.forget_upload();
-        Ok(())
-    }
-
     /// Returns what the marks of one file's uploads begin with.
     pub(super) fn marks(&self, serial: u64) -> String {
         format!("{}-{serial}-", self.mark)
-    }
-
-    /// Returns whether the object of a key is the version that a draft stood on, or of an upload of
-    /// it whose answer was lost. May sleep for the store.
-    pub(super) fn has_own(&self, draft: &Draft, before: &Before, key: &str) -> Result<bool, Errno> {
-        match self.objects.bucket.head(key) {
-            Ok(there) => {
-                let is_base = before.base.as_ref().is_some_and(|base| base.is_same(&there));
-                Ok(is_base || before.number_of_unknown(draft.mark(), &there).is_some())
-            }
-            Err(BucketError::NotFound(_)) => Ok(false),
-            Err(error) => Err(self.objects.failures.report(&error)),
-        }
     }
 
     /// Notes that the store has a draft as it was when an upload of it began.
@@ -440,7 +381,7 @@ impl Drafts {
     /// node: the name stands for the other change.
     fn lose(&self, content: &Content, draft: &Draft, key: &str, error: &BucketError) {
         // What cannot be ended now the next start ends.
-        let _ = self.end_noted_upload(draft);
+        let _ = end_noted_upload(&self.objects, draft);
         let path = draft.lose(key, || content.errors.record(Errno::IO.raw_os_error()));
         tracing::error!(
             key, %error, path = %path.display(),
@@ -454,19 +395,18 @@ impl Drafts {
     /// store.
     pub(super) fn lose_name(&self, draft: &Draft) {
         // What cannot be ended now the next start ends.
-        let _ = self.end_noted_upload(draft);
+        let _ = end_noted_upload(&self.objects, draft);
         draft.lose_name();
         self.release(draft);
     }
 
     /// Stores all that the store has not. Returns the first error.
     pub(super) fn store_all(&self) -> Result<(), Errno> {
-        let unsaved: Vec<_> = self.unsaved.lock().values().cloned().collect();
-        let mut result = Ok(());
-        for content in unsaved {
+        let (whom, mut result) = (For::Caller(self.room_deadline()), Ok(()));
+        for content in self.unsaved() {
             let Some(draft) = content.draft() else { continue };
             let group = draft.group().unwrap_or_else(|| self.objects.engine.root());
-            let stored = self.store(&content, group);
+            let stored = self.store_for(whom, &content, group);
             if let Err(errno) = stored {
                 let key = self.objects.tree.lock().path(draft.node).unwrap_or_default();
                 let later =
@@ -534,14 +474,6 @@ impl Uploads for Drafts {
             Err(_) => Outcome::Failed,
         }
     }
-}
-
-/// Why an upload failed.
-enum UploadError {
-    /// There is another version in the store.
-    Changed(BucketError),
-    /// It may succeed the next time.
-    Failed(Errno),
 }
 
 /// Copies the first `len` bytes of an object to the staging disk.

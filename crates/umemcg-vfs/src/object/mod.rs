@@ -27,6 +27,7 @@ mod draft_maker;
 mod draft_progress;
 mod draft_record;
 mod draft_source;
+mod draft_upload;
 mod drafts;
 mod failure_log;
 mod file_attributes;
@@ -56,6 +57,7 @@ mod streaming;
 mod streams;
 mod tree;
 mod turns;
+mod upload_queue;
 mod upload_room;
 mod uploader;
 mod xattrs;
@@ -134,8 +136,8 @@ impl ObjectVolume {
         let staging = staging.transpose()?;
         let objects = Arc::new(Objects::new(engine, config, (store_id, node_base)));
         let drafts = match staging {
-            Some(staging) => Some(Drafts::new(&objects, Some(staging))),
-            None if config.streams => Some(Drafts::new(&objects, None)),
+            Some(staging) => Some(Drafts::new(&objects, Some(staging))?),
+            None if config.streams => Some(Drafts::new(&objects, None)?),
             None => None,
         };
         if let Some(drafts) = &drafts {

@@ -10,6 +10,7 @@ use umemcg::Group;
 use super::ObjectVolume;
 use super::bucket::{BucketError, Expected, ObjectInfo};
 use super::content::Content;
+use super::draft_upload::has_own;
 use super::node::{Facts, Told};
 use super::tree::Tree;
 use super::turns::Claim;
@@ -73,6 +74,7 @@ impl Renaming<'_> {
         let drafts = self.volume.drafts()?;
         let target = target.map(|target| target.node);
         let alone: Vec<_> = [node].into_iter().chain(target).collect();
+        let until = drafts.room_deadline();
         let _turn = drafts.turn_for(&Claim { alone: &alone, keep: Some(self.to.0), whole: &[] });
         self.check_names(node, target)?;
         self.volume.settle_stream(node, self.group)?;
@@ -95,9 +97,9 @@ impl Renaming<'_> {
             (Some(content), Some(draft)) => {
                 let (before, may_have_old) = (draft.before(), draft.may_have_object());
                 let (group, to) = (self.group, (new_key, Some(expected)));
-                drafts.store_in_turn(content, draft, group, to)?;
+                drafts.store_in_turn(content, draft, group, to, until)?;
                 let key = &*key;
-                is_ours = Box::new(move || Ok(may_have_old && drafts.has_own(draft, &before, key)?));
+                is_ours = Box::new(move || Ok(may_have_old && has_own(objects, draft, &before, key)?));
                 self.rename_in_tree(node, None);
             }
             _ => {
@@ -212,6 +214,7 @@ impl Renaming<'_> {
         let target = target.map(|target| target.node);
         let whole: Vec<_> = [node].into_iter().chain(target).collect();
         let claim = Claim { alone: &[], keep: Some(self.to.0), whole: &whole };
+        let until = self.volume.drafts()?.room_deadline();
         let _turn = self.volume.drafts()?.turn_for(&claim);
         self.check_names(node, target)?;
         let new_key = &*self.volume.new_key(self.to.0, self.to.1)?;
@@ -225,7 +228,7 @@ impl Renaming<'_> {
         {
             return Err(Errno::NOTEMPTY.into());
         }
-        self.store_below(&prefix)?;
+        self.store_below(&prefix, until)?;
         let keys = self.keys_below(&prefix)?;
         let bytes = keys.iter().map(|(key, _)| (2 * key.len() + 2 * size_of::<ObjectInfo>()) as u64).sum();
         let _charge = HandleCharge::take(objects.reclaim_effort(), &objects.engine, self.group, bytes)?;
@@ -266,8 +269,8 @@ impl Renaming<'_> {
         self.delete_all(ours).map_or(Ok(()), Err)
     }
 
-    /// Stores what is being written below a prefix.
-    fn store_below(&self, prefix: &str) -> Result<(), Errno> {
+    /// Stores what is being written below a prefix; waits for room `until` then.
+    fn store_below(&self, prefix: &str, until: Instant) -> Result<(), Errno> {
         let drafts = self.volume.drafts()?;
         if let Some(streams) = &self.volume.streams {
             return streams.settle_below(prefix, self.group).map_err(|error| error.errno());
@@ -276,7 +279,7 @@ impl Renaming<'_> {
             let Some(draft) = content.draft() else { continue };
             let key = self.volume.objects.tree.lock().path(draft.node);
             if let Some(key) = key.ok().filter(|key| key.starts_with(prefix)) {
-                drafts.store_in_turn(&content, draft, self.group, (&key, None))?;
+                drafts.store_in_turn(&content, draft, self.group, (&key, None), until)?;
             }
         }
         Ok(())

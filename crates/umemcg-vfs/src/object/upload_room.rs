@@ -14,7 +14,7 @@ use umemcg_base::{Condvar, LeafMutex};
 use crate::allowance::{Allowance, AllowanceClaim, ReclaimEffort};
 use crate::slab::Slab;
 
-/// How long an upload waits for room that a caller waits for.
+/// How long an operation waits for room, unless the configuration says otherwise.
 pub(super) const WAIT: Duration = Duration::from_secs(60);
 
 /// How long it waits at once: room also comes otherwise, of which it is not told.
@@ -67,18 +67,18 @@ impl UploadRoom {
         group: &Arc<Group>,
         bytes: u64,
     ) -> Result<UploadCharge, Errno> {
-        self.take_within(WAIT, effort, engine, (group, bytes))
+        self.take_until(Instant::now() + WAIT, effort, engine, (group, bytes))
     }
 
-    /// As [`take`](Self::take), and waits no longer than this beside reclaim.
-    pub(super) fn take_within(
+    /// As [`take`](Self::take), and waits until then beside reclaim: what takes several rooms, or
+    /// waits for more than room, waits for all of it together.
+    pub(super) fn take_until(
         &'static self,
-        wait: Duration,
+        deadline: Instant,
         effort: ReclaimEffort,
         engine: &Engine,
         (group, bytes): (&Arc<Group>, u64),
     ) -> Result<UploadCharge, Errno> {
-        let deadline = Instant::now() + wait;
         loop {
             let nr_seen = *self.nr_ended.lock();
             let errno = match self.beyond.charge(effort, engine, group, bytes) {

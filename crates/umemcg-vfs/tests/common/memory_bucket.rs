@@ -3,13 +3,17 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use umemcg_vfs::Timestamp;
 use umemcg_vfs::object::{
     Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, ObjectBody, ObjectInfo,
     ObjectSource, PartBytes, PartEnd, PartedUpload,
 };
+
+#[path = "gate.rs"]
+mod gate;
+use gate::Gate;
 
 #[derive(Clone)]
 struct Object {
@@ -37,8 +41,19 @@ pub const PART_BYTES: u64 = 8 << 20;
 /// Gets the method and the key.
 pub type Hook = Arc<dyn Fn(&str, &str) + Send + Sync>;
 
+/// The URL of a bucket, another one for each: uploads of one store wait for each other.
+struct Url(String);
+
+impl Default for Url {
+    fn default() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(format!("memory://bucket{}", NEXT.fetch_add(1, Ordering::Relaxed)))
+    }
+}
+
 #[derive(Default)]
 pub struct MemoryBucket {
+    url: Url,
     objects: Mutex<BTreeMap<String, Object>>,
     next_version: AtomicU64,
     pub gets: AtomicU64,
@@ -95,28 +110,6 @@ pub struct Parts {
 
 /// A read that waits for its answer.
 type BegunRead = (String, ObjectInfo, Range<u64>, Box<dyn ObjectBody>);
-
-/// Where uploads wait.
-#[derive(Debug, Default)]
-pub struct Gate {
-    is_closed: Mutex<bool>,
-    opened: Condvar,
-}
-
-impl Gate {
-    pub fn close(&self) {
-        *self.is_closed.lock().unwrap() = true;
-    }
-
-    pub fn open(&self) {
-        *self.is_closed.lock().unwrap() = false;
-        self.opened.notify_all();
-    }
-
-    pub fn pass(&self) {
-        drop(self.opened.wait_while(self.is_closed.lock().unwrap(), |is_closed| *is_closed).unwrap());
-    }
-}
 
 impl std::fmt::Debug for MemoryBucket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -359,7 +352,7 @@ fn listed_info_of(object: &Object) -> ObjectInfo {
 
 impl Bucket for MemoryBucket {
     fn url(&self) -> &str {
-        "memory://bucket"
+        &self.url.0
     }
 
     fn endpoint(&self) -> Option<&str> {

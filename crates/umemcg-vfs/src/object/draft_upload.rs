@@ -1,0 +1,120 @@
+//! One upload of a draft, by the thread that has its turn; and which objects in the store are of
+//! uploads whose answers were lost.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::io::Errno;
+use umemcg::Group;
+use umemcg_base::assert_no_locks_held;
+
+use super::bucket::{BucketError, Expected, ObjectInfo, UPLOAD_MARK};
+use super::draft::{Draft, Upload};
+use super::draft_progress::Before;
+use super::draft_source::DraftSource;
+use super::objects::Objects;
+use super::upload_room::UploadRoom;
+
+/// Why an upload failed.
+pub(super) enum UploadError {
+    /// There is another version in the store.
+    Changed(BucketError),
+    /// It may succeed the next time.
+    Failed(Errno),
+}
+
+impl From<Errno> for UploadError {
+    fn from(errno: Errno) -> Self {
+        Self::Failed(errno)
+    }
+}
+
+/// See the module text.
+pub(super) struct DraftUpload<'a> {
+    pub(super) objects: &'a Objects,
+    pub(super) draft: &'a Draft,
+    /// The group that pays.
+    pub(super) group: &'a Arc<Group>,
+    /// Until when it waits for room.
+    pub(super) until: Instant,
+}
+
+impl DraftUpload<'_> {
+    /// Stores a draft as `key`, in the place of what is `expected` there, or of the version that it
+    /// stands on. May sleep for memory, the disk and the store.
+    pub(super) fn run(
+        &self,
+        upload: &Upload,
+        (key, expected): (&str, Option<Expected>),
+    ) -> Result<ObjectInfo, UploadError> {
+        assert_no_locks_held("an upload");
+        let (objects, draft) = (self.objects, self.draft);
+        // Before the record says another key.
+        end_noted_upload(objects, draft)?;
+        let len = draft.write_out()?;
+        let bucket = &objects.bucket;
+        let (effort, bytes) = (objects.reclaim_effort(), bucket.upload_bytes(len));
+        let payer = (self.group, bytes);
+        let _charge = UploadRoom::of_process().take_until(self.until, effort, &objects.engine, payer)?;
+        let source = DraftSource::new(draft, key, len)?;
+        let mut metadata = upload.labels.to_metadata();
+        metadata.push((UPLOAD_MARK.to_owned(), format!("{}{}", draft.mark(), upload.nr_changes)));
+        let of_base = || upload.before.base.clone().map_or(Expected::Absent, Expected::Same);
+        let expected = expected.unwrap_or_else(of_base);
+        let changed = match bucket.upload(key, &source, &metadata, &expected) {
+            Err(error @ BucketError::Changed(_)) => error,
+            result => return result.map_err(|error| self.failed(&error)),
+        };
+        // It may have been changed by an upload of this draft whose answer was lost.
+        let there = match bucket.head(key) {
+            Ok(there) => there,
+            Err(BucketError::NotFound(_)) => return Err(UploadError::Changed(changed)),
+            // What is there is not known.
+            Err(error) => return Err(self.failed(&error)),
+        };
+        match upload.before.number_of_unknown(draft.mark(), &there) {
+            // After a crash it may have more changes than were accepted.
+            Some(nr) if nr >= upload.nr_changes => Ok(there),
+            Some(_) => {
+                draft.rebase(&there);
+                let again = bucket.upload(key, &source, &metadata, &Expected::Same(there));
+                again.map_err(|error| match error {
+                    BucketError::Changed(_) => UploadError::Changed(error),
+                    _ => self.failed(&error),
+                })
+            }
+            None => Err(UploadError::Changed(changed)),
+        }
+    }
+
+    fn failed(&self, error: &BucketError) -> UploadError {
+        UploadError::Failed(self.objects.failures.report(error))
+    }
+}
+
+/// Returns whether the object of a key is the version that a draft stood on, or of an upload of it
+/// whose answer was lost. May sleep for the store.
+pub(super) fn has_own(objects: &Objects, draft: &Draft, before: &Before, key: &str) -> Result<bool, Errno> {
+    match objects.bucket.head(key) {
+        Ok(there) => {
+            let is_base = before.base.as_ref().is_some_and(|base| base.is_same(&there));
+            Ok(is_base || before.number_of_unknown(draft.mark(), &there).is_some())
+        }
+        Err(BucketError::NotFound(_)) => Ok(false),
+        Err(error) => Err(objects.failures.report(&error)),
+    }
+}
+
+/// Ends an upload in parts that could not be ended when it failed. May sleep for the store.
+pub(super) fn end_noted_upload(objects: &Objects, draft: &Draft) -> Result<(), Errno> {
+    let Some((key, upload)) = draft.noted_upload() else { return Ok(()) };
+    if let Err(error) = objects.bucket.abort_upload(&key, &upload) {
+        let errno = objects.failures.report(&error);
+        // A store that does not let it be ended shall take files all the same.
+        if !matches!(error, BucketError::Denied(_)) {
+            return Err(errno);
+        }
+    }
+    draft.forget_upload();
+    Ok(())
+}
