@@ -2,7 +2,8 @@
 //!
 //! A read that a store has begun costs a connection, so a flood of them could take the descriptors
 //! of the whole process. All together may use a quarter of those, a group or a store half of that,
-//! and a group on one store a quarter of it. The first read of a group on a store is begun however
+//! and a group on one store a quarter of it. The volumes of one bucket count as one store here: it
+//! answers them all slowly if it answers one so. The first read of a group on a store is begun however
 //! many run, as long as all together use no more than half of the descriptors: stores that hang
 //! take nothing from the others. Further reads wait without a thread. They hold nothing that others
 //! wait for except pages in flight beyond a limit, which are claimed first.
@@ -34,14 +35,14 @@ impl BegunReads {
     }
 
     /// Claims one read if it may be begun now.
-    pub(crate) fn try_claim(&self, group: &Group, store: StoreId) -> Option<Claim> {
-        self.0.try_claim(Claimant::on_store(group, store), 1)
+    pub(crate) fn try_claim(&self, group: &Group, source: StoreId) -> Option<Claim> {
+        self.0.try_claim(Claimant::on_store(group, source), 1)
     }
 
     /// Hands the claim of one read to `take`, which must not wait: immediately, or on the thread
     /// that ends another.
-    pub(crate) fn when_room(&self, group: &Group, store: StoreId, take: TakeClaim) {
-        self.0.when_room(Claimant::on_store(group, store), 1, take);
+    pub(crate) fn when_room(&self, group: &Group, source: StoreId, take: TakeClaim) {
+        self.0.when_room(Claimant::on_store(group, source), 1, take);
     }
 }
 

@@ -28,6 +28,13 @@ pub trait BackingStore: Send + Sync + fmt::Debug {
     /// Returns the store that this file is on.
     fn store_id(&self) -> StoreId;
 
+    /// Returns the number of what answers its reads. Stores that share it, as the volumes of one
+    /// bucket do, share what a store may have of the reads begun. Asked once, when the file is
+    /// opened.
+    fn source_id(&self) -> StoreId {
+        self.store_id()
+    }
+
     /// Reads from byte `offset` into the segments in order. Fewer bytes than asked for mean the end
     /// of the file.
     ///
@@ -84,14 +91,15 @@ pub(crate) struct GuardedStore {
     /// `None` only while being dropped.
     store: Option<Arc<dyn BackingStore>>,
     id: StoreId,
+    source_id: StoreId,
     begins_reads: bool,
 }
 
 impl GuardedStore {
-    /// Asks the store for its number and for what it offers, once.
+    /// Asks the store for its numbers and for what it offers, once.
     pub(crate) fn new(store: Arc<dyn BackingStore>) -> Self {
-        let (id, begins_reads) = (store.store_id(), store.begins_reads());
-        Self { store: Some(store), id, begins_reads }
+        let (id, source_id, begins_reads) = (store.store_id(), store.source_id(), store.begins_reads());
+        Self { store: Some(store), id, source_id, begins_reads }
     }
 
     /// As [`BackingStore::begins_reads`].
@@ -102,6 +110,11 @@ impl GuardedStore {
     /// As [`BackingStore::store_id`].
     pub(crate) fn id(&self) -> StoreId {
         self.id
+    }
+
+    /// As [`BackingStore::source_id`].
+    pub(crate) fn source_id(&self) -> StoreId {
+        self.source_id
     }
 
     fn call<R>(&self, what: &str, call: impl FnOnce(&dyn BackingStore) -> io::Result<R>) -> io::Result<R> {

@@ -337,6 +337,32 @@ fn a_flood_of_reads_leaves_room_and_goes_on_in_order() {
 }
 
 #[test]
+fn stores_of_one_source_leave_reads_to_others() {
+    // More than may be begun.
+    const NR: usize = 2000;
+    const NR_STORES: usize = 8;
+    let ground = Ground::new((NR + 1) * 3 * PAGE, 64 << 20);
+    ground.answerer.hold();
+    let tenants = [group(&ground.pool, "a", 64 << 20), group(&ground.pool, "b", 64 << 20)];
+    let floods: Vec<_> = (0..NR_STORES)
+        .map(|nr| {
+            let store = LateStore::of_source((100 + nr as u64, 100), ground.data.clone(), &ground.answerer);
+            let file = ground.pool.open_file(store, ground.data.len() as u64).unwrap();
+            let wanted = |at| Wanted::new(&file, &tenants[nr % 2], (at * 3 * PAGE) as u64, 1);
+            Steps::begin((0..NR / NR_STORES).map(wanted).collect())
+        })
+        .collect();
+    let nr_before = ground.answerer.nr_begun();
+    let others = ground.begin((1..=8).map(|nr| (nr * 3 * PAGE, 1)));
+    assert_eq!(ground.answerer.nr_begun(), nr_before + 8, "all of another source");
+    ground.answerer.release();
+    for steps in floods.into_iter().chain([others]) {
+        assert!(steps.finish().into_iter().all(|result| result.is_ok()));
+    }
+    ground.check_end();
+}
+
+#[test]
 fn parts_of_a_read_that_may_not_be_begun_follow_each_other() {
     const NR: usize = 512;
     let ground = Ground::new(2 * NR * PAGE, 64 << 20);

@@ -13,6 +13,7 @@ use umemcg_vfs::object::{
     Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, ObjectBody, ObjectInfo,
     ObjectSource, PartedUpload, StoreTraffic, UNKNOWN_UPLOAD,
 };
+use umemcg_vfs::volume::StoreId;
 
 use crate::asked_bucket::{AskedBucket, info_of};
 use crate::copy::Copy;
@@ -246,6 +247,10 @@ impl Bucket for StoreBucket {
 
     fn figures(&self) -> BucketFigures {
         self.asked.counts.figures()
+    }
+
+    fn source_id(&self) -> Option<StoreId> {
+        Some(self.asked.counts.traffic.id())
     }
 
     fn traffic(&self) -> Option<StoreTraffic> {

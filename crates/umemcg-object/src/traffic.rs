@@ -8,14 +8,16 @@ use std::time::{Duration, Instant};
 
 use umemcg_base::LeafMutex;
 use umemcg_vfs::object::{LATENCY_BOUNDS_MS, LatencyFigures, StoreTraffic};
+use umemcg_vfs::volume::{StoreId, next_store_id};
 
 use crate::pace::{Lane, Pace};
 use crate::request_kind::RequestKind;
 
 /// See the module text. Relaxed: the numbers stand alone.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Traffic {
     name: String,
+    id: StoreId,
     pace: Pace,
     nr_waiting: AtomicU64,
     nr_under_way: AtomicU64,
@@ -45,6 +47,20 @@ impl Drop for Counted<'_> {
     }
 }
 
+impl Default for Traffic {
+    /// Returns that of a store without a name, which no other volume shares.
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            id: next_store_id(),
+            pace: Pace::default(),
+            nr_waiting: AtomicU64::new(0),
+            nr_under_way: AtomicU64::new(0),
+            latencies: Default::default(),
+        }
+    }
+}
+
 impl Traffic {
     /// Returns that of a store, which the first volume makes and the last one drops.
     pub(crate) fn of_store(name: &str) -> Arc<Self> {
@@ -58,6 +74,11 @@ impl Traffic {
         let new = Arc::new(Self { name: name.to_owned(), ..Self::default() });
         stores.insert(name.to_owned(), Arc::downgrade(&new));
         new
+    }
+
+    /// Returns the number that volumes of the store share.
+    pub(crate) fn id(&self) -> StoreId {
+        self.id
     }
 
     /// Waits until a request may begin. Returns for how long it has waited.

@@ -148,4 +148,7 @@ fn a_look_at_a_name_is_not_behind_all_reads() {
         nr_before.push(nr);
     }
     assert!(other.figures().throttled_ms > 0, "its requests wait for the same store");
+    let elsewhere = bucket_at(&proxy.endpoint(), "elsewhere");
+    assert_eq!(bucket.source_id(), other.source_id());
+    assert_ne!(bucket.source_id(), elsewhere.source_id());
 }

@@ -26,13 +26,15 @@ use crate::kernel_listing::ListedPart;
 use crate::object::StoreState;
 use crate::volume_config::IoMode;
 use umemcg::Group;
-use umemcg::files::{File, PinnedPages, ReadStep, StartedRead, StoreId};
+pub use umemcg::files::StoreId;
+use umemcg::files::{File, PinnedPages, ReadStep, StartedRead};
 
-/// Serial of the next volume's store.
+/// Serial of the next store.
 static NEXT_STORE: AtomicU64 = AtomicU64::new(1);
 
-/// Returns a store id of its own for each volume of the process.
-pub(crate) fn next_store_id() -> StoreId {
+/// Returns a store id that nothing else in the process has, for a volume, or for a source that
+/// volumes share.
+pub fn next_store_id() -> StoreId {
     // Relaxed: only uniqueness matters.
     StoreId(NEXT_STORE.fetch_add(1, Ordering::Relaxed))
 }

@@ -115,7 +115,7 @@ impl File {
                 Found::BeingFilled(number) => return Ok(Some(ReadWait::OtherFill(number))),
                 Found::Missing => {}
             }
-            let begin = || self.cache.begun_reads().try_claim(group, self.store.id());
+            let begin = || self.cache.begun_reads().try_claim(group, self.store.source_id());
             let begun = match by_completion.then(|| state.begun.take().or_else(begin)) {
                 Some(None) => return Ok(Some(ReadWait::BegunReads(Arc::clone(group)))),
                 begun => begun.flatten(),

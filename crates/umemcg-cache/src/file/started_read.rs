@@ -243,7 +243,7 @@ impl WaitingRead {
                     kept.begun = Some(claim);
                     started(id, kept);
                 };
-                file.cache.begun_reads().when_room(&group, file.store.id(), Box::new(take));
+                file.cache.begun_reads().when_room(&group, file.store.source_id(), Box::new(take));
             }
         }
     }

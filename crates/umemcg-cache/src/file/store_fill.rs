@@ -140,7 +140,7 @@ impl StoreFill {
         while let Some(begun) = claim.take() {
             this.read_runs(begun);
             if this.state.lock().to_begin.len() > 0 {
-                claim = file.cache.begun_reads().try_claim(group, file.store.id());
+                claim = file.cache.begun_reads().try_claim(group, file.store.source_id());
             }
         }
         this.end_run(None);

@@ -101,6 +101,7 @@ impl Answerer {
 #[derive(Debug)]
 pub struct LateStore {
     pub id: StoreId,
+    pub source: StoreId,
     pub bytes: Mutex<Vec<u8>>,
     pub answerer: Arc<Answerer>,
     pub answer: Mutex<Answer>,
@@ -115,8 +116,14 @@ impl LateStore {
     }
 
     pub fn on_store(id: u64, bytes: Vec<u8>, answerer: &Arc<Answerer>) -> Arc<Self> {
+        Self::of_source((id, id), bytes, answerer)
+    }
+
+    /// A file of a store that others may share a source with.
+    pub fn of_source((id, source): (u64, u64), bytes: Vec<u8>, answerer: &Arc<Answerer>) -> Arc<Self> {
         Arc::new(Self {
             id: StoreId(id),
+            source: StoreId(source),
             bytes: Mutex::new(bytes),
             answerer: Arc::clone(answerer),
             answer: Mutex::new(Answer::Whole),
@@ -166,6 +173,9 @@ fn answer(mut read: StoreRead, wanted: &[u8], bad: &Mutex<Range<u64>>, how: Answ
 impl BackingStore for LateStore {
     fn store_id(&self) -> StoreId {
         self.id
+    }
+    fn source_id(&self) -> StoreId {
+        self.source
     }
     fn read_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize> {
         self.nr_blocking_reads.fetch_add(1, Ordering::Relaxed);

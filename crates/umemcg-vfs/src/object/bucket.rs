@@ -14,6 +14,7 @@ use super::latency::StoreTraffic;
 use super::part_bytes::PartBytes;
 use super::staged_file::StagedFile;
 use crate::attr::Timestamp;
+use crate::volume::StoreId;
 
 /// The facts about one object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -347,6 +348,11 @@ pub trait Bucket: Send + Sync + fmt::Debug {
     ) -> Result<ObjectInfo, BucketError>;
     /// Returns what it has been asked so far.
     fn figures(&self) -> BucketFigures;
+    /// Returns a number that the volumes of the bucket share, whatever their prefixes; none where each
+    /// is asked for itself.
+    fn source_id(&self) -> Option<StoreId> {
+        None
+    }
     /// Returns what all volumes of the bucket ask it; none where that is not counted.
     fn traffic(&self) -> Option<StoreTraffic> {
         None

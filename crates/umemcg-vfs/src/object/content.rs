@@ -307,6 +307,10 @@ impl BackingStore for ObjectStore {
         self.id
     }
 
+    fn source_id(&self) -> StoreId {
+        self.bucket.source_id().unwrap_or(self.id)
+    }
+
     fn read_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize> {
         let wanted: u64 = segments.iter().map(|segment| u64::from(segment.len)).sum();
         loop {

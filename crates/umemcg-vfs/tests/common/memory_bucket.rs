@@ -10,6 +10,7 @@ use umemcg_vfs::object::{
     Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, ObjectBody, ObjectInfo,
     ObjectSource, PartBytes, PartEnd, PartedUpload,
 };
+use umemcg_vfs::volume::StoreId;
 
 #[path = "gate.rs"]
 mod gate;
@@ -78,6 +79,8 @@ pub struct MemoryBucket {
     pub hook: Mutex<Option<Hook>>,
     /// Uploads wait while it is closed.
     pub gate: Gate,
+    /// What other buckets share with it.
+    pub source: Mutex<Option<StoreId>>,
     /// Reads that were begun and wait; `None` while they do not wait.
     begun: Mutex<Option<Vec<BegunRead>>>,
     /// Called once after the next deletion, before its answer.
@@ -353,6 +356,10 @@ fn listed_info_of(object: &Object) -> ObjectInfo {
 impl Bucket for MemoryBucket {
     fn url(&self) -> &str {
         &self.url.0
+    }
+
+    fn source_id(&self) -> Option<StoreId> {
+        *self.source.lock().unwrap()
     }
 
     fn endpoint(&self) -> Option<&str> {
