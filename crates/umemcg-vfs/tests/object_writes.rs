@@ -2,14 +2,17 @@
 
 mod common;
 
+use std::ffi::OsStr;
 use std::sync::atomic::Ordering;
 
 use common::memory_bucket::{ChangeFault, PART_BYTES};
 use common::object_world::{World, config, errno, pattern};
+use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 use umemcg_vfs::object::BucketError;
 use umemcg_vfs::{
-    FallocateFlags, OFlags, ObjectVolume, RenameFlags, SetAttr, SetTime, Timestamp, Volume, VolumeError,
+    Attributes, FallocateFlags, OFlags, ObjectVolume, RenameFlags, SetAttr, SetTime, Timestamp, Volume,
+    VolumeError, Xattrs,
 };
 
 const NEW: OFlags = OFlags::RDWR.union(OFlags::CREATE);
@@ -423,4 +426,49 @@ fn a_record_that_cannot_be_written_leaves_no_file() {
     assert_eq!(paths().filter(|path| path.extension().is_some_and(|of| of == "new")).count(), 0);
     std::fs::remove_dir(&next).unwrap();
     file.flush().unwrap();
+}
+
+#[test]
+fn a_file_without_a_name_is_changed_while_it_is_open() {
+    for replaces in [false, true] {
+        let w = World::new();
+        w.bucket.stores_anew.store(!replaces, Ordering::Relaxed);
+        w.put("stored", b"stored").unwrap();
+        let stored = w.open("stored", OFlags::RDWR).unwrap();
+        w.write(&stored, 0, b"S").unwrap();
+        stored.fsync(false).unwrap();
+        let new = w.create("new").unwrap();
+        w.write(&new, 0, b"bytes").unwrap();
+        for (name, file) in [("stored", &stored), ("new", &new)] {
+            let node = w.find(name).unwrap().node;
+            w.unlink(name).unwrap();
+            let change = SetAttr { mode: Some(0o600), size: Some(3), ..SetAttr::default() };
+            let attr = w.volume.setattr(&w.me, node, &change).unwrap();
+            assert_eq!((attr.mode & 0o777, attr.size, attr.nlink), (0o600, 3, 0), "{name}");
+            let colour = OsStr::new("user.colour");
+            w.volume.setxattr(&w.me, node, colour, b"red", XattrFlags::empty(), false).unwrap();
+            assert_eq!(w.volume.getxattr(node, colour).unwrap(), b"red");
+            w.volume.removexattr(&w.me, node, colour).unwrap();
+            w.write(file, 3, b"more").unwrap();
+            assert_eq!(w.read(file).unwrap(), if name == "new" { b"bytmore" } else { b"Stomore" });
+            file.fsync(false).unwrap();
+        }
+        drop((stored, new));
+        w.volume.syncfs().unwrap();
+        assert_eq!((w.stored("stored"), w.stored("new"), w.nr_staging_files()), (None, None, 0));
+    }
+}
+
+#[test]
+fn attributes_of_a_removed_file_that_is_read_are_remembered() {
+    let w = World::new();
+    w.put("a", b"bytes").unwrap();
+    let file = w.open("a", OFlags::RDONLY).unwrap();
+    let node = w.find("a").unwrap().node;
+    w.unlink("a").unwrap();
+    let change = SetAttr { mode: Some(0o640), ..SetAttr::default() };
+    let attr = w.volume.setattr(&w.me, node, &change).unwrap();
+    assert_eq!((attr.mode & 0o777, attr.nlink, attr.ino), (0o640, 0, file.getattr().unwrap().ino));
+    assert_eq!(w.volume.getattr(node).unwrap().mode & 0o777, 0o640);
+    assert_eq!(w.stored("a"), None);
 }

@@ -23,7 +23,7 @@ impl ObjectVolume {
         }
         let (facts, content) = {
             let tree = objects.tree.lock();
-            let found = tree.get(node)?;
+            let found = tree.get(node).or_else(|errno| tree.removed(node).ok_or(errno))?;
             (found.facts.clone(), found.content.clone())
         };
         match facts {

@@ -123,7 +123,8 @@ impl Objects {
 
     /// Returns the inode number of a node; 0 for one that is not known.
     pub(super) fn ino(&self, node: NodeId) -> u64 {
-        self.tree.lock().get(node).map_or(0, |found| found.ino)
+        let tree = self.tree.lock();
+        tree.get(node).ok().or_else(|| tree.removed(node)).map_or(0, |found| found.ino)
     }
 
     pub(super) fn is_believed(&self, told: Told) -> bool {
@@ -426,12 +427,24 @@ impl Objects {
     /// Returns the content of an object as it is now, and pins the node. May sleep for memory and
     /// for the store.
     pub(super) fn open(&self, caller: &Caller, node: NodeId) -> Result<Arc<Content>, VfsError> {
+        if let Some(content) = self.open_removed(node) {
+            return Ok(content);
+        }
         self.tree.lock().pin(node)?;
         let opened = self.content_of(caller, node);
         if opened.is_err() {
             self.unpin(node);
         }
         opened
+    }
+
+    /// Opens a file whose name was removed, but which is open.
+    fn open_removed(&self, node: NodeId) -> Option<Arc<Content>> {
+        let mut tree = self.tree.lock();
+        let found = tree.get_used_mut(node).filter(|found| found.was_removed && found.pins > 0)?;
+        let content = found.content.clone()?;
+        found.pins += 1;
+        Some(content)
     }
 
     fn content_of(&self, caller: &Caller, node: NodeId) -> Result<Arc<Content>, VfsError> {

@@ -192,19 +192,21 @@ impl OpenFile {
     }
 
     /// Changes attributes. Where they are not stored with the objects, they are with what is being
-    /// written, and beside that only remembered.
+    /// written, and beside that only remembered; so are those of a file that has no name any more.
     fn change_attributes(&self, group: &Arc<Group>, change: &SetAttr) -> Result<(), VfsError> {
         let change_labels = |labels: &mut FileLabels| {
             labels.attributes.change(change);
             Ok(())
         };
-        if self.objects.shown.are_stored || self.is_unsaved() {
+        let is_forgotten =
+            || self.content.draft().is_none() && self.objects.tree.lock().was_removed(self.node);
+        if (self.objects.shown.are_stored && !is_forgotten()) || self.is_unsaved() {
             let (drafts, node, content) = (self.drafts()?, self.node, &self.content);
             return Relabeling { drafts, node, content, group, change: &change_labels }.run();
         }
         let mut attributes = self.attributes();
         attributes.change(change);
-        if let Ok(found) = self.objects.tree.lock().get_mut(self.node)
+        if let Some(found) = self.objects.tree.lock().get_used_mut(self.node)
             && let Facts::Object(info) = &mut found.facts
         {
             info.attributes = Some(attributes);

@@ -37,10 +37,13 @@ impl Relabeling<'_> {
         let objects = &drafts.objects;
         let len = content.file().len();
         let replaces = objects.shown.are_stored && objects.bucket.replaces_metadata(len);
-        let is_clean = || content.draft().is_none_or(|draft| draft.is_clean());
+        let is_clean = || {
+            let has_name = !objects.tree.lock().was_removed(node);
+            has_name && content.draft().is_none_or(|draft| draft.is_clean())
+        };
         if replaces && is_clean() {
             let _turn = drafts.turn(node);
-            // It may have begun to change meanwhile.
+            // It may have begun to change meanwhile, or lost its name.
             if is_clean() {
                 return self.replace();
             }

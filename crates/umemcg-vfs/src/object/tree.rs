@@ -291,6 +291,12 @@ impl Tree {
         self.nodes.get(&node).filter(|found| found.was_removed).map(|found| &**found)
     }
 
+    /// Like [`get_mut`](Self::get_mut), also one whose name was removed.
+    pub(super) fn get_used_mut(&mut self, node: NodeId) -> Option<&mut Node> {
+        let found = self.nodes.get_mut(&node)?;
+        (!found.is_gone || found.was_removed).then_some(&mut **found)
+    }
+
     fn take_out(&mut self, lists: &NameLists, parent: NodeId, name: &str) -> Vec<Removed> {
         let Some(directory) = self.nodes.get_mut(&parent) else { return Vec::new() };
         let Some(node) = directory.children.remove(name) else { return Vec::new() };

@@ -27,7 +27,12 @@ impl ObjectVolume {
 
     fn change_xattrs(&self, caller: &Caller, node: NodeId, change: LabelChange<'_>) -> Result<(), VfsError> {
         let drafts = self.drafts()?;
-        if matches!(self.objects.tree.lock().get(node)?.facts, Facts::Directory(_)) {
+        let is_directory = {
+            let tree = self.objects.tree.lock();
+            let found = tree.get(node).or_else(|errno| tree.removed(node).ok_or(errno))?;
+            matches!(found.facts, Facts::Directory(_))
+        };
+        if is_directory {
             return self.relabel_directory(node, change);
         }
         if let Some((streams, stream)) = self.stream_of(node)
