@@ -9,7 +9,7 @@ use common::memory_bucket::{ChangeFault, PART_BYTES};
 use common::object_world::{World, errno, pattern};
 use rustix::io::Errno;
 use umemcg_vfs::object::BucketError;
-use umemcg_vfs::{FallocateFlags, OFlags, RenameFlags, SetAttr, Volume};
+use umemcg_vfs::{FallocateFlags, OFlags, RenameFlags, SetAttr, SetTime, Timestamp, Volume};
 
 const NEW: OFlags = OFlags::WRONLY.union(OFlags::CREATE);
 const WHOLE: OFlags = NEW.union(OFlags::TRUNC);
@@ -134,6 +134,19 @@ fn a_file_is_cut_to_nothing_while_it_is_short() {
     w.close(file).unwrap();
     w.set("a", &size(0)).unwrap();
     assert_eq!(w.stored("a").unwrap(), b"", "without an open");
+}
+
+#[test]
+fn a_cut_of_what_is_being_written_is_a_change_in_time() {
+    let w = world();
+    let time = Timestamp { seconds: 1_600_000_000, nanoseconds: 0 };
+    let file = w.create_with("a", NEW).unwrap();
+    w.write(&file, 0, b"abc").unwrap();
+    w.set("a", &SetAttr { mtime: Some(SetTime::At(time)), ..SetAttr::default() }).unwrap();
+    assert_eq!(w.attr("a").unwrap().mtime, time);
+    w.set("a", &size(0)).unwrap();
+    assert_ne!(w.attr("a").unwrap().mtime, time);
+    w.close(file).unwrap();
 }
 
 #[test]

@@ -429,7 +429,9 @@ impl Streams {
             return Err(self.objects().needs_staging(stream.node).into());
         }
         self.begin_change(stream)?;
-        stream.cut().map_err(|_| self.objects().needs_staging(stream.node).into())
+        stream.cut().map_err(|_| self.objects().needs_staging(stream.node))?;
+        stream.touch(false);
+        Ok(())
     }
 
     /// Stores all that goes with one request; what goes in parts goes on. Returns the first error.
