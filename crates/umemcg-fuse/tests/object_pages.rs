@@ -4,6 +4,9 @@
 
 mod common;
 #[allow(dead_code)]
+#[path = "../../umemcg-vfs/tests/common/gate.rs"]
+mod gate;
+#[allow(dead_code)]
 #[path = "../../umemcg-vfs/tests/common/memory_bucket.rs"]
 mod memory_bucket;
 

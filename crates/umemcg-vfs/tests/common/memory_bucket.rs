@@ -12,9 +12,7 @@ use umemcg_vfs::object::{
 };
 use umemcg_vfs::volume::StoreId;
 
-#[path = "gate.rs"]
-mod gate;
-use gate::Gate;
+use super::gate::Gate;
 
 #[derive(Clone)]
 struct Object {
@@ -36,7 +34,7 @@ pub enum ChangeFault {
     Crash,
 }
 
-/// Longest object that is stored at once, and length of a part.
+/// Longest object that is stored at once, and length of a part, unless a test wants another.
 pub const PART_BYTES: u64 = 8 << 20;
 
 /// Gets the method and the key.
@@ -74,6 +72,8 @@ pub struct MemoryBucket {
     change_faults: Mutex<VecDeque<ChangeFault>>,
     /// Metadata cannot be replaced.
     pub stores_anew: AtomicBool,
+    /// Length of a part; [`PART_BYTES`] if it is 0.
+    part_bytes: AtomicU64,
     /// Called at requests for a key, with no lock held: before COPY, GET and PUT, after
     /// DELETE and HEAD.
     pub hook: Mutex<Option<Hook>>,
@@ -139,13 +139,13 @@ impl PartedUpload for MemoryUpload {
         self.parts.lock().unwrap().push(copy);
         let nr = bucket.parts.nr_under_way.fetch_add(1, Ordering::Relaxed) + 1;
         bucket.parts.nr_under_way_max.fetch_max(nr, Ordering::Relaxed);
+        let is_failing = bucket.parts.faults.lock().unwrap().pop_front().unwrap_or(false);
         std::thread::spawn(move || {
             let parts = &bucket.parts;
             let held = parts.held_key.lock().unwrap().clone();
             if held.is_none_or(|held| held == key) {
                 parts.gate.pass();
             }
-            let is_failing = parts.faults.lock().unwrap().pop_front().unwrap_or(false);
             let sent = bucket.count(&bucket.puts);
             parts.came.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             parts.nr_under_way.fetch_sub(1, Ordering::Relaxed);
@@ -191,6 +191,13 @@ impl MemoryBucket {
         bucket
     }
 
+    /// As [`for_streams`](Self::for_streams), with parts of this length.
+    pub fn for_streams_of(part_bytes: u64) -> Arc<Self> {
+        let bucket = Self::for_streams();
+        bucket.part_bytes.store(part_bytes, Ordering::Relaxed);
+        bucket
+    }
+
     pub fn put(&self, key: &str, bytes: impl Into<Vec<u8>>) {
         self.put_with(key, bytes, Metadata::new());
     }
@@ -217,6 +224,11 @@ impl MemoryBucket {
     pub fn uploads(&self) -> Vec<(String, String)> {
         let uploads = self.uploads.lock().unwrap();
         uploads.iter().map(|(upload, key)| (upload.clone(), key.clone())).collect()
+    }
+
+    /// Ends uploads that a killed daemon has left, as a rule of the bucket does.
+    pub fn forget_uploads(&self) {
+        self.uploads.lock().unwrap().clear();
     }
 
     /// Has the next changes (uploads, copies, deletions) fail, one after another.
@@ -494,7 +506,10 @@ impl Bucket for MemoryBucket {
     }
 
     fn part_bytes(&self) -> u64 {
-        PART_BYTES
+        match self.part_bytes.load(Ordering::Relaxed) {
+            0 => PART_BYTES,
+            bytes => bytes,
+        }
     }
 
     fn begin_upload(

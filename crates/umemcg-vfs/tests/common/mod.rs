@@ -2,6 +2,8 @@
 #![allow(dead_code)]
 
 pub mod fake_kernel;
+pub mod gate;
+pub mod labels;
 pub mod memory_bucket;
 pub mod object_world;
 pub mod page_kernel;

@@ -48,7 +48,12 @@ impl World {
     /// Creates one without a staging directory, whose files are written as streams, with a pool of
     /// a size.
     pub fn streamed(pool_bytes: u64) -> Self {
-        let (bucket, staging) = (MemoryBucket::for_streams(), Arc::new(tempfile::tempdir().unwrap()));
+        Self::streamed_on(MemoryBucket::for_streams(), pool_bytes)
+    }
+
+    /// As [`streamed`](Self::streamed), on a bucket.
+    pub fn streamed_on(bucket: Arc<MemoryBucket>, pool_bytes: u64) -> Self {
+        let staging = Arc::new(tempfile::tempdir().unwrap());
         let engine = Engine::new(EngineConfig::new(pool_bytes)).unwrap();
         let group = engine.create_group(engine.root(), OsStr::new("g")).unwrap();
         let config = ObjectConfig { staging: None, streams: true, ..config(&bucket, staging.path(), 0) };
@@ -136,6 +141,14 @@ impl World {
         let pool_bytes = engine.arena().nr_frames() as u64 * 4096;
         std::mem::forget((volume, me));
         Self::as_configured(bucket, copy, pool_bytes, config)
+    }
+
+    /// Leaves a volume of streams as a killed daemon would, and opens another of the same bucket.
+    pub fn streamed_elsewhere(self) -> Self {
+        let Self { volume, bucket, engine, me, .. } = self;
+        let pool_bytes = engine.arena().nr_frames() as u64 * 4096;
+        std::mem::forget((volume, me));
+        Self::streamed_on(bucket, pool_bytes)
     }
 
     /// Returns a copy of the staging directory.
