@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use umemcg_vfs::{FallocateFlags, Lookup, OFlags, RenameFlags, SetAttr, VfsError, VolumeFile};
 
 use crate::bucket::calmly;
+use crate::common::labels::{Change, Labels};
 use crate::common::object_world::{World, errno};
 use crate::dice::Dice;
 use crate::world::{Doing, Together, list, read, read_all};
@@ -20,6 +21,8 @@ const NR_ATTEMPTS_MAX: usize = 10_000;
 #[derive(Debug, Default, Clone)]
 struct Known {
     bytes: Vec<u8>,
+    /// None if it was not changed, or may or may not have been.
+    mode: Option<u32>,
     /// All that it may have been since it was acknowledged last, that included.
     may_be_stored: Vec<Vec<u8>>,
     /// It was never acknowledged.
@@ -138,8 +141,43 @@ impl Private {
                 let known = &mut self.files[file];
                 assert!(stored.as_ref() == Some(&known.bytes), "{name}: acknowledged, and not stored");
                 known.acknowledge();
+                self.check_mode(name, file);
             }
             Err(error) => assert!(is_excused(error.errno()), "{name}: {error:?}"),
+        }
+    }
+
+    /// Checks the mode that the bucket has of a file that is acknowledged.
+    fn check_mode(&self, name: &str, file: usize) {
+        let stored = self.stored_mode(name);
+        let is_it = self.files[file].mode.is_none_or(|mode| stored == Some(mode));
+        assert!(is_it, "{name}: stored with {stored:?} for {:?}", self.files[file].mode);
+    }
+
+    fn stored_mode(&self, name: &str) -> Option<u32> {
+        let (_, metadata) = self.together.bucket.memory.object(&self.path(name))?;
+        Some(Labels::of(&metadata).mode)
+    }
+
+    /// Changes the mode of a file, which is in the store at once unless it is being written.
+    fn change_mode(&mut self) {
+        let (name, mode) = (self.name(), 0o400 | self.dice.below(0o400) as u32);
+        // A lost answer leaves another version than the volume knows.
+        let result = calmly(|| Change::Mode(mode).run(&self.w(), &self.path(name)));
+        match (self.names.get(name).copied(), result) {
+            (None, result) => assert_eq!(errno(result), Some(Errno::NOENT), "{name}"),
+            (Some(number), Ok(())) => {
+                self.files[number].mode = Some(mode);
+                let shown = self.insist("getattr", |w| w.attr(&self.path(name))).unwrap();
+                assert_eq!(shown.mode & 0o7777, mode, "{name}");
+                if !self.files[number].is_dirty && !self.together.writes_back {
+                    self.check_mode(name, number);
+                }
+            }
+            (Some(number), Err(error)) => {
+                assert!(is_excused(error.errno()), "{name}: {error:?}");
+                self.files[number].mode = None;
+            }
         }
     }
 
@@ -524,6 +562,10 @@ impl Private {
             }
             match stored {
                 Some(bytes) => {
+                    match known.is_dirty {
+                        true => self.files[number].mode = self.stored_mode(name),
+                        false => self.check_mode(name, number),
+                    }
                     self.files[number].bytes = bytes;
                     self.files[number].acknowledge();
                 }
@@ -539,10 +581,11 @@ impl Private {
 type Operation = fn(&mut Private);
 
 /// What a user does, and how often.
-const OPERATIONS: [(&str, Operation, u64); 11] = [
+const OPERATIONS: [(&str, Operation, u64); 12] = [
     ("writes", Private::write, 8),
     ("closes", Private::close, 6),
     ("truncates", Private::truncate, 2),
+    ("changes a mode", Private::change_mode, 2),
     ("allocates", Private::allocate, 2),
     ("unlinks", Private::unlink, 2),
     ("renames", Private::rename, 2),
