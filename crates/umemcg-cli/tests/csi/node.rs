@@ -207,6 +207,22 @@ impl Node {
         }
     }
 
+    /// Panics if the daemon still places a pod's processes into its group: here, into one of that
+    /// name that an operator has made since.
+    #[track_caller]
+    pub fn assert_no_rule(&self, pod: &Pod) {
+        let Some(cgroup) = PodCgroup::new(&format!("kubepods/pod{}", pod.uid)) else { return };
+        let (path, mnt) = (format!("{}/{}", pod.namespace, pod.name), self.mount.mnt().display().to_string());
+        fs::create_dir_all(self.mount.cg().join(&path)).unwrap();
+        self.mount.umemcg(&["volume", "add", "probe", "--tmpfs", "--mount", &mnt]).good();
+        self.mount.sh(&format!("{}\necho x > {mnt}/probe/f", cgroup.join_script())).good();
+        assert_eq!(self.mount.number(&path, "memory.usage_in_bytes"), 0, "a rule is left");
+        self.mount.umemcg(&["volume", "remove", "probe", "--mount", &mnt]).good();
+        for group in [&path, &pod.namespace] {
+            fs::remove_dir(self.mount.cg().join(group)).unwrap();
+        }
+    }
+
     /// Returns how many descriptors the daemon and the plugin have open.
     pub fn nr_descriptors(&self) -> BTreeMap<&'static str, usize> {
         let nr = |pid: u32| fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
