@@ -63,12 +63,19 @@ pub fn control_mount(point: &Path) -> Result<Mount, Status> {
 }
 
 fn mount_of(point: &Path, kind: &str) -> Result<Mount, Status> {
-    let point = &in_mount_table(point);
-    let found = mount_at(point).map_err(|error| failed("read the mount table for", point, &error))?;
-    found.filter(|mount| mount.kind == kind).ok_or_else(|| {
+    find(&mount_at, point, kind)?.ok_or_else(|| {
         let point = point.display();
         Status::unavailable(format!("nothing of type {kind} is mounted at {point}; does the daemon run?"))
     })
+}
+
+/// Reads the topmost mount at a path from the mount table.
+type ReadTable = dyn Fn(&Path) -> io::Result<Option<Mount>>;
+
+fn find(table: &ReadTable, point: &Path, kind: &str) -> Result<Option<Mount>, Status> {
+    let point = &in_mount_table(point);
+    let found = table(point).map_err(|error| failed("read the mount table for", point, &error))?;
+    Ok(found.filter(|mount| mount.kind == kind))
 }
 
 /// Shows a volume at a target. Leaves a mount that shows it with these options, and replaces any
@@ -138,10 +145,14 @@ fn is_dead(error: &io::Error) -> bool {
 /// as it is.
 ///
 /// # Errors
-/// `Aborted` while it is in use; `Internal`.
+/// `Aborted` while it is in use; `Internal`, also if the mount table cannot be read.
 pub fn hide(target: &Path) -> Result<(), Status> {
+    hide_by(&mount_at, target)
+}
+
+fn hide_by(table: &ReadTable, target: &Path) -> Result<(), Status> {
     for _ in 0..NR_STACKED_MAX {
-        if mount_of(target, DATA).is_err() {
+        if find(table, target, DATA)?.is_none() {
             return Ok(());
         }
         match unmount(target, UnmountFlags::NOFOLLOW) {
@@ -194,6 +205,13 @@ mod tests {
         assert_eq!(remove_target(dir.path()).unwrap_err().code(), tonic::Code::Internal);
         assert!(dir.path().join("f").exists());
         remove_target(&dir.path().join("none")).unwrap();
+    }
+
+    #[test]
+    fn an_unreadable_mount_table_is_not_an_empty_one() {
+        let unreadable = |_: &Path| Err(io::Error::from(Errno::MFILE));
+        let refused = hide_by(&unreadable, Path::new("/target")).unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::Internal);
     }
 
     #[test]

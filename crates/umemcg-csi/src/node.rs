@@ -158,7 +158,7 @@ impl Node {
     /// Removes a volume from a target, and what was there for its pod alone.
     ///
     /// # Errors
-    /// `Aborted` while the target is in use; `Internal` if data of an ephemeral volume cannot be
+    /// `Aborted` while the target or the pod's group is in use; `Internal` if data of an ephemeral volume cannot be
     /// made durable.
     pub fn unpublish(&self, volume_id: &str, target: &str) -> Result<(), Status> {
         let name = volume_name(volume_id)?;
@@ -356,10 +356,10 @@ impl Node {
             }
         }
         if known.owns_group && !others.values().any(|other| is_of_group(other, pod)) {
-            self.groups.remove(pod, false);
+            self.groups.remove(pod)?;
         }
         if known.owns_namespace && !others.values().any(|other| is_of_namespace(other, pod)) {
-            self.groups.remove(pod, true);
+            self.groups.remove_namespace(pod)?;
         }
         Ok(())
     }

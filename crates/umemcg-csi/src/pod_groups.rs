@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use crate::mounts::control_mount;
 use crate::pod::Pod;
@@ -75,25 +75,58 @@ impl PodGroups {
         Ok(())
     }
 
-    /// Removes the group of a pod, or that of its namespace. One that is in use, or gone, is left:
-    /// an operator moved a process into it, or made groups below.
-    pub fn remove(&self, pod: &Pod, is_namespace: bool) {
-        if control_mount(&self.dir).is_err() {
-            // The groups ended with the daemon.
-            return;
-        }
-        let path = if is_namespace { self.dir.join(&pod.namespace) } else { self.group(pod) };
-        match fs::remove_dir(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(group = %path.display(), %error, "the group of a pod that has ended stays");
+    /// Removes the group of a pod, unless it is gone.
+    ///
+    /// # Errors
+    /// `Aborted` while it is in use: an operator moved a process into it, or made groups below;
+    /// `Internal`.
+    pub fn remove(&self, pod: &Pod) -> Result<(), Status> {
+        self.remove_dir(&self.group(pod)).map_err(|error| match is_in_use(&error) {
+            true => Status::aborted(format!(
+                "the group {} is in use: move its processes away, and remove the groups below it",
+                pod.group()
+            )),
+            false => failed("remove the group of", pod, &error),
+        })
+    }
+
+    /// Removes the group of a pod's namespace, unless it is gone, or an operator uses it too: with
+    /// processes in it, or groups below it that are no pods'.
+    ///
+    /// # Errors
+    /// `Internal`.
+    pub fn remove_namespace(&self, pod: &Pod) -> Result<(), Status> {
+        match self.remove_dir(&self.dir.join(&pod.namespace)) {
+            Err(error) if is_in_use(&error) => {
+                tracing::info!(
+                    namespace = pod.namespace,
+                    "the group of a namespace without pods is in use, and stays"
+                );
+                Ok(())
             }
-            _ => {}
+            removed => removed.map_err(|error| failed("remove the namespace's group of", pod, &error)),
+        }
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        if control_mount(&self.dir).is_err_and(|error| error.code() == Code::Unavailable) {
+            return Ok(());
+        }
+        let is_gone =
+            |error: &io::Error| matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotConnected);
+        match fs::remove_dir(path) {
+            Err(error) if is_gone(&error) => Ok(()),
+            removed => removed,
         }
     }
 
     fn group(&self, pod: &Pod) -> PathBuf {
         self.dir.join(&pod.namespace).join(&pod.name)
     }
+}
+
+fn is_in_use(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::DirectoryNotEmpty)
 }
 
 fn failed(what: &str, pod: &Pod, error: &io::Error) -> Status {

@@ -220,6 +220,24 @@ fn a_group_that_an_operator_made_stays() {
 }
 
 #[test]
+fn a_pods_group_that_is_in_use_is_removed_later() {
+    needs_mount!();
+    let node = Node::start();
+    let (client, pod) = (node.connect(), Pod::new("shop", "web-0"));
+    client.publish(node.ephemeral("inline", &pod, &[("type", "tmpfs")])).unwrap();
+    let below = node.mount.cg().join("shop/web-0/below");
+    fs::create_dir(&below).unwrap();
+    let target = node.target(&pod).display().to_string();
+    for _ in 0..2 {
+        assert_eq!(code(client.unpublish("inline", &target)), Code::Aborted);
+        assert_eq!(node.nr_records(), 1);
+    }
+    fs::remove_dir(&below).unwrap();
+    node.unpublish_until_done(&client, "inline", &pod);
+    node.assert_nothing_left();
+}
+
+#[test]
 fn a_read_only_target_refuses_writes() {
     needs_mount!();
     let node = Node::start();
