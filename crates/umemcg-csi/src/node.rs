@@ -116,7 +116,10 @@ impl Node {
         let name = volume_name(volume_id)?;
         absolute("staging target path", staging_path)?;
         let _one_at_a_time = self.only(&name)?;
-        let Some(staged) = self.records.staged(&name).map_err(records_failed)? else { return Ok(()) };
+        let Some(staged) = self.records.staged(&name).map_err(records_failed)? else {
+            self.check_gone(&name)?;
+            return self.records.forget_staged(&name).map_err(records_failed);
+        };
         let published = self.records.published().map_err(records_failed)?;
         if let Some(other) = published.values().find(|other| other.volume.name == name) {
             let target = &other.target;
@@ -189,7 +192,7 @@ impl Node {
         let known = published.values().find(|known| known.volume.name == name && known.target == path);
         let known =
             known.ok_or_else(|| Status::not_found(format!("the volume is not published at {path}")))?;
-        let is_shown = mounts::is_shown(&self.root, served_name(&known.volume), Path::new(path));
+        let is_shown = mounts::is_shown(&self.root, known.volume.served_name(), Path::new(path));
         let at_target = || (!is_shown).then(|| format!("{path} does not show the volume"));
         Ok(VolumeHealth { trouble: self.trouble_of(&known.volume).or_else(at_target) })
     }
@@ -291,8 +294,8 @@ impl Node {
         if let Some(pod) = wanted.pod.clone() {
             agree(&pod, &wanted.limits, &published)?;
             let (has_namespace, has_group) = self.groups.exist(&pod)?;
-            let of_namespace = published.values().find(|other| is_of_namespace(other, &pod));
-            let of_group = published.values().find(|other| is_of_group(other, &pod));
+            let of_namespace = published.values().find(|other| other.is_of_namespace(&pod));
+            let of_group = published.values().find(|other| other.is_of_group(&pod));
             wanted.owns_namespace = of_namespace.map_or(!has_namespace, |other| other.owns_namespace);
             wanted.owns_group = of_group.map_or(!has_group, |other| other.owns_group);
         }
@@ -311,7 +314,7 @@ impl Node {
                 self.groups.make(pod)?;
                 // The pod may run once one of its volumes is there: a new group gets all limits.
                 let published = self.records.published().map_err(records_failed)?;
-                for other in published.values().filter(|other| !has_group && is_of_group(other, pod)) {
+                for other in published.values().filter(|other| !has_group && other.is_of_group(pod)) {
                     self.groups.limit(pod, &other.limits)?;
                 }
                 self.groups.limit(pod, &known.limits)?;
@@ -320,7 +323,7 @@ impl Node {
             }
             self.daemon.add_pod(&pod.uid, &pod.group())?;
         }
-        let name = served_name(&known.volume);
+        let name = known.volume.served_name();
         mounts::show(&self.root, name, Path::new(&known.target), &known.flags, known.is_read_only)
     }
 
@@ -355,10 +358,10 @@ impl Node {
                 Err(error) => return Err(error.into()),
             }
         }
-        if known.owns_group && !others.values().any(|other| is_of_group(other, pod)) {
+        if known.owns_group && !others.values().any(|other| other.is_of_group(pod)) {
             self.groups.remove(pod)?;
         }
-        if known.owns_namespace && !others.values().any(|other| is_of_namespace(other, pod)) {
+        if known.owns_namespace && !others.values().any(|other| other.is_of_namespace(pod)) {
             self.groups.remove_namespace(pod)?;
         }
         Ok(())
@@ -366,7 +369,7 @@ impl Node {
 
     /// Adds a volume to the daemon, unless it has it.
     fn ensure_volume(&self, volume: &Staged) -> Result<(), Status> {
-        match (self.has_volume(served_name(volume))?, &volume.data) {
+        match (self.has_volume(volume.served_name())?, &volume.data) {
             (true, _) => Ok(()),
             (false, VolumeData::Existing { volume }) => {
                 Err(Status::not_found(format!("the daemon has no volume `{volume}`")))
@@ -389,6 +392,17 @@ impl Node {
             )));
         }
         Ok(())
+    }
+
+    /// Checks that nothing is left of a volume whose record was damaged, so that the plugin does not
+    /// know whether it added the volume.
+    fn check_gone(&self, name: &str) -> Result<(), Status> {
+        match self.records.has_damaged_staged(name) && self.has_volume(name)? {
+            false => Ok(()),
+            true => Err(Status::failed_precondition(format!(
+                "the record of the volume is damaged; `umemcg volume remove {name}` removes it from the node"
+            ))),
+        }
     }
 
     fn has_volume(&self, name: &str) -> Result<bool, Status> {
@@ -422,7 +436,7 @@ impl Node {
     fn trouble_of(&self, volume: &Staged) -> Option<String> {
         match self.daemon.volumes() {
             Err(error) => Some(error.to_string()),
-            Ok(known) => match known.into_iter().find(|known| known.name == served_name(volume)) {
+            Ok(known) => match known.into_iter().find(|known| known.name == volume.served_name()) {
                 Some(KnownVolume { trouble, .. }) => trouble,
                 None => Some("the daemon does not have the volume".into()),
             },
@@ -460,22 +474,6 @@ fn agree(
         }
     }
     Ok(())
-}
-
-fn is_of_group(known: &Published, pod: &Pod) -> bool {
-    known.pod.as_ref().is_some_and(|other| other.group() == pod.group())
-}
-
-fn is_of_namespace(known: &Published, pod: &Pod) -> bool {
-    known.pod.as_ref().is_some_and(|other| other.namespace == pod.namespace)
-}
-
-/// Returns the name of the volume's directory in the daemon's mount.
-fn served_name(volume: &Staged) -> &str {
-    match &volume.data {
-        VolumeData::Existing { volume } => volume,
-        _ => &volume.name,
-    }
 }
 
 fn volume_key(name: &str) -> String {

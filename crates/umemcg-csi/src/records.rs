@@ -6,6 +6,7 @@
 //! STATE/created/NAME   a volume that the controller made
 //! STATE/staged/NAME    a volume that is staged on this node
 //! STATE/published/N    a target, with its volume and its pod
+//! STATE/damaged/KIND/  records of these kinds that a plugin could not read when it started
 //! ```
 //!
 //! A record is written before its work is done, and removed after it is undone. So work that was
@@ -44,6 +45,16 @@ pub struct Staged {
     pub data: VolumeData,
 }
 
+impl Staged {
+    /// Returns the name of the volume's directory in the daemon's mount.
+    pub fn served_name(&self) -> &str {
+        match &self.data {
+            VolumeData::Existing { volume } => volume,
+            _ => &self.name,
+        }
+    }
+}
+
 /// A target path that shows a volume to a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Published {
@@ -71,6 +82,18 @@ pub struct Published {
     pub is_limited: bool,
 }
 
+impl Published {
+    /// Returns whether its pod has the same group as another.
+    pub fn is_of_group(&self, pod: &Pod) -> bool {
+        self.pod.as_ref().is_some_and(|own| own.group() == pod.group())
+    }
+
+    /// Returns whether its pod has the same namespace as another.
+    pub fn is_of_namespace(&self, pod: &Pod) -> bool {
+        self.pod.as_ref().is_some_and(|own| own.namespace == pod.namespace)
+    }
+}
+
 /// The directory of the records.
 #[derive(Debug)]
 pub struct Records {
@@ -80,22 +103,28 @@ pub struct Records {
 }
 
 impl Records {
-    /// Opens a directory; creates it if it is missing.
+    /// Opens a directory; creates it if it is missing. Moves damaged records away, before any other
+    /// thread uses them: one that a disk left is no reason to do nothing for the others.
     ///
     /// # Errors
     /// `ResourceBusy` if another plugin uses it; the system's errors.
     pub fn open(dir: &Path) -> io::Result<Self> {
         for kind in ["created", "staged", "published"] {
             fs::create_dir_all(dir.join(kind))?;
+            fs::create_dir_all(dir.join("damaged").join(kind))?;
         }
         let lock = File::create(dir.join("lock"))?;
         match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Self { dir: dir.to_owned(), _lock: lock }),
+            Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
-                Err(io::Error::new(io::ErrorKind::ResourceBusy, "another plugin uses the directory"))
+                return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another plugin uses the directory"));
             }
-            Err(errno) => Err(errno.into()),
+            Err(errno) => return Err(errno.into()),
         }
+        move_damaged::<Created>(dir, "created")?;
+        move_damaged::<Staged>(dir, "staged")?;
+        move_damaged::<Published>(dir, "published")?;
+        Ok(Self { dir: dir.to_owned(), _lock: lock })
     }
 
     /// Returns the record of a volume that the controller made.
@@ -154,11 +183,17 @@ impl Records {
         write(&self.dir.join("staged").join(&staged.name), staged)
     }
 
-    /// Removes such a record, if it is there.
+    /// Returns whether a plugin that started moved a damaged record of a staged volume away.
+    pub fn has_damaged_staged(&self, name: &str) -> bool {
+        self.dir.join("damaged/staged").join(name).exists()
+    }
+
+    /// Removes such a record, if it is there, damaged or not.
     ///
     /// # Errors
     /// The system's errors.
     pub fn forget_staged(&self, name: &str) -> io::Result<()> {
+        remove(&self.dir.join("damaged/staged").join(name))?;
         remove(&self.dir.join("staged").join(name))
     }
 
@@ -213,23 +248,42 @@ fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     }
 }
 
-/// Drafts of a plugin that was killed have a dot in front, and are left out.
-fn read_all<T: DeserializeOwned>(dir: &Path) -> io::Result<BTreeMap<String, T>> {
-    let mut found = BTreeMap::new();
+/// Names of records. Drafts of a plugin that was killed have a dot in front, and are left out.
+fn names(dir: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
     for entry in fs::read_dir(dir)? {
         let Ok(name) = entry?.file_name().into_string() else { continue };
-        if name.starts_with('.') {
-            continue;
+        if !name.starts_with('.') {
+            names.push(name);
         }
+    }
+    Ok(names)
+}
+
+fn is_damage(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
+}
+
+fn move_damaged<T: DeserializeOwned>(dir: &Path, kind: &str) -> io::Result<()> {
+    for name in names(&dir.join(kind))? {
+        let (from, to) = (dir.join(kind).join(&name), dir.join("damaged").join(kind).join(&name));
+        if let Some(error) = read::<T>(&from).err().filter(is_damage) {
+            fs::rename(from, &to)?;
+            tracing::error!(record = %to.display(), %error, "a record cannot be read, and is moved here");
+        }
+    }
+    Ok(())
+}
+
+fn read_all<T: DeserializeOwned>(dir: &Path) -> io::Result<BTreeMap<String, T>> {
+    let mut found = BTreeMap::new();
+    for name in names(dir)? {
         match read(&dir.join(&name)) {
             Ok(Some(record)) => drop(found.insert(name, record)),
             // Another request may have removed it meanwhile.
             Ok(None) => {}
-            // One that is damaged is no reason to do nothing for the others.
-            Err(error)
-                if error.kind() == io::ErrorKind::InvalidData
-                    || error.kind() == io::ErrorKind::UnexpectedEof =>
-            {
+            // Damaged since the start.
+            Err(error) if is_damage(&error) => {
                 tracing::error!(record = %dir.join(&name).display(), %error, "a record cannot be read; it is left out");
             }
             Err(error) => return Err(error),
@@ -293,13 +347,19 @@ mod tests {
         // A plugin that was killed leaves a draft.
         fs::write(dir.path().join("published/.draft-x"), "{").unwrap();
         // A disk that failed leaves something else.
-        for (name, text) in [("cut", "{"), ("empty", ""), ("other", "[]")] {
+        let damaged = [("cut", "{"), ("empty", ""), ("other", "[]")];
+        for (name, text) in damaged {
             fs::write(dir.path().join("published").join(name), text).unwrap();
         }
+        assert_eq!(records.published().unwrap().len(), 1);
         drop(records);
         let records = Records::open(dir.path()).unwrap();
         assert_eq!(records.staged("a").unwrap(), Some(staged("a")));
         assert_eq!(records.published().unwrap(), BTreeMap::from([(second, published)]));
+        for (name, text) in damaged {
+            assert!(!dir.path().join("published").join(name).exists());
+            assert_eq!(fs::read_to_string(dir.path().join("damaged/published").join(name)).unwrap(), text);
+        }
         records.forget_staged("a").unwrap();
         assert_eq!(records.all_staged().unwrap(), BTreeMap::new());
     }

@@ -392,6 +392,29 @@ fn names_of_any_characters_are_kept_apart() {
 }
 
 #[test]
+fn a_plugin_starts_with_a_damaged_record() {
+    needs_mount!();
+    let mut node = Node::start();
+    let tmpfs = [("type", "tmpfs")];
+    for id in ["good", "bad"] {
+        node.connect().stage(node.staged(id, &tmpfs)).unwrap();
+    }
+    node.kill_plugin();
+    fs::write(node.state().join("staged/bad"), "{").unwrap();
+    node.start_plugin();
+    assert!(node.state().join("damaged/staged/bad").exists());
+    let client = node.connect();
+    node.unstage_until_done(&client, "good");
+    // The plugin cannot know whose it is.
+    assert_eq!(code(client.unstage("bad", "/staging")), Code::FailedPrecondition);
+    let mnt = node.mount.mnt().display().to_string();
+    node.mount.umemcg(&["volume", "remove", "bad", "--mount", &mnt]).good();
+    node.unstage_until_done(&client, "bad");
+    assert!(!node.state().join("damaged/staged/bad").exists());
+    node.assert_nothing_left();
+}
+
+#[test]
 fn one_plugin_at_a_time_uses_the_records() {
     needs_mount!();
     let node = Node::start();

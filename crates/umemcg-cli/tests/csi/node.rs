@@ -70,7 +70,7 @@ impl Node {
         self.mount.outside().join("csi.sock")
     }
 
-    fn state(&self) -> PathBuf {
+    pub fn state(&self) -> PathBuf {
         self.mount.outside().join("state")
     }
 
