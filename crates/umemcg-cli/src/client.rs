@@ -70,12 +70,16 @@ pub(crate) fn reply_to(mount: &Mount, request: &Request) -> Result<Reply, Failur
     }
 }
 
+/// What a daemon does that refuses one more request.
+pub(crate) const TOO_MANY: &str = "serves too many requests at the same time; try again";
+
 /// Returns what it means that a request got no last reply.
 fn not_answered(mount: &Mount, error: &AskError) -> Failure {
     let path = mount.point.display();
     match error {
         AskError::HungUp => Failure::NotServed(format!("the daemon behind {path} ended before it answered")),
         AskError::NoDaemon => Failure::NotServed(format!("no daemon answers behind {path}")),
+        AskError::TooMany => Failure::Failed(format!("the daemon behind {path} {TOO_MANY}")),
         AskError::Io(error) => Failure::Failed(format!("cannot talk to the daemon behind {path}: {error}")),
     }
 }
@@ -105,6 +109,7 @@ fn last_reply(mount: &Mount, request: &Request) -> Result<(), Failure> {
             | Reply::Volumes { .. }
             | Reply::Metrics { .. }
             | Reply::Reloaded(_)
+            | Reply::TooMany
             | Reply::Removed { .. },
         ) => Err(not_answered(mount, &AskError::HungUp)),
         Err(error) => Err(not_answered(mount, &error)),

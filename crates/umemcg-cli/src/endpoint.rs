@@ -158,6 +158,8 @@ pub enum Reply {
         /// The processes that use it, as far as the daemon can see.
         users: Vec<String>,
     },
+    /// Too many requests are served at the same time; this one has not begun.
+    TooMany,
     /// The request failed.
     Failed {
         /// The reason.
@@ -294,9 +296,7 @@ fn accept_all(listener: &UnixListener, serve: &Arc<dyn Serve>) {
     while let Some(stream) = acceptor.next() {
         let counted = Arc::clone(&nr_open);
         if Arc::strong_count(&nr_open) > NR_CONNECTIONS_MAX + 1 {
-            let _ = stream.set_nonblocking(true);
-            let message = "too many requests at the same time; try again".into();
-            let _ = send(&stream, &Reply::Failed { message });
+            let _ = stream.set_nonblocking(true).and_then(|()| send(&stream, &Reply::TooMany));
             continue;
         }
         let serve = Arc::clone(serve);
@@ -385,6 +385,8 @@ pub enum AskError {
     NoDaemon,
     /// The daemon closed the connection before it replied.
     HungUp,
+    /// The daemon serves too many requests at the same time, and has not begun this one.
+    TooMany,
     /// A system call failed, for example for lack of permission.
     Io(io::Error),
 }
@@ -416,11 +418,16 @@ fn ask_on(
 ) -> Result<Reply, AskError> {
     let mut line = serde_json::to_vec(request).map_err(|error| AskError::Io(error.into()))?;
     line.push(b'\n');
-    stream.write_all(&line).map_err(AskError::Io)?;
+    match stream.write_all(&line) {
+        // The daemon has hung up on a request too many.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        written => written.map_err(AskError::Io)?,
+    }
     for line in BufReader::new(stream).lines() {
         let line = line.map_err(AskError::Io)?;
         match serde_json::from_str(&line).map_err(|error| AskError::Io(error.into()))? {
             Reply::Progress { dirty_bytes } => progress(dirty_bytes),
+            Reply::TooMany => return Err(AskError::TooMany),
             last => return Ok(last),
         }
     }
@@ -550,6 +557,29 @@ mod tests {
         assert_eq!(ask(&mount, &Request::Sync { flush_timeout_ms: None }, &mut |_| {}).unwrap(), Reply::Done);
         drop(after);
         assert!(matches!(connect(&mount), Err(AskError::NoDaemon)));
+    }
+
+    /// Ends no request while a test has the lock.
+    impl Serve for std::sync::Mutex<()> {
+        fn serve(&self, _: Request, _: &mut dyn FnMut(Reply)) -> Reply {
+            self.lock().map_or(Reply::Done, |_| Reply::Done)
+        }
+    }
+
+    #[test]
+    fn a_request_too_many_is_told_so() {
+        let mount = imaginary_mount(std::process::id() + (1 << 25));
+        let lock = Arc::new(std::sync::Mutex::new(()));
+        let _endpoint = Endpoint::listen(&[&mount], &(Arc::clone(&lock) as Arc<dyn Serve>)).unwrap();
+        let held = lock.lock().unwrap();
+        let begin = |_| {
+            let mut stream = connect(&mount).unwrap();
+            stream.write_all(b"{\"do\":\"volume_list\"}\n").unwrap();
+            stream
+        };
+        let hung: Vec<UnixStream> = (0..NR_CONNECTIONS_MAX).map(begin).collect();
+        assert!(matches!(ask(&mount, &Request::VolumeList, &mut |_| {}), Err(AskError::TooMany)));
+        drop((held, hung));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use umemcg_vfs::{TmpfsConfig, VolumeConfig, VolumeError, VolumeKind, VolumeSpec}
 use crate::args::{
     DaemonArguments, VolumeAddArguments, VolumeCommand, VolumeListArguments, VolumeRemoveArguments,
 };
-use crate::client::{milliseconds, our_mount};
+use crate::client::{TOO_MANY, milliseconds, our_mount};
 use crate::endpoint::{AskError, Reply, Request, VolumeRow, VolumeSource, ask, ask_at};
 use crate::exit::{Failure, LostFile};
 use crate::mounts::is_umemcg;
@@ -167,6 +167,7 @@ pub(crate) fn last_reply(which: &DaemonArguments, request: &Request) -> Result<R
         Err(AskError::HungUp) => {
             Err(Failure::NotServed(format!("the daemon behind {daemon} ended before it answered")))
         }
+        Err(AskError::TooMany) => Err(Failure::Failed(format!("the daemon behind {daemon} {TOO_MANY}"))),
         Err(AskError::Io(error)) => {
             Err(Failure::Failed(format!("cannot talk to the daemon behind {daemon}: {error}")))
         }

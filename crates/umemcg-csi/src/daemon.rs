@@ -56,6 +56,9 @@ pub enum DaemonError {
     /// It did not answer, and may have done it.
     #[error("{0}")]
     Unknown(String),
+    /// It serves too many requests at the same time, and has not begun this one.
+    #[error("the daemon serves too many requests at the same time; try again")]
+    Crowded,
     /// The volume or its directory is in use.
     #[error("{0}")]
     Busy(String),
@@ -71,7 +74,9 @@ impl From<DaemonError> for Status {
     fn from(error: DaemonError) -> Self {
         let text = error.to_string();
         match error {
-            DaemonError::Absent(_) | DaemonError::Unknown(_) => Self::unavailable(text),
+            DaemonError::Absent(_) | DaemonError::Unknown(_) | DaemonError::Crowded => {
+                Self::unavailable(text)
+            }
             DaemonError::Busy(_) => Self::aborted(text),
             DaemonError::Lost(_) => Self::internal(text),
             DaemonError::Refused(_) => Self::invalid_argument(text),

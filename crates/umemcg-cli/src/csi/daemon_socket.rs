@@ -43,6 +43,7 @@ impl DaemonSocket {
                 Err(DaemonError::Absent(format!("no daemon answers behind {}", self.mount.display())))
             }
             Err(AskError::HungUp) => Err(DaemonError::Unknown("the daemon ended before it answered".into())),
+            Err(AskError::TooMany) => Err(DaemonError::Crowded),
             Err(AskError::Io(error)) => {
                 Err(DaemonError::Unknown(format!("cannot talk to the daemon: {error}")))
             }
@@ -138,6 +139,23 @@ fn unexpected(reply: &Reply) -> DaemonError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn a_daemon_with_too_many_requests_is_asked_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("admin.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let daemon = DaemonSocket { socket: Some(path), mount: PathBuf::from("/nowhere") };
+        let refusing = std::thread::spawn(move || {
+            let mut line = serde_json::to_vec(&Reply::TooMany).unwrap();
+            line.push(b'\n');
+            listener.accept().unwrap().0.write_all(&line).unwrap();
+        });
+        let refused = daemon.add_pod("1", "/shop/web").unwrap_err();
+        refusing.join().unwrap();
+        assert_eq!(umemcg_csi::client::Status::from(refused).code(), umemcg_csi::client::Code::Unavailable);
+    }
 
     #[test]
     fn a_store_is_reached_as_its_attributes_say() {
