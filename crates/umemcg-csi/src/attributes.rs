@@ -16,12 +16,13 @@
 use std::collections::{BTreeMap, HashMap};
 
 use tonic::Status;
+use umemcg_control::numbers::{parse_limit_v1, parse_limit_v2, parse_number, parse_size_v1};
 
 use crate::daemon::VolumeData;
 use crate::pod::KUBERNETES;
 
 /// Control files that an attribute may set.
-const LIMITS: [&str; 16] = [
+const LIMITS: [&str; 14] = [
     "memory.dirty_background_limit_in_bytes",
     "memory.dirty_background_ratio",
     "memory.dirty_limit_in_bytes",
@@ -34,8 +35,6 @@ const LIMITS: [&str; 16] = [
     "memory.max",
     "memory.min",
     "memory.soft_limit_in_bytes",
-    "memory.wmark_high",
-    "memory.wmark_low",
     "memory.wmark_ratio",
     "memory.wmark_scale_factor",
 ];
@@ -75,7 +74,7 @@ impl Attributes {
         let mut limits = BTreeMap::new();
         for file in LIMITS {
             if let Some(value) = left.remove(file) {
-                limits.insert(file.to_owned(), of_quantity(value));
+                limits.insert(file.to_owned(), limit_of(file, value)?);
             }
         }
         let data = take_data(&mut left)?;
@@ -112,6 +111,23 @@ fn take_data(left: &mut BTreeMap<&str, &str>) -> Result<VolumeData, Status> {
         _ => Err(Status::invalid_argument(format!(
             "`{kind}` is no type of a volume; write type: tmpfs, store, dir or existing"
         ))),
+    }
+}
+
+/// Returns the text to write into a control file. The daemon has the last word. A StorageClass with
+/// a text that is no limit is better refused before volumes of it are made.
+fn limit_of(file: &str, value: &str) -> Result<String, Status> {
+    let text = of_quantity(value);
+    let written = text.as_bytes();
+    let parsed = match file {
+        "memory.max" | "memory.high" | "memory.low" | "memory.min" => parse_limit_v2(written),
+        "memory.limit_in_bytes" | "memory.soft_limit_in_bytes" => parse_limit_v1(written),
+        file if file.ends_with("_in_bytes") || file.ends_with("_distance") => parse_size_v1(written),
+        _ => parse_number(written),
+    };
+    match parsed {
+        Ok(_) => Ok(text),
+        Err(_) => Err(Status::invalid_argument(format!("`{file}` cannot be `{value}`"))),
     }
 }
 
@@ -153,6 +169,16 @@ mod tests {
     }
 
     #[test]
+    fn each_limit_is_taken_as_its_control_file_takes_it() {
+        for file in LIMITS {
+            let value = if file.ends_with("ratio") || file.ends_with("factor") { "5" } else { "64Mi" };
+            let taken = parsed(&format!("type=tmpfs {file}={value}")).unwrap();
+            assert_eq!(taken.limits[file], value.trim_end_matches('i'));
+        }
+        parsed("type=tmpfs memory.limit_in_bytes=-1 memory.low=max memory.high=512Mi").unwrap();
+    }
+
+    #[test]
     fn what_is_missing_unknown_or_contradictory_is_refused() {
         for (text, word) in [
             ("", "type"),
@@ -167,6 +193,13 @@ mod tests {
             ("type=store store=s3://b size=1Gi", "`size`"),
             ("type=tmpfs memory.maximum=1", "memory.maximum"),
             ("type=tmpfs cgroup.procs=1", "cgroup.procs"),
+            ("type=tmpfs memory.wmark_high=1Gi", "memory.wmark_high"),
+            ("type=tmpfs memory.max=lots", "memory.max"),
+            ("type=tmpfs memory.max=-1", "memory.max"),
+            ("type=tmpfs memory.high=", "memory.high"),
+            ("type=tmpfs memory.soft_limit_in_bytes=max", "memory.soft_limit_in_bytes"),
+            ("type=tmpfs memory.dirty_limit_in_bytes=-1", "memory.dirty_limit_in_bytes"),
+            ("type=tmpfs memory.dirty_ratio=20%", "memory.dirty_ratio"),
         ] {
             let refused = parsed(text).unwrap_err();
             assert_eq!(refused.code(), tonic::Code::InvalidArgument);

@@ -200,6 +200,9 @@ mod tests {
         assert_eq!((tmpfs.context["size"].as_str(), tmpfs.capacity_bytes), ("4096", 4096));
         let dir = controller.create(&request("d", &[("type", "dir"), ("dir", "/srv")], 0)).unwrap_err();
         assert_eq!(dir.code(), tonic::Code::InvalidArgument);
+        let no_limit = [("type", "tmpfs"), ("memory.max", "lots")];
+        let no_limit = controller.create(&request("l", &no_limit, 0)).unwrap_err();
+        assert_eq!(no_limit.code(), tonic::Code::InvalidArgument);
         controller.delete("t").unwrap();
         controller.delete("t").unwrap();
         assert_eq!(
