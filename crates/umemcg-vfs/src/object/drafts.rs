@@ -361,6 +361,7 @@ impl Drafts {
                 let attributes = Some(upload.labels.attributes);
                 node.facts = Facts::Object(ObjectInfo { attributes, ..info.without_metadata() });
                 node.told = Told { at: Instant::now(), thread: 0 };
+                self.objects.open_listings.outdate(node.parent);
             }
         }
         if is_saved {
@@ -387,6 +388,8 @@ impl Drafts {
             key, %error, path = %path.display(),
             "an object was changed elsewhere; what was written here is kept, and not stored"
         );
+        // The node may be forgotten with the release.
+        self.objects.open_listings.outdate_all();
         self.release(draft);
         self.objects.unlink_node(draft.node, Instant::now());
     }

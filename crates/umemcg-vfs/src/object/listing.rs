@@ -3,7 +3,8 @@
 //! A handle keeps one part of the store's listing (at most a thousand names), charged to its group,
 //! and the place where the next begins, so a listing of any length takes the memory of one part. A
 //! position is the number of names before it; a read before the part begins anew. Attributes come
-//! with the names, so that nothing is asked for each.
+//! with the names, so that nothing is asked for each; and a name that is looked up while the part is
+//! kept is found in it ([`listed_part`](super::listed_part)).
 //!
 //! Names that no object has yet, because what is written to them is not stored, come after those of
 //! the store: those that there were when the listing began, and that the store did not list.
@@ -16,9 +17,9 @@ use rustix::io::Errno;
 use umemcg_base::LeafMutex;
 
 use super::bucket::{ListedName, ListedPart};
+use super::listed_part::ListedNames;
 use super::node::{Facts, Told};
 use super::objects::{Objects, is_path_name};
-use super::tree::Tree;
 use crate::allowance::ReclaimEffort;
 use crate::attr::{FileKind, NodeId};
 use crate::caller::Caller;
@@ -45,6 +46,8 @@ pub(super) struct OpenDirectory {
     objects: Arc<Objects>,
     node: NodeId,
     group: Arc<Group>,
+    /// Its number among the open listings.
+    handle: u64,
     /// The end of the last read. Locked to take it out and to put it back.
     kept: LeafMutex<Option<Box<Listing>>>,
     _charge: HandleCharge,
@@ -53,50 +56,45 @@ pub(super) struct OpenDirectory {
 /// A part of a listing.
 #[derive(Debug)]
 struct Listing {
-    /// The position of the first name.
-    first: u64,
-    names: Vec<ListedName>,
-    /// When these names were told.
-    told: Told,
+    part: Arc<ListedNames>,
     next: Option<String>,
     is_begun: bool,
+    /// Whether the part has new names: what the store has told of those is not here.
+    is_at_new: bool,
     /// Names that were new here when this began, in order; those that the store lists go.
     new_names: Vec<(Arc<str>, Facts)>,
     /// Objects whose name may come again as a directory: each begins the next, and the last begins
     /// the latest name.
     shown: Vec<String>,
-    /// For the names.
-    charge: Option<HandleCharge>,
 }
 
 impl Listing {
     fn new() -> Self {
         Self {
-            first: 0,
-            names: Vec::new(),
-            told: Told { at: Instant::now(), thread: 0 },
+            part: Arc::new(ListedNames::none()),
             next: None,
             is_begun: false,
+            is_at_new: false,
             new_names: Vec::new(),
             shown: Vec::new(),
-            charge: None,
         }
     }
 
-    /// Fetches the next part; false after the last.
+    /// Fetches the next part, as told at a time before its prefix was looked for; false after the
+    /// last.
     fn fetch(
         &mut self,
         objects: &Objects,
         (node, prefix): (NodeId, &str),
+        told: Told,
         group: &Arc<Group>,
     ) -> Result<bool, VfsError> {
         if self.is_begun && self.next.is_none() {
-            return Ok(self.take_new(objects, node));
+            return self.take_new(objects, node, told, group);
         }
         if !self.is_begun {
             self.new_names = objects.tree.lock().new_names(node);
         }
-        self.told = Told { at: Instant::now(), thread: 0 };
         let text = HandleCharge::take(objects.reclaim_effort(), &objects.engine, group, PART_BYTES)?;
         let part = objects.list(prefix, self.next.as_deref(), NR_NAMES)?;
         let ListedPart { names, hidden, next } = part;
@@ -105,42 +103,51 @@ impl Listing {
             let at = self.new_names.binary_search_by(|(name, _)| (**name).cmp(&listed.name));
             at.ok().map(|at| self.new_names.remove(at));
         }
-        drop((text, self.charge.take()));
+        drop(text);
         let bytes = names.iter().map(bytes_of).sum::<u64>() + self.new_names.len() as u64 * NEW_NAME_BYTES;
-        self.charge = Some(HandleCharge::take(objects.reclaim_effort(), &objects.engine, group, bytes)?);
+        let charge = HandleCharge::take(objects.reclaim_effort(), &objects.engine, group, bytes)?;
         (self.is_begun, self.next) = (true, next);
-        self.first += self.names.len() as u64;
-        self.names.clear();
-        for listed in names {
-            if self.can_show(prefix, &listed, objects) {
-                self.names.push(listed);
-            }
-        }
+        let names = names.into_iter().filter(|listed| self.can_show(prefix, listed, objects)).collect();
+        self.part = Arc::new(ListedNames::new(self.part.end(), names, told, charge));
         Ok(true)
     }
 
     /// Goes on with the names that the store did not list; false if there are none.
-    fn take_new(&mut self, objects: &Objects, node: NodeId) -> bool {
+    fn take_new(
+        &mut self,
+        objects: &Objects,
+        node: NodeId,
+        told: Told,
+        group: &Arc<Group>,
+    ) -> Result<bool, VfsError> {
         if self.new_names.is_empty() {
-            return false;
+            return Ok(false);
         }
-        self.first += self.names.len() as u64;
-        self.told = Told { at: Instant::now(), thread: 0 };
-        let (tree, new_names) = (objects.tree.lock(), std::mem::take(&mut self.new_names));
-        // As they are now: they may have been stored since this began, and then be known no more.
-        let shown = |name: &str| tree.child(node, name).map(|(_, found)| found.shown());
-        self.names = new_names
-            .into_iter()
-            .map(|(name, facts)| (shown(&name).unwrap_or(facts), name))
-            .map(|(facts, name)| ListedName {
-                name: (*name).to_owned(),
-                object: match facts {
-                    Facts::Object(info) => Some(info),
-                    Facts::Directory(_) => None,
-                },
-            })
-            .collect();
-        !self.names.is_empty()
+        let bytes = self.new_names.len() as u64 * NEW_NAME_BYTES;
+        let charge = HandleCharge::take(objects.reclaim_effort(), &objects.engine, group, bytes)?;
+        let new_names = std::mem::take(&mut self.new_names);
+        let mut names: Vec<_> = {
+            let tree = objects.tree.lock();
+            // As they are now: they may have been stored since this began, and then be known no
+            // more.
+            let shown = |name: &str| tree.child(node, name).map(|(_, found)| found.shown());
+            new_names
+                .into_iter()
+                .map(|(name, facts)| (shown(&name).unwrap_or(facts), name))
+                .map(|(facts, name)| ListedName {
+                    name: (*name).to_owned(),
+                    object: match facts {
+                        Facts::Object(info) => Some(info),
+                        Facts::Directory(_) => None,
+                    },
+                })
+                .collect()
+        };
+        names.sort_unstable_by(ListedNames::order);
+        let first = self.part.end();
+        self.part = Arc::new(ListedNames::new(first, names, told, charge));
+        self.is_at_new = true;
+        Ok(true)
     }
 
     /// Returns whether a name can be shown as one of the directory.
@@ -165,10 +172,6 @@ impl Listing {
     }
 }
 
-fn facts_of(listed: &ListedName) -> Facts {
-    listed.object.clone().map_or(Facts::Directory(None), Facts::Object)
-}
-
 fn bytes_of(listed: &ListedName) -> u64 {
     let etag = listed.object.as_ref().and_then(|info| info.etag.as_ref()).map_or(0, |etag| etag.len());
     (size_of::<ListedName>() + listed.name.len() + etag + 32) as u64
@@ -182,18 +185,13 @@ impl OpenDirectory {
         group: &Arc<Group>,
         charge: HandleCharge,
     ) -> Self {
+        let handle = objects.open_listings.enter(node);
         let (objects, group) = (Arc::clone(objects), Arc::clone(group));
-        Self { objects, node, group, kept: LeafMutex::default(), _charge: charge }
-    }
-
-    /// Returns the facts about a name that is listed, if all of them are known.
-    fn shown(&self, tree: &Tree, listed: &ListedName) -> Option<Facts> {
-        let told = facts_of(listed);
-        let must_know = self.objects.shown.are_stored && told.attributes().is_none();
-        if must_know { tree.known_facts(self.node, &listed.name, &told) } else { Some(told) }
+        Self { objects, node, group, handle, kept: LeafMutex::default(), _charge: charge }
     }
 
     fn walk(&self, mut offset: u64, take: &mut Take<'_>) -> Result<(), VfsError> {
+        let told = Told { at: Instant::now(), thread: 0 };
         let (prefix, ino, parent_ino) = {
             let tree = self.objects.tree.lock();
             // A directory that is gone has no entries, not even these.
@@ -212,9 +210,9 @@ impl OpenDirectory {
         }
         let wanted = offset - NR_DOTS;
         let kept = self.kept.lock().take();
-        let kept = kept.filter(|listing| listing.first <= wanted);
+        let kept = kept.filter(|listing| listing.part.first <= wanted);
         let mut listing = kept.unwrap_or_else(|| Box::new(Listing::new()));
-        let walked = self.walk_names(&mut listing, &prefix, wanted, take);
+        let walked = self.walk_names(&mut listing, (&prefix, told), wanted, take);
         let replaced = self.kept.lock().replace(listing);
         drop(replaced);
         walked
@@ -223,21 +221,24 @@ impl OpenDirectory {
     fn walk_names(
         &self,
         listing: &mut Listing,
-        prefix: &str,
+        (prefix, told): (&str, Told),
         wanted: u64,
         take: &mut Take<'_>,
     ) -> Result<(), VfsError> {
         // What is behind this part.
-        while wanted >= listing.first + listing.names.len() as u64 {
-            if !listing.fetch(&self.objects, (self.node, prefix), &self.group)? {
+        while wanted >= listing.part.end() {
+            if !listing.fetch(&self.objects, (self.node, prefix), told, &self.group)? {
                 return Ok(());
             }
+            let is_of_store = !listing.is_at_new;
+            self.objects.open_listings.put(self.node, self.handle, is_of_store.then_some(&listing.part));
         }
-        let from = (wanted - listing.first) as usize;
-        for (at, listed) in listing.names.iter().enumerate().skip(from) {
+        let part = &listing.part;
+        let from = (wanted - part.first) as usize;
+        for (at, listed) in part.names.iter().enumerate().skip(from) {
             let (ino, facts) = {
                 let tree = self.objects.tree.lock();
-                (tree.ino_below(self.node, &listed.name), self.shown(&tree, listed))
+                (tree.ino_below(self.node, &listed.name), self.objects.listed_facts(&tree, self.node, listed))
             };
             let entry = DirEntry {
                 name: OsStr::new(&listed.name),
@@ -246,10 +247,10 @@ impl OpenDirectory {
                 kind: facts
                     .map(|facts| facts.kind())
                     .or(listed.object.is_none().then_some(FileKind::Directory)),
-                next_offset: NR_DOTS + listing.first + at as u64 + 1,
+                next_offset: NR_DOTS + part.first + at as u64 + 1,
                 entry: None,
             };
-            if !take(&entry, Some((listed, listing.told))) {
+            if !take(&entry, Some((listed, part.told))) {
                 break;
             }
         }
@@ -260,6 +261,7 @@ impl OpenDirectory {
 
 impl Drop for OpenDirectory {
     fn drop(&mut self) {
+        self.objects.open_listings.remove(self.node, self.handle);
         let kept = self.kept.lock().take();
         drop(kept);
         self.objects.unpin(self.node);
@@ -283,7 +285,7 @@ impl VolumeDir for OpenDirectory {
             let listed = listed.filter(|(_, told)| has_room && self.objects.is_listing_believed(*told));
             let looked_up = listed.and_then(|(listed, told)| {
                 // What a listing does not tell is asked for when a process requests it.
-                let facts = self.shown(&self.objects.tree.lock(), listed)?;
+                let facts = self.objects.listed_facts(&self.objects.tree.lock(), self.node, listed)?;
                 let name = (self.node, listed.name.as_str());
                 // No process has requested the inode yet, so no reclaim for it: a name for which
                 // there is no room is only listed, and looked up when a process requests it.

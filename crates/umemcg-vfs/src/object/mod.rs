@@ -35,6 +35,7 @@ mod file_labels;
 mod hidden_keys;
 mod kernel_copy;
 mod latency;
+mod listed_part;
 mod listing;
 mod name_shrinker;
 mod names;

@@ -17,6 +17,7 @@ use super::failure_log::FailureLog;
 use super::file_labels::FileLabels;
 use super::hidden_keys::HiddenKeys;
 use super::kernel_copy::KernelCopy;
+use super::listed_part::OpenListings;
 use super::node::{Facts, KEY_BYTES_MAX, Node, NodeCharge, Told};
 use super::shown_attributes::ShownAttributes;
 use super::tree::{Removed, Tree};
@@ -58,6 +59,8 @@ pub(super) struct Objects {
     lists: OnceLock<NameLists>,
     freshness: Freshness,
     absent: AbsentNames,
+    /// What open directories keep of their listings.
+    pub(super) open_listings: OpenListings,
     pub(super) shown: ShownAttributes,
     /// Last, because everything above gives memory back to it.
     pub(super) engine: Arc<Engine>,
@@ -77,6 +80,7 @@ impl Objects {
             lists: OnceLock::new(),
             freshness: config.freshness,
             absent: AbsentNames::default(),
+            open_listings: OpenListings::default(),
             shown: ShownAttributes {
                 are_stored: config.stores_attributes && config.bucket.keeps_metadata(),
                 owner: (config.uid, config.gid),
@@ -244,8 +248,8 @@ impl Objects {
         parent: NodeId,
         name: &str,
     ) -> Result<Entry, VfsError> {
-        for _ in 0..NR_LOOKUPS_MAX {
-            match self.lookup_once(caller, parent, name) {
+        for nr in 0..NR_LOOKUPS_MAX {
+            match self.lookup_once(caller, (parent, name), nr == 0) {
                 // A name was removed here while the store was asked.
                 Err(VfsError::Host(Errno::AGAIN)) => {}
                 found => return found,
@@ -254,7 +258,12 @@ impl Objects {
         Err(Errno::BUSY.into())
     }
 
-    fn lookup_once(self: &Arc<Self>, caller: &Caller, parent: NodeId, name: &str) -> Result<Entry, VfsError> {
+    fn lookup_once(
+        self: &Arc<Self>,
+        caller: &Caller,
+        (parent, name): (NodeId, &str),
+        is_first: bool,
+    ) -> Result<Entry, VfsError> {
         // Before the key: what is renamed meanwhile is told later.
         let at = Instant::now();
         let (key, was_directory) = {
@@ -272,6 +281,9 @@ impl Objects {
         };
         if key.len() > KEY_BYTES_MAX {
             return Err(Errno::NAMETOOLONG.into());
+        }
+        if let Some(listed) = self.listed(parent, name).filter(|_| is_first) {
+            return self.enter(self.reclaim_effort(), &caller.group, (parent, name), listed);
         }
         let found = if was_directory { self.find_again(&key, name) } else { self.find(&key) };
         match found {
@@ -291,6 +303,23 @@ impl Objects {
                 Err(errno.into())
             }
         }
+    }
+
+    /// Returns the facts about a name that is listed, if all of them are known.
+    pub(super) fn listed_facts(&self, tree: &Tree, directory: NodeId, listed: &ListedName) -> Option<Facts> {
+        let told = listed.object.clone().map_or(Facts::Directory(None), Facts::Object);
+        let must_know = self.shown.are_stored && told.attributes().is_none();
+        if must_know { tree.known_facts(directory, &listed.name, &told) } else { Some(told) }
+    }
+
+    /// Returns what a directory that is being read has told of a name, if that is believed.
+    fn listed(&self, directory: NodeId, name: &str) -> Option<(Facts, Told)> {
+        let (listed, told) = self.open_listings.find(directory, name)?;
+        let tree = self.tree.lock();
+        let is_good = self.is_listing_believed(told) && !tree.has_changed(directory, told.at);
+        let is_outdated = tree.child(directory, name).is_some_and(|(_, found)| found.is_outdated());
+        let facts = self.listed_facts(&tree, directory, &listed)?;
+        (is_good && !is_outdated).then_some((facts, told))
     }
 
     /// Returns when the store was asked for a name that is not there, if a lookup of the same
@@ -355,6 +384,7 @@ impl Objects {
 
     /// Notes that a name stood for nothing, or for something else, at a time.
     fn unlink(&self, parent: NodeId, name: &str, at: Instant) {
+        self.open_listings.outdate(parent);
         if let Some(lists) = self.lists() {
             let removed = self.tree.lock().unlink(lists, parent, name, at);
             self.dispose(removed);

@@ -70,6 +70,7 @@ impl Relabeling<'_> {
         if let Ok(found) = objects.tree.lock().get_mut(node) {
             found.facts = Facts::Object(info.clone());
             found.told = Told { at: Instant::now(), thread: 0 };
+            objects.open_listings.outdate(found.parent);
         }
         content.move_to(&key, &info);
         drafts.open_streams.rebase(node, (&base, &info), Some(&labels));

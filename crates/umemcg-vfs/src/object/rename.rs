@@ -178,6 +178,8 @@ impl Renaming<'_> {
             }
             tree.note_emptied(self.from.0);
             tree.note_changed(self.to.0);
+            // What is below a directory, too.
+            self.volume.objects.open_listings.outdate_all();
             tree.rename(lists, node, self.from, self.to)
         };
         self.volume.objects.dispose(removed);

@@ -273,6 +273,7 @@ impl Streams {
                 let attributes = Some(stream.labels().attributes);
                 found.facts = Facts::Object(ObjectInfo { attributes, ..info.without_metadata() });
                 found.told = Told { at: Instant::now(), thread: 0 };
+                self.objects().open_listings.outdate(found.parent);
                 found.content.take()
             })
         };
@@ -307,6 +308,8 @@ impl Streams {
 
     fn give_up(&self, stream: &Stream, fate: StreamFate, errno: Option<Errno>) {
         stream.end(fate, errno);
+        // The node may be forgotten now.
+        self.objects().open_listings.outdate_all();
         self.detach(stream);
         if fate == StreamFate::Failed {
             self.objects().unlink_node(stream.node, Instant::now());

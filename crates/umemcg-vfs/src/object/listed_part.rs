@@ -1,0 +1,202 @@
+//! A part of a listing that an open directory keeps, and the look-up of a name in it.
+//!
+//! A program that lists a directory asks for the attributes of each name next (`ls -l`). What the
+//! kernel has forgotten by then, or what the group had no room for, is looked up here instead of
+//! being asked for: the store has told it when the directory was read.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use umemcg_base::LeafMutex;
+
+use super::bucket::ListedName;
+use super::node::Told;
+use crate::attr::NodeId;
+use crate::handle_charge::HandleCharge;
+
+/// Names that a store has listed, in the order of their keys.
+#[derive(Debug)]
+pub(super) struct ListedNames {
+    /// The position of the first name.
+    pub(super) first: u64,
+    pub(super) names: Vec<ListedName>,
+    /// When these names were told.
+    pub(super) told: Told,
+    /// For the names; `None` for no names.
+    _charge: Option<HandleCharge>,
+}
+
+/// The order of names: that of their keys, in which a directory ends with a slash.
+fn key_bytes(name: &str, is_directory: bool) -> impl Iterator<Item = u8> + '_ {
+    name.bytes().chain(is_directory.then_some(b'/'))
+}
+
+impl ListedNames {
+    pub(super) fn new(first: u64, names: Vec<ListedName>, told: Told, charge: HandleCharge) -> Self {
+        Self { first, names, told, _charge: Some(charge) }
+    }
+
+    /// Returns no names.
+    pub(super) fn none() -> Self {
+        Self { first: 0, names: Vec::new(), told: Told { at: Instant::now(), thread: 0 }, _charge: None }
+    }
+
+    /// Compares names by their keys.
+    pub(super) fn order(one: &ListedName, other: &ListedName) -> Ordering {
+        key_bytes(&one.name, one.object.is_none()).cmp(key_bytes(&other.name, other.object.is_none()))
+    }
+
+    /// Returns the position after the last name.
+    pub(super) fn end(&self) -> u64 {
+        self.first + self.names.len() as u64
+    }
+
+    fn find(&self, name: &str) -> Option<&ListedName> {
+        let at = |is_directory| {
+            let wanted = |listed: &ListedName| {
+                key_bytes(&listed.name, listed.object.is_none()).cmp(key_bytes(name, is_directory))
+            };
+            self.names.binary_search_by(wanted).ok()
+        };
+        at(false).or_else(|| at(true)).map(|at| &self.names[at])
+    }
+}
+
+/// The parts that the open directories of a volume keep.
+#[derive(Debug, Default)]
+pub(super) struct OpenListings(LeafMutex<Open>);
+
+#[derive(Debug, Default)]
+struct Open {
+    by_directory: HashMap<NodeId, OfDirectory>,
+    next_handle: u64,
+}
+
+/// Those of one directory.
+#[derive(Debug, Default)]
+struct OfDirectory {
+    /// By handle; none before the first was read, and where names follow that the store has not.
+    parts: HashMap<u64, Option<Arc<ListedNames>>>,
+    /// What was told before is not looked into: something in the directory is known to be different
+    /// since.
+    outdated: Option<Instant>,
+}
+
+impl OpenListings {
+    /// Enters a handle. Its number is to be [removed](Self::remove).
+    pub(super) fn enter(&self, directory: NodeId) -> u64 {
+        let mut open = self.0.lock();
+        open.next_handle += 1;
+        let handle = open.next_handle;
+        open.by_directory.entry(directory).or_default().parts.insert(handle, None);
+        handle
+    }
+
+    /// Replaces the part of a handle; by none when that is not what the store has told.
+    pub(super) fn put(&self, directory: NodeId, handle: u64, part: Option<&Arc<ListedNames>>) {
+        let replaced = {
+            let mut open = self.0.lock();
+            let of_handle = open.by_directory.get_mut(&directory).and_then(|of| of.parts.get_mut(&handle));
+            of_handle.and_then(|of_handle| std::mem::replace(of_handle, part.cloned()))
+        };
+        drop(replaced);
+    }
+
+    /// Removes a handle.
+    pub(super) fn remove(&self, directory: NodeId, handle: u64) {
+        let removed = {
+            let mut open = self.0.lock();
+            let Some(of) = open.by_directory.get_mut(&directory) else { return };
+            let removed = of.parts.remove(&handle);
+            if of.parts.is_empty() {
+                open.by_directory.remove(&directory);
+            }
+            removed
+        };
+        drop(removed);
+    }
+
+    /// Returns what a store has last told of a name, if an open directory keeps it.
+    pub(super) fn find(&self, directory: NodeId, name: &str) -> Option<(ListedName, Told)> {
+        let mut parts: Vec<_> = {
+            let open = self.0.lock();
+            let of = open.by_directory.get(&directory)?;
+            let is_good =
+                |part: &&Arc<ListedNames>| of.outdated.is_none_or(|outdated| part.told.at > outdated);
+            of.parts.values().flatten().filter(is_good).cloned().collect()
+        };
+        parts.sort_unstable_by_key(|part| part.told.at);
+        parts.iter().rev().find_map(|part| Some((part.find(name)?.clone(), part.told)))
+    }
+
+    /// Notes that something in a directory is not as the store may have told before.
+    pub(super) fn outdate(&self, directory: NodeId) {
+        let mut open = self.0.lock();
+        if let Some(of) = open.by_directory.get_mut(&directory) {
+            of.outdated = Some(Instant::now());
+        }
+    }
+
+    /// The same, of all directories.
+    pub(super) fn outdate_all(&self) {
+        let mut open = self.0.lock();
+        open.by_directory.values_mut().for_each(|of| of.outdated = Some(Instant::now()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attr::Timestamp;
+    use crate::object::ObjectInfo;
+
+    fn listed(name: &str) -> ListedName {
+        let modified = Timestamp { seconds: 1, nanoseconds: 0 };
+        let info = ObjectInfo { size: 1, modified, etag: None, metadata: None, attributes: None };
+        match name.strip_suffix('/') {
+            Some(name) => ListedName { name: name.to_owned(), object: None },
+            None => ListedName { name: name.to_owned(), object: Some(info) },
+        }
+    }
+
+    fn part(names: &[&str]) -> Arc<ListedNames> {
+        let names = names.iter().map(|name| listed(name)).collect();
+        Arc::new(ListedNames { names, ..ListedNames::none() })
+    }
+
+    #[test]
+    fn each_listed_name_is_found() {
+        let names = ["a", "a-b/", "a.c", "b-", "b/", "b0", "ü/"];
+        let part = part(&names);
+        for name in names {
+            let plain = name.trim_end_matches('/');
+            assert_eq!(part.find(plain), Some(&listed(name)), "{name}");
+        }
+        for name in ["", "a-", "a/", "b1", "c"] {
+            assert_eq!(part.find(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_was_told_last_counts_until_it_is_outdated() {
+        let (open, directory) = (OpenListings::default(), NodeId(7));
+        let (one, two) = (open.enter(directory), open.enter(directory));
+        assert!(open.find(directory, "d").is_none());
+        open.put(directory, two, Some(&part(&["d/"])));
+        open.put(directory, one, Some(&part(&["d"])));
+        assert!(open.find(directory, "d").unwrap().0.object.is_some(), "the later");
+        assert!(open.find(NodeId(8), "d").is_none());
+        open.remove(directory, one);
+        assert!(open.find(directory, "d").unwrap().0.object.is_none());
+        open.outdate(directory);
+        assert!(open.find(directory, "d").is_none());
+        open.put(directory, two, Some(&part(&["d"])));
+        assert!(open.find(directory, "d").is_some(), "told since");
+        open.outdate_all();
+        assert!(open.find(directory, "d").is_none());
+        open.remove(directory, two);
+        assert!(open.0.lock().by_directory.is_empty());
+    }
+}
