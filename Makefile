@@ -44,7 +44,7 @@ WORKSPACE = --workspace --exclude umemcg-object --exclude umemcg-csi
 # built again.
 HEAVY = -p umemcg-object -p umemcg-csi -p umemcg-cli --features umemcg-cli/csi,umemcg-cli/object
 
-.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-together-objects test-metrics test-names test-object test-object-crash run-object lint-heavy test-csi fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench bench-object experiments lint check-portable package check-packages deps build install clean
+.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-together-objects test-metrics test-names test-object test-object-crash run-object lint-heavy test-csi fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench bench-object experiments lint check-portable package check-packages deps build generated install clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 14
@@ -250,8 +250,21 @@ package: ## a package of each crate, built from what is in it, as the registry w
 check-packages: ## the same packages, type-checked together with all features: that nothing is missing in them
 	TARGET="$(abspath $(TARGET))" scripts/check_packages.sh
 
-install: build ## install the program below PREFIX (default /usr/local), and its helper of umount(8) below /sbin
+# The development profile: it runs for a moment. The same selection as the tests, so that nothing is built again.
+generated: deps ## write man pages and shell completions to DIR/man and DIR/completions (default target/generated)
+	$(CARGO) build $(WORKSPACE) --locked --bin umemcg-generate
+	"$(TARGET)/debug/umemcg-generate" "$(or $(DIR),$(TARGET)/generated)"
+
+# The pages and completions of an earlier version must not be installed.
+install: build ## install the program, its man pages and completions below PREFIX (default /usr/local), and its helper of umount(8) below /sbin
+	rm -rf -- "$(TARGET)/generated"
+	@$(MAKE) generated DIR="$(TARGET)/generated"
 	install -D -m 755 $(TARGET)/release/umemcg $(DESTDIR)$(or $(PREFIX),/usr/local)/bin/umemcg
+	install -D -m 644 -t $(DESTDIR)$(or $(PREFIX),/usr/local)/share/man/man1 $(TARGET)/generated/man/*.1
+	install -D -m 644 -t $(DESTDIR)$(or $(PREFIX),/usr/local)/share/man/man5 $(TARGET)/generated/man/*.5
+	install -D -m 644 $(TARGET)/generated/completions/umemcg.bash $(DESTDIR)$(or $(PREFIX),/usr/local)/share/bash-completion/completions/umemcg
+	install -D -m 644 -t $(DESTDIR)$(or $(PREFIX),/usr/local)/share/zsh/site-functions $(TARGET)/generated/completions/_umemcg
+	install -D -m 644 -t $(DESTDIR)$(or $(PREFIX),/usr/local)/share/fish/vendor_completions.d $(TARGET)/generated/completions/umemcg.fish
 	install -d $(DESTDIR)/sbin
 	ln -sf $(or $(PREFIX),/usr/local)/bin/umemcg $(DESTDIR)/sbin/umount.fuse.umemcg
 

@@ -18,6 +18,7 @@ needs=(
     "find findutils"
     "busybox busybox"
     "tmux tmux"
+    "groff groff-base"
     "python3 python3"
     "perl perl-base"
     "mkfs.ext2 e2fsprogs"

@@ -4,8 +4,8 @@
 //! `mount` runs the daemon in the foreground. `sync`, `umount`, `volume`, `reload` and `metrics`
 //! send it requests over a socket. `top` and `trim` use the control files. `doctor` looks at the
 //! machine. `demo` demonstrates all of it. What a mount does is in the layers below; this crate has
-//! the command line, the signals and the exit codes. It is a library only for the program and the
-//! fuzz targets.
+//! the command line, the signals and the exit codes. It is a library only for the program, the
+//! fuzz targets, and what is generated from its definitions.
 #![forbid(unsafe_code)]
 
 mod acceptor;
@@ -14,6 +14,8 @@ mod client;
 mod config;
 mod csi;
 mod csi_arguments;
+#[doc(hidden)]
+pub mod definitions;
 mod demo;
 mod doctor;
 mod duration;
