@@ -250,10 +250,10 @@ package: ## a package of each crate, built from what is in it, as the registry w
 check-packages: ## the same packages, type-checked together with all features: that nothing is missing in them
 	TARGET="$(abspath $(TARGET))" scripts/check_packages.sh
 
-# The development profile: it runs for a moment. The same selection as the tests, so that nothing is built again.
+# The profile of `make build`, whose libraries have the same features: `make install` builds them once.
 generated: deps ## write man pages and shell completions to DIR/man and DIR/completions (default target/generated)
-	$(CARGO) build $(WORKSPACE) --locked --bin umemcg-generate
-	"$(TARGET)/debug/umemcg-generate" "$(or $(DIR),$(TARGET)/generated)"
+	$(CARGO) build --release --locked -p umemcg-generate
+	"$(TARGET)/release/umemcg-generate" "$(or $(DIR),$(TARGET)/generated)"
 
 # The pages and completions of an earlier version must not be installed.
 install: build ## install the program, its man pages and completions below PREFIX (default /usr/local), and its helper of umount(8) below /sbin
