@@ -5,7 +5,7 @@
 //! being asked for: the store has told it when the directory was read.
 
 use std::cmp::Ordering;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,6 +15,10 @@ use super::bucket::ListedName;
 use super::node::Told;
 use crate::attr::NodeId;
 use crate::handle_charge::HandleCharge;
+
+/// Handles of a directory, of those opened last, whose parts are looked into: a look-up does not take
+/// longer for each program that holds the directory open.
+const NR_HANDLES_MAX: usize = 8;
 
 /// Names that a store has listed, in the order of their keys.
 #[derive(Debug)]
@@ -78,7 +82,7 @@ struct Open {
 #[derive(Debug, Default)]
 struct OfDirectory {
     /// By handle; none before the first was read, and where names follow that the store has not.
-    parts: HashMap<u64, Option<Arc<ListedNames>>>,
+    parts: BTreeMap<u64, Option<Arc<ListedNames>>>,
     /// What was told before is not looked into: something in the directory is known to be different
     /// since.
     outdated: Option<Instant>,
@@ -125,7 +129,7 @@ impl OpenListings {
             let of = open.by_directory.get(&directory)?;
             let is_good =
                 |part: &&Arc<ListedNames>| of.outdated.is_none_or(|outdated| part.told.at > outdated);
-            of.parts.values().flatten().filter(is_good).cloned().collect()
+            of.parts.values().rev().take(NR_HANDLES_MAX).flatten().filter(is_good).cloned().collect()
         };
         parts.sort_unstable_by_key(|part| part.told.at);
         parts.iter().rev().find_map(|part| Some((part.find(name)?.clone(), part.told)))
