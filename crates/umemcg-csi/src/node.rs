@@ -161,8 +161,8 @@ impl Node {
     /// Removes a volume from a target, and what was there for its pod alone.
     ///
     /// # Errors
-    /// `Aborted` while the target or the pod's group is in use; `Internal` if data of an ephemeral volume cannot be
-    /// made durable.
+    /// `Aborted` while the target or the pod's group is in use; `Internal` if data of an ephemeral
+    /// volume cannot be made durable.
     pub fn unpublish(&self, volume_id: &str, target: &str) -> Result<(), Status> {
         let name = volume_name(volume_id)?;
         absolute("target path", target)?;
