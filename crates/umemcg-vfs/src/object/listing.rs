@@ -17,9 +17,10 @@ use rustix::io::Errno;
 use umemcg_base::LeafMutex;
 
 use super::bucket::{ListedName, ListedPart};
+use super::key_parts::is_path_name;
 use super::listed_part::ListedNames;
 use super::node::{Facts, Told};
-use super::objects::{Objects, is_path_name};
+use super::objects::Objects;
 use crate::allowance::ReclaimEffort;
 use crate::attr::{FileKind, NodeId};
 use crate::caller::Caller;

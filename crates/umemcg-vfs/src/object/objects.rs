@@ -27,7 +27,6 @@ use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::kernel_cache::KernelCache;
 use crate::kernel_page_lists::KernelPageLists;
-use crate::name::NAME_MAX;
 use crate::name_lists::NameLists;
 
 /// Node ids from a volume's base up to this offset are reserved for its root.
@@ -593,20 +592,4 @@ impl Drop for Objects {
         let removed = self.tree.get_mut().take_all(self.lists.get());
         drop(removed);
     }
-}
-
-/// Returns a name as a store may have it.
-///
-/// # Errors
-/// `ENAMETOOLONG`, `EINVAL` as for any name; `ENOENT` for one that is no UTF-8, or has control
-/// characters: no key that is shown is so.
-pub(super) fn key_part(name: &std::ffi::OsStr) -> Result<&str, Errno> {
-    crate::name::component(name)?;
-    let is_shown = |name: &&str| !name.chars().any(|c| c.is_ascii_control());
-    name.to_str().filter(is_shown).ok_or(Errno::NOENT)
-}
-
-/// Returns whether a listed name can be one of a path.
-pub(super) fn is_path_name(name: &str) -> bool {
-    !name.is_empty() && name.len() <= NAME_MAX && name != "." && name != ".." && !name.contains(['/', '\0'])
 }

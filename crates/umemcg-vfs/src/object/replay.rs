@@ -14,9 +14,9 @@ use super::content::Content;
 use super::draft_record::{DraftRecord, DraftState, Promise};
 use super::drafts::Drafts;
 use super::file_labels::FileLabels;
+use super::key_parts::key_part;
 use super::name_shrinker;
 use super::node::{Facts, NodeCharge, Told};
-use super::objects::key_part;
 use crate::attr::{NodeId, Timestamp};
 use crate::error::{VfsError, VolumeError};
 

@@ -14,6 +14,13 @@ use umemcg_vfs::volume::StoreId;
 
 use super::gate::Gate;
 
+#[path = "change_fault.rs"]
+mod change_fault;
+#[path = "memory_parts.rs"]
+mod memory_parts;
+pub use change_fault::ChangeFault;
+pub use memory_parts::Parts;
+
 #[derive(Clone)]
 struct Object {
     bytes: Vec<u8>,
@@ -21,17 +28,6 @@ struct Object {
     /// Seconds after that of its version.
     nr_touched: i64,
     metadata: Metadata,
-}
-
-/// What becomes of a change.
-#[derive(Debug, Clone)]
-pub enum ChangeFault {
-    /// The store does not take it.
-    Refused(BucketError),
-    /// It takes effect, but the answer is lost.
-    AnswerLost,
-    /// The daemon is killed before the end of an upload in parts, so to speak: the upload stays.
-    Crash,
 }
 
 /// Longest object that is stored at once, and length of a part, unless a test wants another.
@@ -93,22 +89,6 @@ pub struct MemoryBucket {
     pub failure: Mutex<Option<BucketError>>,
     /// Uploads in parts cannot be ended, for this reason.
     pub abort_failure: Mutex<Option<BucketError>>,
-}
-
-/// The parts of uploads whose bytes come while they go on.
-#[derive(Debug, Default)]
-pub struct Parts {
-    /// Parts do not end while it is closed.
-    pub gate: Gate,
-    /// Parts of this key only wait at the gate, if one is given.
-    pub held_key: Mutex<Option<String>>,
-    /// Whether the next parts fail, one after another.
-    pub faults: Mutex<VecDeque<bool>>,
-    /// That have come, in bytes.
-    pub came: AtomicU64,
-    nr_under_way: AtomicU64,
-    /// The most that were on their way at once.
-    pub nr_under_way_max: AtomicU64,
 }
 
 /// A read that waits for its answer.

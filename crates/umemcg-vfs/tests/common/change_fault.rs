@@ -1,0 +1,14 @@
+//! How a change of a bucket in memory fails.
+
+use umemcg_vfs::object::BucketError;
+
+/// What becomes of a change.
+#[derive(Debug, Clone)]
+pub enum ChangeFault {
+    /// The store does not take it.
+    Refused(BucketError),
+    /// It takes effect, but the answer is lost.
+    AnswerLost,
+    /// The daemon is killed before the end of an upload in parts, so to speak: the upload stays.
+    Crash,
+}
