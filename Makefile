@@ -44,7 +44,7 @@ WORKSPACE = --workspace --exclude umemcg-object --exclude umemcg-csi
 # built again.
 HEAVY = -p umemcg-object -p umemcg-csi -p umemcg-cli --features umemcg-cli/csi,umemcg-cli/object
 
-.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-together-objects test-metrics test-names test-object test-object-crash run-object lint-heavy test-csi fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench bench-object experiments lint check-portable package check-packages deps build generated install clean
+.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-together-objects test-metrics test-names test-object test-object-crash run-object lint-heavy test-csi fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench bench-object experiments lint check-portable package check-packages deps build generated deb test-deb install clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 14
@@ -249,6 +249,18 @@ package: ## a package of each crate, built from what is in it, as the registry w
 
 check-packages: ## the same packages, type-checked together with all features: that nothing is missing in them
 	TARGET="$(abspath $(TARGET))" scripts/check_packages.sh
+
+# With stores of objects and the CSI plugin: their libraries are in the program, which needs libc alone.
+DEB = $(abspath $(TARGET))/deb
+deb: ## a Debian package of the program, in target/deb
+	@scripts/deps.sh --deb
+	$(CARGO) build --release --locked -p umemcg-cli --features object,csi
+	$(MAKE) generated DIR="$(DEB)/generated"
+	scripts/deb.sh "$(TARGET)/release/umemcg" "$(DEB)/generated" "$(DEB)"
+
+test-deb: deb ## the package in a clean Debian with systemd: installed, used, upgraded under a busy mount, removed, purged
+	DEB_VERSION=9.0.0-1 scripts/deb.sh "$(TARGET)/release/umemcg" "$(DEB)/generated" "$(DEB)/higher"
+	scripts/test_deb.sh "$(DEB)"/umemcg_*.deb "$(DEB)/higher/umemcg_9.0.0-1_$$(dpkg --print-architecture).deb" "$(DEB)/test"
 
 # The profile of `make build`, whose libraries have the same features: `make install` builds them once.
 generated: deps ## write man pages and shell completions to DIR/man and DIR/completions (default target/generated)
