@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
-use crate::blocking::blocking;
 use crate::controller::Controller;
 use crate::records::Created;
+use crate::requests::{PLUGIN, Requests};
 use crate::v1::controller_server;
 use crate::v1::controller_service_capability::{Rpc, Type, rpc};
 use crate::v1::list_volumes_response::Entry;
@@ -21,6 +21,7 @@ use crate::v1::{
 #[derive(Debug)]
 pub struct ControllerService {
     pub(crate) controller: Arc<Controller>,
+    pub(crate) requests: Arc<Requests>,
 }
 
 #[tonic::async_trait]
@@ -30,7 +31,7 @@ impl controller_server::Controller for ControllerService {
         request: Request<CreateVolumeRequest>,
     ) -> Result<Response<CreateVolumeResponse>, Status> {
         let (controller, request) = (Arc::clone(&self.controller), request.into_inner());
-        let created = blocking(move || controller.create(&request)).await?;
+        let created = self.change(move || controller.create(&request)).await?;
         Ok(Response::new(CreateVolumeResponse { volume: Some(volume_of(created)) }))
     }
 
@@ -39,7 +40,7 @@ impl controller_server::Controller for ControllerService {
         request: Request<DeleteVolumeRequest>,
     ) -> Result<Response<DeleteVolumeResponse>, Status> {
         let (controller, request) = (Arc::clone(&self.controller), request.into_inner());
-        blocking(move || controller.delete(&request.volume_id)).await?;
+        self.change(move || controller.delete(&request.volume_id)).await?;
         Ok(Response::new(DeleteVolumeResponse {}))
     }
 
@@ -48,11 +49,11 @@ impl controller_server::Controller for ControllerService {
         request: Request<ValidateVolumeCapabilitiesRequest>,
     ) -> Result<Response<ValidateVolumeCapabilitiesResponse>, Status> {
         let (controller, request) = (Arc::clone(&self.controller), request.into_inner());
-        let (refused, request) = blocking(move || {
+        let work = move || {
             let refused = controller.validate(&request.volume_id, &request.volume_capabilities)?;
             Ok((refused, request))
-        })
-        .await?;
+        };
+        let (refused, request) = self.change(work).await?;
         let confirmed = refused.is_none().then_some(Confirmed {
             volume_context: request.volume_context,
             volume_capabilities: request.volume_capabilities,
@@ -68,7 +69,7 @@ impl controller_server::Controller for ControllerService {
         request: Request<ListVolumesRequest>,
     ) -> Result<Response<ListVolumesResponse>, Status> {
         let (controller, request) = (Arc::clone(&self.controller), request.into_inner());
-        let page = blocking(move || controller.list(&request.starting_token, request.max_entries)).await?;
+        let page = self.change(move || controller.list(&request.starting_token, request.max_entries)).await?;
         let entry = |created| Entry { volume: Some(volume_of(created)), status: None };
         Ok(Response::new(ListVolumesResponse {
             entries: page.volumes.into_iter().map(entry).collect(),
@@ -86,6 +87,16 @@ impl controller_server::Controller for ControllerService {
         };
         let capabilities = known.map(capability).into();
         Ok(Response::new(ControllerGetCapabilitiesResponse { capabilities }))
+    }
+}
+
+impl ControllerService {
+    /// Runs a request. All of them are one tenant's: they wait for the plugin's own disk only.
+    async fn change<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, Status> + Send + 'static,
+    ) -> Result<T, Status> {
+        self.requests.change(|| PLUGIN.into(), work).await
     }
 }
 

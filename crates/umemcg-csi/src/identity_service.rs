@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
-use crate::blocking::blocking;
 use crate::node::Node;
+use crate::requests::{PLUGIN, Requests};
 use crate::v1::identity_server::Identity;
 use crate::v1::plugin_capability::{Service, Type, service};
 use crate::v1::{
@@ -20,6 +20,7 @@ pub const DRIVER: &str = "csi.umemcg.github.io";
 #[derive(Debug)]
 pub struct IdentityService {
     pub(crate) node: Arc<Node>,
+    pub(crate) requests: Arc<Requests>,
     pub(crate) has_controller: bool,
 }
 
@@ -48,7 +49,7 @@ impl Identity for IdentityService {
 
     async fn probe(&self, _: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
         let node = Arc::clone(&self.node);
-        blocking(move || node.probe()).await?;
+        self.requests.look(|| PLUGIN.into(), move || node.probe()).await?;
         Ok(Response::new(ProbeResponse { ready: Some(true) }))
     }
 }

@@ -6,12 +6,12 @@
 //! and lives outside the plugin: a plugin that is rolled interrupts nothing.
 //!
 //! The layers: [`Daemon`] is what the plugin needs of the daemon; `node` and `controller` have the
-//! work; the services are their gRPC faces. `records` is all that the plugin knows, on disk.
+//! work; the services are their gRPC faces, which take a place of `requests` for each. `records` is
+//! all that the plugin knows, on disk.
 #![forbid(unsafe_code)]
 
 mod access;
 mod attributes;
-mod blocking;
 mod busy_keys;
 pub mod client;
 mod controller;
@@ -26,6 +26,7 @@ mod node_service;
 mod pod;
 mod pod_groups;
 mod records;
+mod requests;
 mod server;
 pub mod v1;
 

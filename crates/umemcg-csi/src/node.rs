@@ -25,7 +25,7 @@ use crate::daemon::{Daemon, DaemonError, KnownVolume, VolumeData};
 use crate::inline_policy::InlinePolicy;
 use crate::mounts;
 use crate::names::volume_name;
-use crate::pod::{Pod, is_ephemeral};
+use crate::pod::{Pod, is_ephemeral, namespace_of};
 use crate::pod_groups::PodGroups;
 use crate::records::{Published, Records, Staged};
 use crate::v1::{NodePublishVolumeRequest, NodeStageVolumeRequest};
@@ -91,9 +91,10 @@ impl Node {
         let data = Attributes::parse(&request.volume_context)?.data;
         Access::of(request.volume_capability.as_ref(), &data)?;
         let _one_at_a_time = self.only(&name)?;
-        let staged = Staged { volume_id: request.volume_id.clone(), name, data };
+        let namespace = namespace_of(&request.volume_context).to_owned();
+        let staged = Staged { volume_id: request.volume_id.clone(), name, data, namespace };
         match self.records.staged(&staged.name).map_err(records_failed)? {
-            Some(known) if known == staged => return self.ensure_volume(&staged),
+            Some(known) if known.data == staged.data => return self.ensure_volume(&staged),
             Some(_) => return Err(Status::already_exists("the volume is staged with other attributes")),
             None => {
                 self.free_for(&staged)?;
@@ -244,7 +245,8 @@ impl Node {
                 "there are limits, but no pod to limit; does the CSIDriver have podInfoOnMount?",
             ));
         }
-        let volume = Staged { volume_id: request.volume_id.clone(), name, data: attributes.data };
+        let (volume_id, namespace) = (request.volume_id.clone(), String::new());
+        let volume = Staged { volume_id, name, data: attributes.data, namespace };
         Ok(Published {
             target: request.target_path.clone(),
             volume,
@@ -394,8 +396,8 @@ impl Node {
         Ok(())
     }
 
-    /// Checks that nothing is left of a volume whose record was damaged, so that the plugin does not
-    /// know whether it added the volume.
+    /// Checks that nothing is left of a volume whose record was damaged, so that the plugin does
+    /// not know whether it added the volume.
     fn check_gone(&self, name: &str) -> Result<(), Status> {
         match self.records.has_damaged_staged(name) && self.has_volume(name)? {
             false => Ok(()),
@@ -579,7 +581,7 @@ mod tests {
         let data = VolumeData::Tmpfs { size_bytes: None };
         let known = Published {
             target: "/t".into(),
-            volume: Staged { volume_id: "v".into(), name: "v".into(), data },
+            volume: Staged { volume_id: "v".into(), name: "v".into(), data, namespace: String::new() },
             is_ephemeral: true,
             is_read_only: false,
             flags: Vec::new(),

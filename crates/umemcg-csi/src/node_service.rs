@@ -5,8 +5,11 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
-use crate::blocking::blocking;
+use crate::names::volume_name;
 use crate::node::Node;
+use crate::pod::namespace_of;
+use crate::records::Records;
+use crate::requests::{PLUGIN, Requests};
 use crate::v1::node_get_storage_health_response::StorageBackendHealth;
 use crate::v1::node_server;
 use crate::v1::node_service_capability::{Rpc, Type, rpc};
@@ -26,6 +29,8 @@ use crate::v1::{
 #[derive(Debug)]
 pub struct NodeService {
     pub(crate) node: Arc<Node>,
+    pub(crate) records: Arc<Records>,
+    pub(crate) requests: Arc<Requests>,
     pub(crate) node_id: String,
 }
 
@@ -36,7 +41,8 @@ impl node_server::Node for NodeService {
         request: Request<NodeStageVolumeRequest>,
     ) -> Result<Response<NodeStageVolumeResponse>, Status> {
         let (node, request) = (Arc::clone(&self.node), request.into_inner());
-        blocking(move || node.stage(&request)).await?;
+        let tenant = namespace_of(&request.volume_context).to_owned();
+        self.requests.change(|| tenant, move || node.stage(&request)).await?;
         Ok(Response::new(NodeStageVolumeResponse {}))
     }
 
@@ -44,8 +50,12 @@ impl node_server::Node for NodeService {
         &self,
         request: Request<NodeUnstageVolumeRequest>,
     ) -> Result<Response<NodeUnstageVolumeResponse>, Status> {
-        let (node, request) = (Arc::clone(&self.node), request.into_inner());
-        blocking(move || node.unstage(&request.volume_id, &request.staging_target_path)).await?;
+        let request = request.into_inner();
+        let (records, id) = (Arc::clone(&self.records), request.volume_id.clone());
+        let tenant = move || volume_name(&id).map_or(String::new(), |name| records.tenant_of(&name));
+        let node = Arc::clone(&self.node);
+        let work = move || node.unstage(&request.volume_id, &request.staging_target_path);
+        self.requests.change(tenant, work).await?;
         Ok(Response::new(NodeUnstageVolumeResponse {}))
     }
 
@@ -54,7 +64,8 @@ impl node_server::Node for NodeService {
         request: Request<NodePublishVolumeRequest>,
     ) -> Result<Response<NodePublishVolumeResponse>, Status> {
         let (node, request) = (Arc::clone(&self.node), request.into_inner());
-        blocking(move || node.publish(&request)).await?;
+        let tenant = namespace_of(&request.volume_context).to_owned();
+        self.requests.change(|| tenant, move || node.publish(&request)).await?;
         Ok(Response::new(NodePublishVolumeResponse {}))
     }
 
@@ -62,8 +73,12 @@ impl node_server::Node for NodeService {
         &self,
         request: Request<NodeUnpublishVolumeRequest>,
     ) -> Result<Response<NodeUnpublishVolumeResponse>, Status> {
-        let (node, request) = (Arc::clone(&self.node), request.into_inner());
-        blocking(move || node.unpublish(&request.volume_id, &request.target_path)).await?;
+        let request = request.into_inner();
+        let (records, target) = (Arc::clone(&self.records), request.target_path.clone());
+        let tenant = move || records.tenant_at(&target);
+        let node = Arc::clone(&self.node);
+        let work = move || node.unpublish(&request.volume_id, &request.target_path);
+        self.requests.change(tenant, work).await?;
         Ok(Response::new(NodeUnpublishVolumeResponse {}))
     }
 
@@ -71,14 +86,18 @@ impl node_server::Node for NodeService {
         &self,
         request: Request<NodeGetVolumeStatsRequest>,
     ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
-        let (node, request) = (Arc::clone(&self.node), request.into_inner());
-        let usage = blocking(move || {
+        let request = request.into_inner();
+        let (records, path) = (Arc::clone(&self.records), request.volume_path.clone());
+        let tenant = move || records.tenant_at(&path);
+        let node = Arc::clone(&self.node);
+        let work = move || {
             let health = node.health_at(&request.volume_id, &request.volume_path)?;
             // The path is a directory of the node then, and its numbers those of the node's disk.
             health.trouble.map_or(Ok(()), |trouble| Err(Status::internal(trouble)))?;
             usage_of(Path::new(&request.volume_path))
-        });
-        Ok(Response::new(NodeGetVolumeStatsResponse { usage: usage.await? }))
+        };
+        let usage = self.requests.look(tenant, work).await?;
+        Ok(Response::new(NodeGetVolumeStatsResponse { usage }))
     }
 
     async fn node_get_volume_health(
@@ -87,7 +106,7 @@ impl node_server::Node for NodeService {
     ) -> Result<Response<NodeGetVolumeHealthResponse>, Status> {
         let (node, volume_id) = (Arc::clone(&self.node), request.into_inner().volume_id);
         let asked = volume_id.clone();
-        let health = blocking(move || node.health(&asked)).await?;
+        let health = self.requests.look(|| PLUGIN.into(), move || node.health(&asked)).await?;
         let entry = |message| VolumeHealthEntry {
             status: VolumeHealthErrorType::Inaccessible.into(),
             reason: "VolumeInTrouble".into(),
@@ -103,7 +122,7 @@ impl node_server::Node for NodeService {
         _: Request<NodeGetStorageHealthRequest>,
     ) -> Result<Response<NodeGetStorageHealthResponse>, Status> {
         let node = Arc::clone(&self.node);
-        let probed = blocking(move || Ok(node.probe())).await?;
+        let probed = self.requests.look(|| PLUGIN.into(), move || Ok(node.probe())).await?;
         let entry = |status: Status| StorageBackendHealth {
             status: StorageHealthErrorType::StorageUnreachable.into(),
             reason: "DaemonUnavailable".into(),

@@ -12,6 +12,7 @@ pub const KUBERNETES: [&str; 2] = ["csi.storage.k8s.io/", "storage.kubernetes.io
 const NAME: &str = "csi.storage.k8s.io/pod.name";
 const NAMESPACE: &str = "csi.storage.k8s.io/pod.namespace";
 const UID: &str = "csi.storage.k8s.io/pod.uid";
+const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc/namespace";
 const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
 
 /// A pod and its group.
@@ -54,6 +55,12 @@ impl Pod {
     }
 }
 
+/// Returns the namespace that a volume context names: of the pod, else of the claim (which the
+/// provisioner puts there with `--extra-create-metadata`); empty without either.
+pub fn namespace_of(context: &HashMap<String, String>) -> &str {
+    context.get(NAMESPACE).or_else(|| context.get(CLAIM_NAMESPACE)).map_or("", String::as_str)
+}
+
 /// Returns whether a volume context is that of an ephemeral inline volume.
 pub fn is_ephemeral(context: &HashMap<String, String>) -> bool {
     context.get(EPHEMERAL).is_some_and(|text| text == "true")
@@ -82,6 +89,13 @@ mod tests {
         ] {
             assert_eq!(Pod::of(&wrong).unwrap_err().code(), tonic::Code::InvalidArgument, "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn the_namespace_of_a_pod_comes_before_that_of_a_claim() {
+        assert_eq!(namespace_of(&context(&[(NAMESPACE, "shop"), (CLAIM_NAMESPACE, "bank")])), "shop");
+        assert_eq!(namespace_of(&context(&[(CLAIM_NAMESPACE, "bank")])), "bank");
+        assert_eq!(namespace_of(&context(&[("type", "tmpfs")])), "");
     }
 
     #[test]

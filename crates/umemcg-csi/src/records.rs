@@ -43,6 +43,9 @@ pub struct Staged {
     pub name: String,
     /// Where its data is.
     pub data: VolumeData,
+    /// The namespace of its claim; empty if it is not known, or the volume is a pod's.
+    #[serde(default)]
+    pub namespace: String,
 }
 
 impl Staged {
@@ -205,6 +208,24 @@ impl Records {
         read_all(&self.dir.join("published"))
     }
 
+    /// Returns the namespace that a staged volume belongs to: its claim's, else that of a pod that
+    /// it is published for; empty if none is known.
+    pub fn tenant_of(&self, name: &str) -> String {
+        let staged = self.staged(name).ok().flatten().map(|staged| staged.namespace);
+        staged.filter(|namespace| !namespace.is_empty()).unwrap_or_else(|| {
+            let published = self.published().unwrap_or_default();
+            let of_volume = published.into_values().filter(|known| known.volume.name == name);
+            of_volume.filter_map(|known| known.pod).map(|pod| pod.namespace).next().unwrap_or_default()
+        })
+    }
+
+    /// Returns the namespace of the pod of a target; empty if none is known.
+    pub fn tenant_at(&self, target: &str) -> String {
+        let published = self.published().unwrap_or_default();
+        let known = published.into_values().find(|known| known.target == target);
+        known.and_then(|known| known.pod).map_or_else(String::new, |pod| pod.namespace)
+    }
+
     /// Keeps the record of a new target. Returns the name of the record.
     ///
     /// # Errors
@@ -317,7 +338,16 @@ mod tests {
 
     fn staged(id: &str) -> Staged {
         let data = VolumeData::Tmpfs { size_bytes: Some(1) };
-        Staged { volume_id: id.into(), name: id.into(), data }
+        Staged { volume_id: id.into(), name: id.into(), data, namespace: "shop".into() }
+    }
+
+    #[test]
+    fn a_record_of_an_earlier_version_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::open(dir.path()).unwrap();
+        let text = r#"{"volume_id":"a","name":"a","data":{"tmpfs":{"size_bytes":1}}}"#;
+        fs::write(dir.path().join("staged/a"), text).unwrap();
+        assert_eq!(records.staged("a").unwrap(), Some(Staged { namespace: String::new(), ..staged("a") }));
     }
 
     #[test]

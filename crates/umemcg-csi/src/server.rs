@@ -19,13 +19,14 @@ use crate::inline_policy::InlinePolicy;
 use crate::node::Node;
 use crate::node_service::NodeService;
 use crate::records::Records;
+use crate::requests::{NR_THREADS_MAX, Requests};
 use crate::v1::controller_server::ControllerServer;
 use crate::v1::identity_server::IdentityServer;
 use crate::v1::node_server::NodeServer;
 
-/// Most requests of one client that are served at a time: fewer than the daemon serves on its admin
-/// socket.
-const NR_REQUESTS_MAX: usize = 16;
+/// Most requests of one client that are in progress or wait for a place. It bounds the memory that
+/// a client holds.
+const NR_REQUESTS_MAX: usize = 256;
 
 /// The time that requests in progress have to end.
 const REQUESTS_END_WITHIN: Duration = Duration::from_secs(20);
@@ -109,17 +110,26 @@ pub fn serve(
     let of_server = |error: &dyn std::error::Error| PluginError::Server(chain(error));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
+        // One more waits for the signal.
+        .max_blocking_threads(NR_THREADS_MAX + 1)
         .enable_all()
         .build()
         .map_err(|error| of_server(&error))?;
-    let controller = Arc::new(Controller::new(records));
+    let controller = Arc::new(Controller::new(Arc::clone(&records)));
+    let requests = Arc::<Requests>::default();
     let served = runtime.block_on(async {
         let listen = |error| PluginError::Listen { path: config.socket.clone(), error };
         let listener = listen_at(&config.socket).map_err(listen)?;
         let over = tokio::task::spawn_blocking(is_over);
-        let identity = IdentityService { node: Arc::clone(&node), has_controller: config.controller };
-        let node_service = NodeService { node, node_id: config.node_id.clone() };
-        let controller = config.controller.then(|| ControllerServer::new(ControllerService { controller }));
+        let identity = IdentityService {
+            node: Arc::clone(&node),
+            requests: Arc::clone(&requests),
+            has_controller: config.controller,
+        };
+        let node_service =
+            NodeService { node, records, requests: Arc::clone(&requests), node_id: config.node_id.clone() };
+        let controller =
+            config.controller.then(|| ControllerServer::new(ControllerService { controller, requests }));
         ready();
         Server::builder()
             .concurrency_limit_per_connection(NR_REQUESTS_MAX)

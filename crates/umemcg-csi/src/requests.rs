@@ -1,0 +1,249 @@
+//! The bound on the requests in progress, and the threads on which they run.
+//!
+//! A request blocks: it talks to the daemon, writes control files and mounts. A daemon or a store
+//! that hangs would fill the plugin with threads, and the hung volumes of one tenant would keep the
+//! others out. So a request takes a place of its tenant, and then one of the plugin, before it gets
+//! a thread. It holds no thread while it waits for them. After a while the answer is `Unavailable`:
+//! kubelet and the provisioner ask again after a pause, and do not take the request for failed.
+//!
+//! A tenant is a namespace. What belongs to none, such as a volume that an administrator made for a
+//! whole cluster, is one tenant more.
+//!
+//! Looks (health and numbers) have places of their own, so that neither they nor changes keep the
+//! other waiting.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tonic::Status;
+use umemcg_base::LeafMutex;
+
+/// Most changes in progress, and most of one tenant. With the looks they are fewer than the
+/// connections that the daemon serves on its admin socket.
+const NR_CHANGES_MAX: usize = 16;
+const NR_CHANGES_OF_TENANT_MAX: usize = 6;
+/// Most looks in progress, and most of one tenant.
+const NR_LOOKS_MAX: usize = 6;
+const NR_LOOKS_OF_TENANT_MAX: usize = 2;
+/// Threads on which requests run: one for each place, and some that find out whose a request is.
+pub const NR_THREADS_MAX: usize = NR_CHANGES_MAX + NR_LOOKS_MAX + 4;
+/// The time that a request waits for its places. A node that starts publishes all its pods at once.
+const PLACE_WITHIN: Duration = Duration::from_secs(5);
+/// The tenant of the plugin's own requests. No namespace has such a name.
+pub const PLUGIN: &str = "(plugin)";
+
+/// The requests in progress.
+#[derive(Debug)]
+pub struct Requests {
+    changes: Places,
+    looks: Places,
+    place_within: Duration,
+}
+
+impl Default for Requests {
+    fn default() -> Self {
+        Self::with_patience(PLACE_WITHIN)
+    }
+}
+
+impl Requests {
+    fn with_patience(place_within: Duration) -> Self {
+        Self {
+            changes: Places::new(NR_CHANGES_MAX, NR_CHANGES_OF_TENANT_MAX),
+            looks: Places::new(NR_LOOKS_MAX, NR_LOOKS_OF_TENANT_MAX),
+            place_within,
+        }
+    }
+
+    /// Runs a request that changes something. It goes on if the client leaves. `tenant` may read
+    /// records.
+    ///
+    /// # Errors
+    /// The work's; `Unavailable` without a place; `Internal` if it panicked.
+    pub async fn change<T: Send + 'static>(
+        &self,
+        tenant: impl FnOnce() -> String + Send + 'static,
+        work: impl FnOnce() -> Result<T, Status> + Send + 'static,
+    ) -> Result<T, Status> {
+        self.run(&self.changes, tenant, work).await
+    }
+
+    /// Runs a request that changes nothing, in the same way.
+    ///
+    /// # Errors
+    /// As [`change`](Self::change).
+    pub async fn look<T: Send + 'static>(
+        &self,
+        tenant: impl FnOnce() -> String + Send + 'static,
+        work: impl FnOnce() -> Result<T, Status> + Send + 'static,
+    ) -> Result<T, Status> {
+        self.run(&self.looks, tenant, work).await
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        places: &Places,
+        tenant: impl FnOnce() -> String + Send + 'static,
+        work: impl FnOnce() -> Result<T, Status> + Send + 'static,
+    ) -> Result<T, Status> {
+        let tenant = on_thread(tenant).await?;
+        let place = tokio::time::timeout(self.place_within, places.take(&tenant)).await;
+        let place = place.map_err(|_| {
+            Status::unavailable("too many requests are in progress, which wait for the daemon; try again")
+        })?;
+        // The place is the thread's: a client that leaves does not end the work.
+        let work = move || {
+            let done = work();
+            drop(place);
+            done
+        };
+        on_thread(work).await?
+    }
+}
+
+async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| Status::internal(format!("the request broke off: {error}")))
+}
+
+/// Places for requests of one kind.
+#[derive(Debug)]
+struct Places {
+    all: Arc<Semaphore>,
+    nr_of_tenant_max: usize,
+    /// The places of the tenants that have requests, waiting ones included.
+    of_tenants: LeafMutex<HashMap<String, Weak<Semaphore>>>,
+}
+
+/// A place in the plugin and one of its tenant; dropping it gives both back.
+struct Place {
+    _of_all: OwnedSemaphorePermit,
+    _of_tenant: OwnedSemaphorePermit,
+}
+
+impl Places {
+    fn new(nr_max: usize, nr_of_tenant_max: usize) -> Self {
+        let all = Arc::new(Semaphore::new(nr_max));
+        Self { all, nr_of_tenant_max, of_tenants: LeafMutex::new(HashMap::new()) }
+    }
+
+    /// Takes a place. The tenant's comes first: what waits for its own tenant holds none of the
+    /// plugin.
+    async fn take(&self, tenant: &str) -> Place {
+        let of_tenant = self.of_tenant(tenant).acquire_owned().await;
+        let of_all = Arc::clone(&self.all).acquire_owned().await;
+        match (of_all, of_tenant) {
+            (Ok(of_all), Ok(of_tenant)) => Place { _of_all: of_all, _of_tenant: of_tenant },
+            _ => unreachable!("places are never closed"),
+        }
+    }
+
+    fn of_tenant(&self, tenant: &str) -> Arc<Semaphore> {
+        let mut tenants = self.of_tenants.lock();
+        if let Some(known) = tenants.get(tenant).and_then(Weak::upgrade) {
+            return known;
+        }
+        tenants.retain(|_, places| places.strong_count() > 0);
+        let places = Arc::new(Semaphore::new(self.nr_of_tenant_max));
+        tenants.insert(tenant.to_owned(), Arc::downgrade(&places));
+        places
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use tonic::Code;
+
+    /// Requests of tenants that hang until [`Hung::end`].
+    struct Hung {
+        requests: Arc<Requests>,
+        ends: Vec<mpsc::Sender<()>>,
+    }
+
+    impl Hung {
+        fn new() -> Self {
+            // What waits in this test waits in vain.
+            let requests = Arc::new(Requests::with_patience(Duration::from_millis(20)));
+            Self { requests, ends: Vec::new() }
+        }
+
+        /// Begins a change that hangs. Returns its result if it gets no place.
+        async fn begin(&mut self, tenant: &str) -> Option<Status> {
+            let (end, ended) = mpsc::channel::<()>();
+            let (began, begun) = tokio::sync::oneshot::channel();
+            let (requests, tenant) = (Arc::clone(&self.requests), tenant.to_owned());
+            let work = move || {
+                let _ = began.send(());
+                let _ = ended.recv();
+                Ok(())
+            };
+            let asked = tokio::spawn(async move { requests.change(move || tenant, work).await });
+            match begun.await {
+                Ok(()) => self.ends.push(end),
+                Err(_) => return asked.await.unwrap().err(),
+            }
+            None
+        }
+
+        async fn ask(&self, tenant: &str) -> Result<(), Status> {
+            let tenant = tenant.to_owned();
+            self.requests.change(move || tenant, || Ok(())).await
+        }
+    }
+
+    #[tokio::test]
+    async fn a_hung_tenant_keeps_no_other_out() {
+        let mut hung = Hung::new();
+        for _ in 0..NR_CHANGES_OF_TENANT_MAX {
+            assert!(hung.begin("shop").await.is_none());
+        }
+        for _ in 0..3 {
+            assert_eq!(hung.begin("shop").await.unwrap().code(), Code::Unavailable);
+        }
+        hung.ask("bank").await.unwrap();
+        hung.requests.look(|| "shop".into(), || Ok(())).await.unwrap();
+        hung.ends.clear();
+        // Its places are free again once the threads have ended.
+        while hung.ask("shop").await.is_err() {}
+    }
+
+    #[tokio::test]
+    async fn requests_of_all_tenants_are_bounded() {
+        let mut hung = Hung::new();
+        for number in 0..NR_CHANGES_MAX {
+            assert!(hung.begin(&format!("tenant-{}", number % 4)).await.is_none());
+        }
+        assert_eq!(hung.begin("bank").await.unwrap().code(), Code::Unavailable);
+        hung.requests.look(|| PLUGIN.into(), || Ok(())).await.unwrap();
+        hung.ends.clear();
+        while hung.ask("bank").await.is_err() {}
+        assert!(hung.requests.changes.of_tenants.lock().len() <= 6, "tenants without requests are forgotten");
+    }
+
+    #[tokio::test]
+    async fn a_client_that_leaves_frees_no_place_of_a_thread() {
+        let requests = Arc::new(Requests::with_patience(Duration::from_millis(20)));
+        let (end, ended) = mpsc::channel::<()>();
+        let ended = Arc::new(std::sync::Mutex::new(ended));
+        for _ in 0..NR_LOOKS_OF_TENANT_MAX {
+            let (began, begun) = tokio::sync::oneshot::channel();
+            let (ended, asking) = (Arc::clone(&ended), Arc::clone(&requests));
+            let work = move || {
+                let _ = began.send(());
+                let _ = ended.lock().unwrap().recv();
+                Ok(())
+            };
+            let asked = tokio::spawn(async move { asking.look(|| "shop".into(), work).await });
+            begun.await.unwrap();
+            asked.abort();
+            let _ = asked.await;
+        }
+        let refused = requests.look(|| "shop".into(), || Ok(())).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unavailable);
+        drop(end);
+    }
+}
