@@ -134,7 +134,7 @@ fn a_plugin_killed_amid_unpublish_leaves_what_can_be_done_again() {
     needs_mount!();
     let mut node = Node::start();
     for round in 0..12_u32 {
-        let pod = Pod::new("shop", &format!("web-{round}"));
+        let pod = Pod::new("shop", &format!("ending-{round}"));
         let id = format!("inline-{round}");
         let client = node.connect();
         client.publish(node.ephemeral(&id, &pod, &GROUP_LIMITS)).unwrap();
