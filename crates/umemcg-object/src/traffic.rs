@@ -92,8 +92,8 @@ impl Traffic {
         Counted::one(&self.nr_under_way)
     }
 
-    /// Notes the answer to a request for a key, by its hash, that was sent at a time, and whether it
-    /// was that requests come too fast.
+    /// Notes the answer to a request for a key, by its hash, that was sent at a time, and whether
+    /// it was that requests come too fast.
     pub(crate) fn answered(&self, (kind, key): (RequestKind, u64), sent: Instant, is_throttled: bool) {
         self.latencies[kind as usize].note(sent.elapsed());
         self.pace.answered(key, sent, is_throttled);
