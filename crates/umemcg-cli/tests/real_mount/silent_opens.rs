@@ -15,8 +15,8 @@ fn start() -> Mount {
 
 /// Returns how many files without a name the daemon has open.
 fn nr_nameless(mount: &Mount) -> u64 {
-    let listed =
-        mount.sh(&format!("ls -l /proc/{}/fd | grep -c deleted || true", mount.pid().as_raw_nonzero()));
+    let daemon = mount.pid().as_raw_nonzero();
+    let listed = mount.sh(&format!("ls -l /proc/{daemon}/fd | grep -c \"$DATA/.*deleted\" || true"));
     listed.good().trim().parse().unwrap()
 }
 
