@@ -3,9 +3,9 @@
 //! A read that a store has begun costs a connection, so a flood of them could take the descriptors
 //! of the whole process. All together may use a quarter of those, a group or a store half of that,
 //! and a group on one store a quarter of it. The volumes of one bucket count as one store here: it
-//! answers them all slowly if it answers one so. The first read of a group on a store is begun however
-//! many run, as long as all together use no more than half of the descriptors: stores that hang
-//! take nothing from the others. Further reads wait without a thread. They hold nothing that others
+//! answers them all slowly if it answers one so. The first read of a group on a store is begun
+//! however many run, as long as all together use no more than half of the descriptors: stores that
+//! hang take nothing from the others. Further reads wait without a thread. They hold nothing that others
 //! wait for except pages in flight beyond a limit, which are claimed first.
 //!
 //! A claim is given back when the store has ended the read, whatever has become of its reader.

@@ -292,8 +292,8 @@ impl Model {
         let is_anew = self.w().bucket.stores_anew.load(Ordering::Relaxed);
         let is_open = self.open.iter().any(|(open, _)| *open == number);
         let was_dirty = self.files[number].is_dirty;
-        // What was closed, and could not be stored then, is stored with them. What was accepted, and
-        // is not stored yet, takes them along, for the next close.
+        // What was closed, and could not be stored then, is stored with them. What was accepted,
+        // and is not stored yet, takes them along, for the next close.
         let is_written = is_open && (was_dirty || self.writes_back);
         match result {
             Ok(()) => {

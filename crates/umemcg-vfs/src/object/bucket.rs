@@ -348,8 +348,8 @@ pub trait Bucket: Send + Sync + fmt::Debug {
     ) -> Result<ObjectInfo, BucketError>;
     /// Returns what it has been asked so far.
     fn figures(&self) -> BucketFigures;
-    /// Returns a number that the volumes of the bucket share, whatever their prefixes; none where each
-    /// is asked for itself.
+    /// Returns a number that the volumes of the bucket share, whatever their prefixes; none where
+    /// each is asked for itself.
     fn source_id(&self) -> Option<StoreId> {
         None
     }

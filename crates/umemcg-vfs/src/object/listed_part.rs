@@ -16,8 +16,8 @@ use super::node::Told;
 use crate::attr::NodeId;
 use crate::handle_charge::HandleCharge;
 
-/// Handles of a directory, of those opened last, whose parts are looked into: a look-up does not take
-/// longer for each program that holds the directory open.
+/// Handles of a directory, of those opened last, whose parts are looked into: a look-up does not
+/// take longer for each program that holds the directory open.
 const NR_HANDLES_MAX: usize = 8;
 
 /// Names that a store has listed, in the order of their keys.

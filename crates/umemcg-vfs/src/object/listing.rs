@@ -3,8 +3,8 @@
 //! A handle keeps one part of the store's listing (at most a thousand names), charged to its group,
 //! and the place where the next begins, so a listing of any length takes the memory of one part. A
 //! position is the number of names before it; a read before the part begins anew. Attributes come
-//! with the names, so that nothing is asked for each; and a name that is looked up while the part is
-//! kept is found in it ([`listed_part`](super::listed_part)).
+//! with the names, so that nothing is asked for each; and a name that is looked up while the part
+//! is kept is found in it ([`listed_part`](super::listed_part)).
 //!
 //! Names that no object has yet, because what is written to them is not stored, come after those of
 //! the store: those that there were when the listing began, and that the store did not list.
