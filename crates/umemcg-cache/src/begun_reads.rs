@@ -5,8 +5,8 @@
 //! and a group on one store a quarter of it. The volumes of one bucket count as one store here: it
 //! answers them all slowly if it answers one so. The first read of a group on a store is begun
 //! however many run, as long as all together use no more than half of the descriptors: stores that
-//! hang take nothing from the others. Further reads wait without a thread. They hold nothing that others
-//! wait for except pages in flight beyond a limit, which are claimed first.
+//! hang take nothing from the others. Further reads wait without a thread. They hold nothing that
+//! others wait for except pages in flight beyond a limit, which are claimed first.
 //!
 //! A claim is given back when the store has ended the read, whatever has become of its reader.
 
