@@ -138,7 +138,7 @@ impl Labels {
             Err(error) if error.errno() == rustix::io::Errno::NODATA => Ok(None),
             Err(error) => Err(error),
         };
-        let found: Result<Vec<_>, _> = XATTRS.iter().map(|name| value(name)).collect();
+        let found: Result<Vec<_>, _> = XATTRS.iter().map(value).collect();
         w.volume.forget(entry.node, 1);
         Ok(found?.into_iter().zip(XATTRS).all(|(found, name)| found.as_ref() == self.xattrs.get(name)))
     }
