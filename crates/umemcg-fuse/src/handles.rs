@@ -80,6 +80,15 @@ impl<T> HandleTable<T> {
         self.close_where(|_| true)
     }
 
+    /// Returns an open value for which `is_meant` returns `true`. Walks the table.
+    pub fn find(&self, is_meant: impl Fn(&T) -> bool) -> Option<Arc<T>> {
+        let nr_places = self.free.lock().nr_places;
+        (0..nr_places)
+            .filter_map(|place| self.slots.get(place)?.load_full())
+            .find(|opened| is_meant(&opened.value))
+            .map(|opened| Arc::clone(&opened.value))
+    }
+
     /// Closes the handles for which `is_meant` returns `true`; returns their values.
     pub fn close_where(&self, is_meant: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let nr_places = self.free.lock().nr_places;

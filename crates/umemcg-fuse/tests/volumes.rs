@@ -151,7 +151,9 @@ fn a_volume_in_use_stays_unless_it_is_removed_by_force() {
     let mut open = fs::File::create(many.path("a/f")).unwrap();
     open.write_all(b"accepted").unwrap();
     match many.remove("a", false) {
-        Err(RemoveVolumeError::Refused(RemoveError::Busy { nr_open: 1, .. })) => {}
+        Err(RemoveVolumeError::Refused(RemoveError::Busy { nr_open: 1, example, .. })) => {
+            assert_eq!(example.as_deref(), Some("\"f\""));
+        }
         other => panic!("{other:?}"),
     }
     open.write_all(b" and more").unwrap();

@@ -66,16 +66,22 @@ pub enum RemoveError {
     #[error("there is no volume `{0}`")]
     NotFound(String),
     /// Files or directories on it are open.
-    #[error("the volume `{name}` is in use: {nr_open} files or directories are open")]
+    #[error("the volume `{name}` is in use: {nr_open} files or directories are open{}", among(example.as_deref()))]
     Busy {
         /// Its name.
         name: String,
         /// The number of open files and directories.
         nr_open: usize,
+        /// One of them in words, if it is known.
+        example: Option<String>,
     },
     /// Another caller is removing it.
     #[error("the volume `{0}` is being removed already")]
     Leaving(String),
+}
+
+fn among(example: Option<&str>) -> String {
+    example.map_or(String::new(), |example| format!(", among them {example}"))
 }
 
 /// The files and directories open on a volume, and whether more may be opened.
@@ -513,7 +519,11 @@ impl Volumes {
             while opens.nr > 0 && !force {
                 if member.closed.wait_until(&mut opens, until).timed_out() && opens.nr > 0 {
                     opens.leaving = false;
-                    return Err(RemoveError::Busy { name: name.to_owned(), nr_open: opens.nr });
+                    return Err(RemoveError::Busy {
+                        name: name.to_owned(),
+                        nr_open: opens.nr,
+                        example: None,
+                    });
                 }
             }
         }

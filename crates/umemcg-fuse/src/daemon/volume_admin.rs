@@ -136,7 +136,8 @@ impl Daemon {
         deadline: Instant,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Removed, RemoveVolumeError> {
-        let leaving = self.volumes.begin_remove(name, force, CLOSED_WITHIN)?;
+        let leaving = self.volumes.begin_remove(name, force, CLOSED_WITHIN);
+        let leaving = leaving.map_err(|refused| self.with_example(refused))?;
         let lost = self.flush_volume(leaving.member(), deadline, progress);
         if !lost.is_empty() && !force {
             return Err(RemoveVolumeError::Lost(lost));
@@ -159,6 +160,18 @@ impl Daemon {
         }
         tracing::info!(name, nr_closed, nr_lost = lost.len(), "volume removed");
         Ok(Removed { lost, nr_closed })
+    }
+
+    /// Names one of the files that keep a volume from being removed.
+    fn with_example(&self, refused: RemoveError) -> RemoveError {
+        match refused {
+            RemoveError::Busy { name, nr_open, .. } => {
+                let member = self.volumes.find(name.as_ref());
+                let example = member.and_then(|member| self.filesystem.example_of_open(&member));
+                RemoveError::Busy { name, nr_open, example }
+            }
+            refused => refused,
+        }
     }
 
     /// Makes a volume durable, names and attributes included; returns what is not by the deadline.

@@ -174,6 +174,19 @@ impl DataFs {
         );
     }
 
+    /// Returns something open on a volume, in words.
+    pub fn example_of_open(&self, member: &Arc<Member>) -> Option<String> {
+        let is_file = |opened: &Opened<dyn VolumeFile>| Arc::ptr_eq(&opened.on, member);
+        if let Some(opened) = self.files.find(is_file) {
+            let path = member.volume().path_of(opened.file.node());
+            return Some(path.map_or("a file without a name".into(), |path| format!("{path:?}")));
+        }
+        let is_dir =
+            |dir: &OpenDir| matches!(dir, OpenDir::In { opened, .. } if Arc::ptr_eq(&opened.on, member));
+        // The kernel has closed what a request still uses.
+        self.dirs.find(is_dir).map(|_| "a directory".into()).or(Some("one of a request in progress".into()))
+    }
+
     /// Returns the group that pays for a request that arrives; `opener` is the group of the file
     /// that it goes through. Does not sleep.
     fn payer_of(&self, request: &Request<'_>, opener: Option<&Arc<Group>>) -> Payer {
