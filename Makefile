@@ -44,7 +44,7 @@ WORKSPACE = --workspace --exclude umemcg-object --exclude umemcg-csi
 # built again.
 HEAVY = -p umemcg-object -p umemcg-csi -p umemcg-cli --features umemcg-cli/csi,umemcg-cli/object
 
-.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-together-objects test-metrics test-names test-object test-object-crash run-object lint-heavy test-csi fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench bench-object experiments lint check-portable package check-packages deps build generated deb test-deb install clean
+.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-together-objects test-metrics test-names test-object test-object-crash run-object lint-heavy test-csi fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench bench-object experiments lint check-portable package check-packages deps build generated deb test-deb install build-ahead clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 14
@@ -122,7 +122,7 @@ OBJECT_ENVIRONMENT = OBJECT_SERVERS="$(abspath $(TARGET))/object-servers" \
 # The units of the program run along, since the names of tests choose among packages.
 OBJECT_TESTS = --lib $(patsubst crates/umemcg-object/tests/%.rs,--test %,$(wildcard crates/umemcg-object/tests/*.rs))
 
-test-object: deps ## volumes of objects, on real servers (moto, SeaweedFS, Azurite) and through a real mount
+test-object: deps ## volumes of objects, on real servers (moto, SeaweedFS, Azurite, fake-gcs-server) and through a real mount
 	@scripts/deps.sh --object
 	$(OBJECT_ENVIRONMENT) $(CARGO) test --locked $(HEAVY) $(OBJECT_TESTS) -- --include-ignored
 	$(OBJECT_ENVIRONMENT) $(CARGO) test --locked $(HEAVY) --test real_mount -- --ignored objects
@@ -279,6 +279,20 @@ install: build ## install the program, its man pages and completions below PREFI
 	install -D -m 644 -t $(DESTDIR)$(or $(PREFIX),/usr/local)/share/fish/vendor_completions.d $(TARGET)/generated/completions/umemcg.fish
 	install -d $(DESTDIR)/sbin
 	ln -sf $(or $(PREFIX),/usr/local)/bin/umemcg $(DESTDIR)/sbin/umount.fuse.umemcg
+
+# Errors are left to the targets that need what was not built.
+build-ahead: ## build what CI's later targets run (test-object, test-c, test-python, test-embed, test-rocksdb, bench)
+	-scripts/deps.sh --object --c --python --rocksdb --csi --metrics --bench
+	-$(CARGO) test --locked $(HEAVY) --no-run
+	-cd bindings && $(BINDINGS) $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	-cd bindings && $(BINDINGS) $(CARGO) test --locked --workspace --no-run
+	-cd bindings && $(BINDINGS) $(CARGO) build --locked --lib -p umemcg-c
+	-cd python && $(BINDINGS) $(CARGO) clippy --locked --all-targets -- -D warnings
+	-cd python && $(BINDINGS) $(CARGO) build --locked
+	-cd adapters/service && $(CARGO) test --locked --no-run
+	-cd adapters/rocksdb && ROCKSDB_LIB_DIR="$$(dirname /usr/lib/*/librocksdb.so)" $(CARGO) clippy --locked --all-targets -- -D warnings
+	-cd adapters/rocksdb && ROCKSDB_LIB_DIR="$$(dirname /usr/lib/*/librocksdb.so)" $(CARGO) test --locked --no-run
+	-$(CARGO) build --release --locked -p umemcg-cli -p umemcg-bench
 
 clean: ## remove what was built
 	$(CARGO) clean
