@@ -39,6 +39,12 @@ impl BegunReads {
         self.0.try_claim(Claimant::on_store(group, source), 1)
     }
 
+    /// Claims one read that no reader waits for: only as long as no other waits for its place, and
+    /// the group has begun less on the store than half of what it may.
+    pub(crate) fn try_claim_ahead(&self, group: &Group, source: StoreId) -> Option<Claim> {
+        self.0.try_claim_spare(Claimant::on_store(group, source), 1)
+    }
+
     /// Hands the claim of one read to `take`, which must not wait: immediately, or on the thread
     /// that ends another.
     pub(crate) fn when_room(&self, group: &Group, source: StoreId, take: TakeClaim) {

@@ -12,11 +12,14 @@ use umemcg_base::{LeafMutex, Rank, RankedMutex};
 use umemcg_group::Group;
 use umemcg_reclaim::Reclaimer;
 
+use crate::ahead_room::AheadRoom;
 use crate::begun_reads::BegunReads;
 use crate::node_pool::NodePool;
 use crate::overrun::Overrun;
 use crate::page_lock::PageWaiters;
 use crate::pool_writeback::PoolWriteback;
+use crate::read_pace::ReadPace;
+use crate::read_paces::ReadPaces;
 use crate::shadow_leaves::ShadowLeaves;
 use crate::store::StoreId;
 use crate::store_writeback::{FlushGoal, StoreWriteback};
@@ -28,6 +31,8 @@ pub(crate) struct CacheCore {
     nodes: Arc<NodePool>,
     overrun: Arc<Overrun>,
     begun_reads: BegunReads,
+    read_paces: ReadPaces,
+    ahead_room: AheadRoom,
     waiters: PageWaiters,
     writeback: Arc<PoolWriteback>,
     /// The stores that have files in the cache. The entry of a store without files is replaced or
@@ -54,6 +59,8 @@ impl CacheCore {
             nodes: Arc::new(NodePool::new(pool_bytes, ShadowLeaves::new(&reclaimer))?),
             overrun: Arc::default(),
             begun_reads: BegunReads::new(),
+            read_paces: ReadPaces::default(),
+            ahead_room: AheadRoom::default(),
             waiters: PageWaiters::default(),
             writeback: Arc::new(PoolWriteback::new(&reclaimer)),
             stores: LeafMutex::default(),
@@ -86,6 +93,15 @@ impl CacheCore {
 
     pub(crate) fn begun_reads(&self) -> &BegunReads {
         &self.begun_reads
+    }
+
+    /// Returns how fast a source answers reads.
+    pub(crate) fn read_pace(&self, source: StoreId) -> Arc<ReadPace> {
+        self.read_paces.of(source)
+    }
+
+    pub(crate) fn ahead_room(&self) -> &AheadRoom {
+        &self.ahead_room
     }
 
     pub(crate) fn waiters(&self) -> &PageWaiters {

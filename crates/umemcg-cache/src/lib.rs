@@ -8,6 +8,7 @@
 //! when it ends (`overrun`): data I/O never fails for lack of memory.
 #![forbid(unsafe_code)]
 
+mod ahead_room;
 mod begun_reads;
 mod cache_core;
 pub mod dirty;
@@ -25,6 +26,8 @@ mod page_lock;
 pub mod pinned;
 mod pool_writeback;
 mod quota;
+mod read_pace;
+mod read_paces;
 pub mod readahead;
 mod shadow_leaves;
 mod shared_room;

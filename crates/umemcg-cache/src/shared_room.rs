@@ -42,6 +42,8 @@ enum Party {
 const SHARE: u64 = 4;
 /// The part that a group may have on all stores, and a store for all groups.
 const WIDE_SHARE: u64 = 2;
+/// The part of each part up to which there is room for what can be done without.
+const SPARE_PART: u64 = 2;
 /// So many times the room may be claimed altogether, with first claims.
 pub(crate) const WITH_FIRST: u64 = 2;
 
@@ -124,6 +126,18 @@ impl SharedRoom {
         let mut claims = self.claims.lock();
         let is_next = !claims.waiting.contains_key(&claimant);
         (is_next && self.has_room(&claims, claimant, nr)).then(|| self.make(&mut claims, claimant, nr))
+    }
+
+    /// Claims `nr` for what can be done without: if no request waits, and each that they count for
+    /// has no more than half of its part with them.
+    pub(crate) fn try_claim_spare(self: &Arc<Self>, claimant: Claimant, nr: u64) -> Option<Claim> {
+        let mut claims = self.claims.lock();
+        let has_room = claims.turns.is_empty()
+            && claims.nr + nr <= self.max / SPARE_PART
+            && claimant
+                .parties()
+                .all(|(party, part)| claims.of_party(party) + nr <= self.max / part / SPARE_PART);
+        has_room.then(|| self.make(&mut claims, claimant, nr))
     }
 
     /// Hands a claim to `take`, which must not wait: immediately, or on a thread that makes room.
@@ -290,6 +304,23 @@ mod tests {
         assert_eq!(of_a_store.len() + of_others.len(), most, "of one store");
         assert!(all(&room, on(1, 2)).len() > 1, "the group has room on another store");
         drop((of_a_store, of_others));
+        check_empty(&room);
+    }
+
+    #[test]
+    fn what_can_be_done_without_leaves_half_of_each_part() {
+        let room = SharedRoom::new(MAX);
+        let spare = |of| std::iter::from_fn(|| room.try_claim_spare(of, 1)).collect::<Vec<_>>();
+        let ahead = spare(on(1, 1));
+        assert_eq!(ahead.len() as u64, MAX / SHARE / SPARE_PART);
+        assert_eq!(all(&room, on(1, 1)).len(), ahead.len(), "the other half");
+        drop(ahead);
+        // Room for one, for which another waits.
+        let mut full: Vec<_> = [on(1, 1), on(1, 2), on(2, 1)].map(|of| all(&room, of)).into();
+        let waiting = wait(&room, &[on(1, 1)]);
+        full.truncate(1);
+        assert!(spare(on(3, 3)).is_empty());
+        drop((full, waiting));
         check_empty(&room);
     }
 

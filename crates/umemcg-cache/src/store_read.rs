@@ -1,4 +1,5 @@
-//! One read that a store has begun: where its bytes go, and how it tells that it has ended.
+//! One read that a store has begun: where its bytes go, how it tells that it has ended, and how
+//! long it took.
 
 use std::fmt;
 use std::io;
@@ -6,6 +7,9 @@ use std::sync::Arc;
 
 use umemcg_arena::{Arena, Segment};
 use umemcg_base::contained;
+use umemcg_base::sync::Instant;
+
+use crate::read_pace::ReadPace;
 
 /// Takes the result of a read: how many bytes were delivered, or why it failed.
 pub(crate) type ReadEnd = Box<dyn FnOnce(io::Result<usize>) + Send>;
@@ -27,12 +31,31 @@ pub struct StoreRead {
     at: (usize, usize),
     /// `None` once the read has ended.
     end: Option<ReadEnd>,
+    begun: Instant,
+    /// When the first bytes came.
+    first: Option<Instant>,
+    pace: Arc<ReadPace>,
 }
 
 impl StoreRead {
-    pub(crate) fn new(arena: Arc<Arena>, segments: Vec<Segment>, offset: u64, end: ReadEnd) -> Self {
-        let len = segments.iter().map(|segment| usize::from(segment.len)).sum();
-        Self { arena, segments, offset, len, nr_delivered: 0, at: (0, 0), end: Some(end) }
+    pub(crate) fn new(
+        (arena, pace): (&Arc<Arena>, &Arc<ReadPace>),
+        segments: Vec<Segment>,
+        offset: u64,
+        end: ReadEnd,
+    ) -> Self {
+        Self {
+            arena: Arc::clone(arena),
+            len: segments.iter().map(|segment| usize::from(segment.len)).sum(),
+            segments,
+            offset,
+            nr_delivered: 0,
+            at: (0, 0),
+            end: Some(end),
+            begun: Instant::now(),
+            first: None,
+            pace: Arc::clone(pace),
+        }
     }
 
     /// Returns the first byte that is wanted.
@@ -57,6 +80,7 @@ impl StoreRead {
 
     /// Delivers the next bytes. What exceeds the wanted length is ignored.
     pub fn deliver(&mut self, bytes: &[u8]) {
+        self.first.get_or_insert_with(Instant::now);
         let mut bytes = &bytes[..bytes.len().min(self.len - self.nr_delivered)];
         self.nr_delivered += bytes.len();
         while !bytes.is_empty() {
@@ -72,7 +96,7 @@ impl StoreRead {
     /// Forgets what has been delivered, for a store that finds it to be wrong. The bytes are to be
     /// delivered again from the first.
     pub fn restart(&mut self) {
-        (self.nr_delivered, self.at) = (0, (0, 0));
+        (self.nr_delivered, self.at, self.first) = (0, (0, 0), None);
     }
 
     /// Ends the read. `Ok` with fewer bytes than wanted means the end of the file, as for
@@ -85,6 +109,9 @@ impl StoreRead {
     fn ended(&mut self, result: io::Result<()>) {
         let Some(end) = self.end.take() else { return };
         let nr_delivered = self.nr_delivered;
+        if let (Ok(()), Some(first)) = (&result, self.first) {
+            self.pace.note(first - self.begun, first.elapsed(), nr_delivered as u64);
+        }
         // The store's thread, perhaps while it unwinds, is not to be unwound by a callback.
         if let Err(panic) = contained(|| end(result.map(|()| nr_delivered))) {
             tracing::error!(%panic, "the end of a store's read panicked");

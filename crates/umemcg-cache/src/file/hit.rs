@@ -37,7 +37,9 @@ const _: () = assert!(
 
 impl File {
     /// Reads without ever sleeping, if every page is cached; the pages stay pinned while the result
-    /// lives. Clipped at the end of the file.
+    /// lives. Clipped at the end of the file. Declines once at each [mark](Readahead::is_due) of
+    /// read-ahead, so that [`read`](Self::read) or [`step_read`](Self::step_read) begins what is
+    /// next.
     #[inline]
     pub fn try_read(&self, offset: u64, len: usize, readahead: &Readahead) -> Option<PinnedPages<'_>> {
         let end = self.len().min(offset.saturating_add(len as u64));
@@ -45,6 +47,9 @@ impl File {
             return Some(PinnedPages::new(&self.cache, 0));
         }
         let (first, last) = (offset >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT);
+        if readahead.is_due(last) {
+            return None;
+        }
         let mut pinned = PinnedPages::new(&self.cache, (last - first + 1) as usize);
         for page in first..=last {
             let frame = self.pin_uptodate(page)?;
@@ -60,7 +65,7 @@ impl File {
 
     /// Copies bytes out without ever sleeping, if every page is cached; returns how many, fewer
     /// than there is room for at the end of the file. On `None` the buffer's contents are
-    /// unspecified.
+    /// unspecified. Declines as [`try_read`](Self::try_read) does.
     #[inline]
     pub fn try_read_into(&self, offset: u64, into: &mut [u8], readahead: &Readahead) -> Option<usize> {
         let end = self.len().min(offset.saturating_add(into.len() as u64));
@@ -69,6 +74,9 @@ impl File {
         }
         let into = &mut into[..(end - offset) as usize];
         let (first, last) = (offset >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT);
+        if readahead.is_due(last) {
+            return None;
+        }
         let from = (offset % PAGE_SIZE_U64) as usize;
         if first == last {
             let (record, flags) = self.copy_page(first, from, into)?;

@@ -10,7 +10,8 @@
 //!
 //! Each operation has a file of its own: `hit`, `read`, `write`, `flush`, `truncate`.
 //! A read that misses has pages filled: by its thread (`fill`), or by the store (`store_fill`,
-//! listed in `store_fills`) while no thread waits (`started_read`).
+//! listed in `store_fills`) while no thread waits (`started_read`), or before the read comes
+//! (`read_ahead`).
 //! `write_behind` notices long sequential writes.
 //! `new_pages` takes what a page needs to enter the file, `dirty_pages` counts what is to be
 //! written, and `memory` is what differs when there is no store.
@@ -23,6 +24,7 @@ mod hit;
 mod memory;
 mod new_pages;
 mod read;
+mod read_ahead;
 mod revalidate;
 mod started_read;
 mod store_fill;
@@ -179,8 +181,10 @@ impl File {
             id,
             index: Index::new(cache.nodes(), id),
             arena: Arc::clone(cache.arena()),
+            store_fills: store
+                .begins_reads()
+                .then(|| Arc::new(StoreFills::new(cache.read_pace(store.source_id())))),
             cache,
-            store_fills: store.begins_reads().then(|| Arc::new(StoreFills::new())),
             store,
             writeback,
             len: AtomicU64::new(len),

@@ -94,6 +94,27 @@ impl File {
         }
     }
 
+    /// Charges and takes frames for `nr` pages from `first` on that no reader waits for; `None`
+    /// when `group` has no room for all of them, or would not have it without an effort.
+    pub(super) fn pages_ahead(
+        self: &Arc<Self>,
+        group: &Arc<Group>,
+        first: u64,
+        nr: u64,
+    ) -> Option<NewPages<'_>> {
+        let nr_nodes = self.index.nr_missing_nodes(first, first + nr);
+        let node_bytes = nr_nodes as u64 * NODE_BYTES;
+        let mut charge =
+            self.cache.reclaimer().charge_ahead(group, nr * PAGE_SIZE_U64 + node_bytes, &|| false).ok()?;
+        let nodes = NodeReserve::new(self.cache.nodes(), nr_nodes, charge.split(node_bytes))?;
+        let mut frames = Vec::with_capacity(nr as usize);
+        if self.cache.arena().alloc(self.cache.next_node(), &mut frames, nr as usize) < nr as usize {
+            self.cache.arena().free(&frames);
+            return None;
+        }
+        Some(NewPages { charge, frames, nodes, is_overrun: false })
+    }
+
     /// Returns pages `first..` that `group` has no room for, charged to it all the same: up to
     /// `want`, as many as the request's claim has left. `None` when nothing is left.
     ///

@@ -50,6 +50,7 @@ impl File {
         };
         let wait = self.advance(group, &mut state, readahead, false)?;
         debug_assert!(wait.is_none(), "a read that may wait does so itself");
+        self.read_ahead(group, state.at.first_and_last(), readahead);
         Ok(Self::end_reading(group, state, readahead))
     }
 
@@ -78,7 +79,11 @@ impl File {
         let Some(mut state) = state else {
             return Ok(ReadStep::Done(PinnedPages::new(&self.cache, 0)));
         };
-        match self.advance(group, &mut state, readahead, self.begins_reads())? {
+        let wait = self.advance(group, &mut state, readahead, self.begins_reads())?;
+        if matches!(wait, None | Some(ReadWait::Fill(_) | ReadWait::OtherFill(_))) {
+            self.read_ahead(group, state.at.first_and_last(), readahead);
+        }
+        match wait {
             Some(wait) => Ok(ReadStep::Waits(self.waiting_read(range, state, wait))),
             None => Ok(ReadStep::Done(Self::end_reading(group, state, readahead))),
         }
@@ -106,7 +111,7 @@ impl File {
             if let Some(error) = state.error.take() {
                 return if page == first { Err(error.into()) } else { Ok(None) };
             }
-            match self.find_filled(page, by_completion) {
+            match self.find_filled(page, readahead, by_completion) {
                 Found::Here(frame) => {
                     state.pinned.push(segment_of(page, state.at.offset, state.at.end, frame));
                     state.at.page += 1;
@@ -172,16 +177,18 @@ impl File {
     /// Pins a page that is there, or that is a hole of a file in memory, once its contents are.
     /// Waits for a page that a thread fills, and with `by_completion` not for one that the store
     /// has begun.
-    fn find_filled(&self, page: u64, by_completion: bool) -> Found {
+    fn find_filled(&self, page: u64, readahead: &Readahead, by_completion: bool) -> Found {
         loop {
             if let Some(frame) = self.pin_page(page) {
                 let record = self.record(frame);
-                if by_completion
-                    && record.test(Flag::LOCKED)
+                if record.test(Flag::LOCKED)
                     && let Some(number) = self.store_fills.as_ref().and_then(|fills| fills.of_page(page))
                 {
-                    self.cache.reclaimer().unpin(frame);
-                    return Found::BeingFilled(number);
+                    readahead.note_wait();
+                    if by_completion {
+                        self.cache.reclaimer().unpin(frame);
+                        return Found::BeingFilled(number);
+                    }
                 }
                 self.cache.waiters().wait_unlocked(self.cache.arena(), frame);
                 if record.test(Flag::UPTODATE) {
@@ -213,14 +220,19 @@ impl File {
         // Above its `memory.high` a group is slowed in proportion to its charges, so charge only
         // what was asked for.
         let is_over_high = self.cache.reclaimer().is_over_high(group);
-        let window = if is_over_high { needed } else { readahead.plan(first, needed) };
+        let window_max = self.window_max(group, readahead);
+        let window = if is_over_high { needed } else { readahead.plan(first, (page, needed), window_max) };
         // Up to the end of the page that the store ends in; beyond it there is nothing to read
         // ahead.
         let file_end = self.len().div_ceil(PAGE_SIZE_U64);
         let window_end = (page + window).min(file_end).max(last + 1);
         let new = self.new_pages(group, page, window_end - page, needed, true);
-        if new.is_none() {
-            group.stat_add(StatItem::UncachedIo, 1);
+        match &new {
+            None => group.stat_add(StatItem::UncachedIo, 1),
+            Some(new) if self.reads_ahead() => {
+                readahead.begin_window(last, page + new.frames.len() as u64);
+            }
+            Some(_) => {}
         }
         new
     }

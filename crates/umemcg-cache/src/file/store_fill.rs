@@ -5,6 +5,9 @@
 //! leaves it to the next. A part that the store refuses is followed by the next one on the thread
 //! that tells of the refusal. The thread that ends the last run ends the fill, and hands its pages
 //! to the reader.
+//!
+//! A fill that reads ahead has no reader: its pages stay in the cache, and its failure is no
+//! error. A reader that comes to a page that is missing then asks for it itself.
 
 use std::fmt;
 use std::io;
@@ -19,13 +22,15 @@ use super::File;
 use super::fill::{Fill, FillPage, Filled, RunFill};
 use super::new_pages::NewPages;
 use super::store_fills::{FillNumber, Turn};
+use crate::ahead_room::AheadClaim;
 use crate::overrun::OverrunClaim;
+use crate::read_pace::ReadPace;
 use crate::shared_room::Claim;
 use crate::store_read::StoreRead;
 
 /// Most pages that a store is asked for at once (2 MiB): it gives several parts of a long run in
 /// the time of one.
-const PART_PAGES: usize = 512;
+pub(super) const PART_PAGES: usize = 512;
 
 /// A run that belongs to no thread.
 type Run = RunFill<Vec<FillPage>>;
@@ -36,6 +41,7 @@ type TakeFilled = Box<dyn FnOnce(Filled) + Send>;
 pub(super) struct StoreFill {
     file: Arc<File>,
     group: Arc<Group>,
+    pace: Arc<ReadPace>,
     number: FillNumber,
     state: LeafMutex<FillState>,
 }
@@ -58,6 +64,8 @@ struct FillState {
     reader: Option<TakeFilled>,
     /// Of a reader that has given up; returned after the pages.
     claim: Option<OverrunClaim>,
+    /// Of a fill that reads ahead; returned after the pages are unlocked.
+    ahead: Option<AheadClaim>,
 }
 
 /// One part of a run that the store reads: its end may come before the call that began it returns,
@@ -112,30 +120,7 @@ impl StoreFill {
         wanted: Range<u64>,
         (claim, turn): (Claim, Option<Turn>),
     ) -> Option<Arc<Self>> {
-        let pages = wanted.start..wanted.start + new.frames.len() as u64;
-        let Some(number) = file.store_fills.as_ref().and_then(|fills| fills.enter(pages, turn)) else {
-            file.give_back(new, 0);
-            return None;
-        };
-        let mut fill = file.insert_locked(group, new, wanted);
-        let stalled = fill.is_refault().then(|| Stalled::begin(group));
-        let runs = fill.split(PART_PAGES);
-        // One more, so that it does not end before all have begun.
-        let nr_left = runs.len() + 1;
-        let state = FillState {
-            fill: Some(fill),
-            runs: Vec::with_capacity(runs.len()),
-            to_begin: runs.into_iter(),
-            nr_left,
-            stalled,
-            ..FillState::default()
-        };
-        let this = Arc::new(Self {
-            file: Arc::clone(file),
-            group: Arc::clone(group),
-            number,
-            state: LeafMutex::new(state),
-        });
+        let this = Self::enter((file, group), new, wanted, turn, None)?;
         let mut claim = Some(claim);
         while let Some(begun) = claim.take() {
             this.read_runs(begun);
@@ -145,6 +130,58 @@ impl StoreFill {
         }
         this.end_run(None);
         Some(this)
+    }
+
+    /// Begins to fill what is missing of new pages from `first` on, for a reader that is expected
+    /// there. Its runs follow each other. Returns whether it has: not while an operation that must
+    /// be alone is under way, or waits to be.
+    pub(super) fn begin_ahead(
+        of: (&Arc<File>, &Arc<Group>),
+        new: NewPages<'_>,
+        first: u64,
+        (claim, ahead): (Claim, AheadClaim),
+    ) -> bool {
+        let Some(this) = Self::enter(of, new, first..first, None, Some(ahead)) else { return false };
+        this.read_runs(claim);
+        this.end_run(None);
+        true
+    }
+
+    /// Lists a fill and puts its pages into the file.
+    fn enter(
+        (file, group): (&Arc<File>, &Arc<Group>),
+        new: NewPages<'_>,
+        wanted: Range<u64>,
+        turn: Option<Turn>,
+        ahead: Option<AheadClaim>,
+    ) -> Option<Arc<Self>> {
+        let pages = wanted.start..wanted.start + new.frames.len() as u64;
+        let fills = file.store_fills.as_ref();
+        let (Some(fills), Some(number)) = (fills, fills.and_then(|fills| fills.enter(pages, turn))) else {
+            file.give_back(new, 0);
+            return None;
+        };
+        let mut fill = file.insert_locked(group, new, wanted);
+        let stalled = (ahead.is_none() && fill.is_refault()).then(|| Stalled::begin(group));
+        let runs = fill.split(PART_PAGES);
+        // One more, so that it does not end before all have begun.
+        let nr_left = runs.len() + 1;
+        let state = FillState {
+            fill: Some(fill),
+            runs: Vec::with_capacity(runs.len()),
+            to_begin: runs.into_iter(),
+            nr_left,
+            stalled,
+            ahead,
+            ..FillState::default()
+        };
+        Some(Arc::new(Self {
+            file: Arc::clone(file),
+            group: Arc::clone(group),
+            pace: Arc::clone(&fills.pace),
+            number,
+            state: LeafMutex::new(state),
+        }))
     }
 
     /// Returns what it has got if it has ended.
@@ -205,9 +242,9 @@ impl StoreFill {
                     }
                 }
             };
-            let arena = Arc::clone(self.file.cache.arena());
+            let of = (self.file.cache.arena(), &self.pace);
             assert_may_wait(Rank::StoreIo, "the begin of a read of the store");
-            self.file.store.begin_read(StoreRead::new(arena, segments, offset, Box::new(end)));
+            self.file.store.begin_read(StoreRead::new(of, segments, offset, Box::new(end)));
             let result;
             (run, claim, result) = part.leave(run, claim)?;
             self.file.end_part(&mut run, result);
@@ -218,7 +255,7 @@ impl StoreFill {
 
     /// Notes that a run is over, and with the last one ends the fill.
     fn end_run(&self, run: Option<Run>) {
-        let (mut fill, runs, stalled) = {
+        let (mut fill, runs, stalled, ahead) = {
             let mut state = self.state.lock();
             state.store_failed |= run.as_ref().is_some_and(RunFill::store_failed);
             state.runs.extend(run);
@@ -227,11 +264,12 @@ impl StoreFill {
                 return;
             }
             let Some(fill) = state.fill.take() else { return };
-            (fill, std::mem::take(&mut state.runs), state.stalled.take())
+            (fill, std::mem::take(&mut state.runs), state.stalled.take(), state.ahead.take())
         };
         drop(stalled);
         fill.join(runs);
         let filled = self.file.end_fill(&self.group, fill);
+        drop(ahead);
         // Not before: what waits for it looks at the pages.
         if let Some(fills) = &self.file.store_fills {
             fills.leave(self.number);

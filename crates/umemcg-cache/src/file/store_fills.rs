@@ -17,6 +17,8 @@ use std::time::Duration;
 use umemcg_base::sync::Instant;
 use umemcg_base::{Condvar, Idle, LeafMutex, Rank, Wait, assert_may_wait, contained};
 
+use crate::read_pace::ReadPace;
+
 /// Longest time in which the next operation waits for those that have a turn: what continues them
 /// may have something else to do, or be the thread of that operation.
 const TURN_MAX: Duration = Duration::from_millis(100);
@@ -65,6 +67,8 @@ pub(super) struct StoreFills {
     list: LeafMutex<List>,
     /// Something that an operation waits for has changed.
     emptied: Condvar,
+    /// How fast the store fills.
+    pub(super) pace: Arc<ReadPace>,
 }
 
 /// A turn of a read: it may begin a fill although an operation waits to be alone, which waits until
@@ -90,8 +94,8 @@ impl Drop for Turn {
 }
 
 impl StoreFills {
-    pub(super) fn new() -> Self {
-        Self { list: LeafMutex::default(), emptied: Condvar::new(Rank::StoreFills) }
+    pub(super) fn new(pace: Arc<ReadPace>) -> Self {
+        Self { list: LeafMutex::default(), emptied: Condvar::new(Rank::StoreFills), pace }
     }
 
     /// Lists a fill of `pages`, before it puts them into the index. `None` when the list is closed

@@ -92,6 +92,13 @@ impl Answerer {
         self.wake.notify_all();
     }
 
+    /// Answers the oldest reads although all are held, on this thread. Returns how many there were.
+    pub fn answer(&self, nr_max: usize) -> usize {
+        let next = || self.jobs.lock().queue.pop_front();
+        let answer = |job: Job| drop(catch_unwind(AssertUnwindSafe(job)));
+        (0..nr_max).map_while(|_| next()).map(answer).count()
+    }
+
     pub fn nr_begun(&self) -> usize {
         self.nr_begun.load(Ordering::Relaxed)
     }
@@ -108,6 +115,8 @@ pub struct LateStore {
     /// Bytes that no read may touch.
     pub bad: Arc<Mutex<Range<u64>>>,
     pub nr_blocking_reads: AtomicUsize,
+    /// The bytes that were asked for in reads begun.
+    pub asked: Mutex<Vec<Range<u64>>>,
 }
 
 impl LateStore {
@@ -129,7 +138,13 @@ impl LateStore {
             answer: Mutex::new(Answer::Whole),
             bad: Arc::default(),
             nr_blocking_reads: AtomicUsize::new(0),
+            asked: Mutex::default(),
         })
+    }
+
+    /// Returns the end of what was asked for.
+    pub fn asked_end(&self) -> u64 {
+        self.asked.lock().iter().map(|range| range.end).max().unwrap_or(0)
     }
 }
 
@@ -194,6 +209,7 @@ impl BackingStore for LateStore {
     }
     fn begin_read(&self, read: StoreRead) {
         self.answerer.nr_begun.fetch_add(1, Ordering::Relaxed);
+        self.asked.lock().push(read.offset()..read.offset() + read.len() as u64);
         let how = *self.answer.lock();
         let (wanted, bad) = (bytes_for(&read, &self.bytes.lock(), how), Arc::clone(&self.bad));
         match how {

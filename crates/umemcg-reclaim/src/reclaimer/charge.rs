@@ -6,7 +6,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use umemcg_base::sync::thread;
 use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
-use umemcg_group::{Charge, EventKind, Group, Refused};
+use umemcg_group::{Charge, EventKind, Group, Refused, StatItem};
 
 use super::Reclaimer;
 use super::memory_high::note_charged;
@@ -43,6 +43,13 @@ fn describe(refused: &Refused) -> String {
         refused.wanted_bytes,
         refused.group.max_bytes()
     )
+}
+
+/// Returns whether a group has twice as much as `bytes` in clean pages that were used once at most.
+fn has_idle_pages(group: &Group, bytes: u64) -> bool {
+    let total = |item| group.stat_total_applied(item).max(0) as u64;
+    let unclean = [StatItem::FileDirty, StatItem::FileWriteback, StatItem::FileUnstable].map(total);
+    total(StatItem::InactiveFile).saturating_sub(unclean.iter().sum()) >= 2 * bytes
 }
 
 impl Reclaimer {
@@ -105,12 +112,42 @@ impl Reclaimer {
         bytes: u64,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Charge, ChargeError> {
+        self.charge_surplus_if(group, bytes, cancelled, |_| true)
+    }
+
+    /// Like [`charge_surplus`](Self::charge_surplus), for what no request waits for: goes over no
+    /// `memory.high`, and reclaims only where the group that refuses has clean pages enough that
+    /// were used once, so that reclaim need not look at any others.
+    ///
+    /// # Errors
+    /// As [`charge`](Self::charge).
+    pub fn charge_ahead(
+        &self,
+        group: &Arc<Group>,
+        bytes: u64,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Charge, ChargeError> {
+        if self.would_be_over_high(group, bytes) {
+            return Err(ChargeError::Limit(Refused { group: Arc::clone(group), wanted_bytes: bytes }));
+        }
+        self.charge_surplus_if(group, bytes, cancelled, |full| has_idle_pages(full, bytes))
+    }
+
+    fn charge_surplus_if(
+        &self,
+        group: &Arc<Group>,
+        bytes: u64,
+        cancelled: &dyn Fn() -> bool,
+        may_reclaim: impl FnOnce(&Group) -> bool,
+    ) -> Result<Charge, ChargeError> {
         if let Some(full) = self.level_short_of_reserve(group, bytes) {
             return Err(ChargeError::Limit(Refused { group: full, wanted_bytes: bytes }));
         }
         match group.try_charge(bytes) {
             Ok(charge) => Ok(charge),
-            Err(refused) if self.has_marks(&refused.group) => Err(ChargeError::Limit(refused)),
+            Err(refused) if self.has_marks(&refused.group) || !may_reclaim(&refused.group) => {
+                Err(ChargeError::Limit(refused))
+            }
             Err(refused) => self.charge_slowly(group, bytes, refused, cancelled, false),
         }
         .inspect(|_| note_charged(bytes))

@@ -96,10 +96,16 @@ impl Reclaimer {
     /// each level.
     #[inline]
     pub fn is_over_high(&self, group: &Arc<Group>) -> bool {
+        self.would_be_over_high(group, 0)
+    }
+
+    /// Returns whether a group or one above it would be over its `memory.high` with `bytes` more.
+    #[inline]
+    pub(super) fn would_be_over_high(&self, group: &Arc<Group>, bytes: u64) -> bool {
         std::iter::successors(Some(group), |at| at.parent()).any(|at| {
             // Without a limit, nothing is read that charges write.
             let high = GroupReclaim::if_present(at).map_or(UNLIMITED, |part| part.background().high_limit());
-            high != UNLIMITED && at.usage_bytes() > high
+            high != UNLIMITED && at.usage_bytes().saturating_add(bytes) > high
         })
     }
 
