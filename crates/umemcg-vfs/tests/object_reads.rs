@@ -4,8 +4,10 @@ mod common;
 
 use std::ffi::OsStr;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 
 use common::memory_bucket::MemoryBucket;
+use umemcg::files::ReadStep;
 use umemcg::{Engine, EngineConfig, Group};
 use umemcg_vfs::object::{Freshness, ObjectConfig};
 use umemcg_vfs::volume::next_store_id;
@@ -32,6 +34,37 @@ fn open(engine: &Arc<Engine>, group: &Arc<Group>, bucket: &Arc<MemoryBucket>) ->
     let me = Caller { uid: 0, gid: 0, supplementary_gid: None, group, umask: 0, thread: 1 };
     let entry = volume.lookup(&me, NodeId::ROOT, OsStr::new("f")).unwrap();
     volume.open(&me, entry.node, OFlags::RDONLY).unwrap()
+}
+
+#[test]
+fn a_whole_object_costs_no_more_than_a_request_a_mebibyte() {
+    const LEN: u64 = 64 << 20;
+    let engine = Engine::new(EngineConfig::new(128 << 20)).unwrap();
+    let group = engine.create_group(engine.root(), OsStr::new("g")).unwrap();
+    let bucket = Arc::<MemoryBucket>::default();
+    bucket.put("f", vec![7; LEN as usize]);
+    let file = open(&engine, &group, &bucket);
+    let (mut at, mut nr_waits) = (0, 0);
+    while at < LEN {
+        let pages = file.try_read(at, 128 << 10).unwrap_or_else(|| {
+            let mut read = file.content().start_read(at, 128 << 10);
+            loop {
+                match file.step_read(&group, read).unwrap() {
+                    ReadStep::Done(pages) => return pages,
+                    ReadStep::Waits(waiting) => {
+                        nr_waits += 1;
+                        let (sender, ready) = channel();
+                        waiting.when_ready(move |read| drop(sender.send(read)));
+                        read = ready.recv().unwrap();
+                    }
+                }
+            }
+        });
+        at += pages.len() as u64;
+    }
+    assert!(bucket.asked().0 <= LEN >> 20, "{:?}", bucket.asked());
+    // The bucket answers before the reader comes there.
+    assert_eq!(nr_waits, 0);
 }
 
 #[test]
