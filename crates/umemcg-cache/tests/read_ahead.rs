@@ -401,7 +401,6 @@ fn a_file_that_is_closed_beside_a_window_goes_with_it() {
     let mut reader = ground.reader();
     reader.next();
     reader.next();
-    drop(reader);
     let Ground { pool, tenant, answerer, store, file, .. } = ground;
     drop(file);
     assert!(Arc::strong_count(&store) > 1);
