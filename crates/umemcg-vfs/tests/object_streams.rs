@@ -250,6 +250,17 @@ fn a_lost_race_is_told_once_and_changes_nothing() {
 }
 
 #[test]
+fn a_writer_is_told_of_what_a_sync_gave_up() {
+    let w = world();
+    let file = w.create_with("a", NEW).unwrap();
+    w.write(&file, 0, b"ours").unwrap();
+    w.bucket.put("a", "theirs");
+    assert_eq!(errno(w.volume.syncfs()), Some(Errno::IO));
+    assert_eq!(errno(file.flush()), Some(Errno::IO));
+    file.flush().unwrap();
+}
+
+#[test]
 fn a_part_that_fails_is_told_and_its_upload_ended() {
     let w = world();
     w.bucket.put("old", b"before");

@@ -292,18 +292,20 @@ impl Streams {
     }
 
     /// Gives a stream up that the store does not take, by the thread that has the turn, and forgets
-    /// its node: the name stands for what the store has. Returns what to tell the writer.
+    /// its node: the name stands for what the store has. Returns what to tell the writer, who need
+    /// not be the caller, and is told at the next occasion if not by this call.
     fn failed(&self, stream: &Stream, key: &str, error: StreamError) -> Errno {
         let error = match error {
             StreamError::Refused(errno) => return errno,
             StreamError::Store(error) => error,
         };
         tracing::error!(key, %error, "a file cannot be stored; what was written is given up");
-        self.give_up(stream, StreamFate::Failed, None);
-        match error {
+        let errno = match error {
             BucketError::Changed(_) | BucketError::NotFound(_) => Errno::IO,
             error => error.errno(),
-        }
+        };
+        self.give_up(stream, StreamFate::Failed, Some(errno));
+        errno
     }
 
     fn give_up(&self, stream: &Stream, fate: StreamFate, errno: Option<Errno>) {
