@@ -472,6 +472,22 @@ fn what_replaces_a_file_may_go_on_after_a_sync() {
 }
 
 #[test]
+fn a_file_replaced_while_it_was_open_gets_a_new_node() {
+    let w = world();
+    w.put("a", b"old").unwrap();
+    let node = w.find("a").unwrap().node;
+    let reader = w.open("a", OFlags::RDONLY).unwrap();
+    let file = w.create_with("a", WHOLE).unwrap();
+    w.write(&file, 0, b"new").unwrap();
+    file.fsync(false).unwrap();
+    w.write(&file, 3, b"er").unwrap();
+    file.flush().unwrap();
+    w.release(file);
+    assert_ne!(w.find("a").unwrap().node, node, "mappings of both would share pages");
+    assert_eq!((errno(w.read(&reader)), w.get("a").unwrap()), (Some(Errno::STALE), b"newer".to_vec()));
+}
+
+#[test]
 fn a_finished_file_keeps_its_node_when_a_write_is_refused() {
     let w = world();
     let file = w.create_with("a", NEW).unwrap();

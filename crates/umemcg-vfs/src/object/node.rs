@@ -103,6 +103,8 @@ pub(super) struct Node {
     pub(super) content: Option<Arc<Content>>,
     /// What is written in its place, if that is not in the store.
     pub(super) stream: Option<Arc<Stream>>,
+    /// A stream has replaced a version that was open, and may be mapped.
+    pub(super) has_old_pages: bool,
     /// What the kernel keeps of it, once it was opened.
     pub(super) kernel_copy: Option<Arc<KernelCopy>>,
     /// Only the root has none.
@@ -154,6 +156,7 @@ impl Node {
             told,
             content: None,
             stream: None,
+            has_old_pages: false,
             kernel_copy: None,
             charge: None,
             place: ListEntry::default(),

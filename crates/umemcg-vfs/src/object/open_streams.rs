@@ -20,14 +20,17 @@ impl OpenStreams {
         self.0.lock().entry(stream.node).or_default().push(Arc::downgrade(stream));
     }
 
-    pub(super) fn remove(&self, stream: &Stream) {
+    /// Returns whether no other stream of the node is open.
+    pub(super) fn remove(&self, stream: &Stream) -> bool {
         let mut streams = self.0.lock();
         if let Some(of_node) = streams.get_mut(&stream.node) {
             of_node.retain(|other| !std::ptr::eq(other.as_ptr(), stream));
-            if of_node.is_empty() {
-                streams.remove(&stream.node);
+            if !of_node.is_empty() {
+                return false;
             }
+            streams.remove(&stream.node);
         }
+        true
     }
 
     /// Has those that stand on a version stand on another, of the same bytes, which has `labels` if

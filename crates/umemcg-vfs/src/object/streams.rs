@@ -153,11 +153,16 @@ impl Streams {
     }
 
     /// Ends what an open file has begun and not stored. Never waits: an upload in parts is ended by
-    /// another thread.
+    /// another thread. With the last open stream goes a node whose inode may have pages of a version
+    /// before.
     pub(super) fn leave(&self, stream: &Stream) {
-        self.drafts.open_streams.remove(stream);
+        let is_last = self.drafts.open_streams.remove(stream);
         self.detach(stream);
-        if stream.is_unsaved() {
+        let has_old_pages = || {
+            let tree = self.objects().tree.lock();
+            tree.get(stream.node).is_ok_and(|found| found.has_old_pages)
+        };
+        if stream.is_unsaved() || is_last && has_old_pages() {
             self.objects().unlink_node(stream.node, Instant::now());
         }
     }
@@ -277,17 +282,19 @@ impl Streams {
                 found.content.take()
             })
         };
-        // The kernel's inode of this node has pages of the version before if that is mapped. But a
-        // stream that may go on keeps its node. It has the old content, too, if it was begun in its
-        // place.
+        // The kernel's inode of this node has pages of the version before if that is mapped. The
+        // stream has the old content, too, if it was begun in its place.
         let is_open = old.as_ref().is_some_and(|old| {
             let nr_own = 1 + usize::from(Arc::ptr_eq(old, &stream.content));
-            stream.fate() == StreamFate::Whole && Arc::strong_count(old) > nr_own
+            Arc::strong_count(old) > nr_own
         });
         drop(old);
         self.detach(stream);
-        if is_open {
+        if is_open && stream.fate() == StreamFate::Whole {
             self.objects().unlink_node(stream.node, Instant::now());
+        } else if is_open && let Ok(found) = self.objects().tree.lock().get_mut(stream.node) {
+            // It may go on, and keeps its node until it is left.
+            found.has_old_pages = true;
         }
     }
 
