@@ -323,6 +323,24 @@ fn a_change_of_attributes_is_accepted_without_an_open() {
     assert!(metadata.iter().any(|(name, _)| name == "xattr"), "{metadata:?}");
 }
 
+/// The answer to a close comes before the kernel lets go of the file.
+#[test]
+fn a_change_by_name_of_an_accepted_open_file_is_accepted() {
+    let w = idle();
+    let file = w.create("a").unwrap();
+    w.write(&file, 0, b"bytes").unwrap();
+    file.flush().unwrap();
+    w.set("a", &SetAttr { mode: Some(0o640), ..SetAttr::default() }).unwrap();
+    let entry = w.find("a").unwrap();
+    w.volume.setxattr(&w.me, entry.node, "user.a".as_ref(), b"b", XattrFlags::empty(), false).unwrap();
+    std::mem::forget(file);
+    let w = w.restart_elsewhere();
+    w.wait_until_all_stored();
+    let (_, metadata) = w.bucket.object("a").unwrap();
+    assert!(metadata.contains(&("mode".into(), "33184".into())), "{metadata:?}");
+    assert!(metadata.iter().any(|(name, _)| name == "xattr"), "{metadata:?}");
+}
+
 #[test]
 fn what_is_renamed_while_it_is_cut_is_accepted_as_renamed() {
     let w = idle();

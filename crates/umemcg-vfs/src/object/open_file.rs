@@ -90,8 +90,13 @@ impl OpenFile {
     }
 
     /// Returns whether it has changes that the store has not.
-    pub(super) fn is_unsaved(&self) -> bool {
+    fn is_unsaved(&self) -> bool {
         self.content.draft().is_some_and(|draft| draft.is_unsaved())
+    }
+
+    /// Returns whether it has changes that a close has yet to store, or accept.
+    pub(super) fn is_unaccepted(&self) -> bool {
+        self.content.draft().is_some_and(|draft| draft.is_unaccepted())
     }
 
     fn is_append(&self) -> bool {

@@ -42,7 +42,7 @@ impl ObjectVolume {
         }
         let file = self.open_file(caller, node, OFlags::RDWR)?;
         // What is being written is stored with that.
-        let at_once = !file.is_unsaved();
+        let at_once = !file.is_unaccepted();
         Relabeling { drafts, node, content: file.object(), group: &caller.group, change }.run()?;
         file.store_by_name(at_once)
     }
