@@ -271,6 +271,47 @@ fn an_upload_whose_answer_a_crash_lost_is_known_as_ours() {
     assert_eq!((w.stored("a").unwrap(), w.staged().len()), (b"bytes".to_vec(), 0));
 }
 
+#[test]
+fn an_upload_that_a_crash_lost_replaces_no_later_version() {
+    let w = idle();
+    w.put("kept", b"before").unwrap();
+    w.volume.syncfs().unwrap();
+    for name in ["kept", "new"] {
+        w.put(name, b"ours").unwrap();
+        w.bucket.fail_changes([ChangeFault::AnswerLost]);
+        assert_eq!(errno(w.volume.syncfs()), Some(Errno::IO));
+        assert_eq!(w.stored(name).unwrap(), b"ours");
+        w.bucket.put(name, "theirs, later");
+    }
+    let w = w.restart_elsewhere();
+    w.wait_until_all_stored();
+    for name in ["kept", "new"] {
+        assert_eq!(w.stored(name).unwrap(), b"theirs, later");
+        wait_for("theirs is shown", || w.get(name).unwrap() == b"theirs, later");
+    }
+}
+
+#[test]
+fn an_upload_that_a_crash_lost_is_not_sent_again() {
+    let w = idle();
+    w.put("a", b"before").unwrap();
+    w.volume.syncfs().unwrap();
+    w.put("a", b"ours").unwrap();
+    w.set("a", &SetAttr { mode: Some(0o640), ..SetAttr::default() }).unwrap();
+    w.bucket.fail_changes([ChangeFault::AnswerLost]);
+    assert_eq!(errno(w.volume.syncfs()), Some(Errno::IO));
+    let etag = w.bucket.head("a").unwrap().etag;
+    let w = w.restart_elsewhere();
+    w.wait_until_all_stored();
+    assert_eq!((w.bucket.head("a").unwrap().etag, w.staged().len()), (etag, 0), "one object");
+    // It stands on that version.
+    let file = w.open("a", OFlags::RDWR).unwrap();
+    w.write(&file, 4, b" again").unwrap();
+    file.flush().unwrap();
+    w.wait_until_stored("a", b"ours again");
+    w.wait_until_all_stored();
+}
+
 /// A power cut may leave an older record, and older bytes.
 #[test]
 fn an_old_record_overwrites_nothing_that_was_stored_since() {
