@@ -548,7 +548,8 @@ fn a_writer_waits_for_the_store_and_no_other_does() {
         assert_eq!((w.attr("held").unwrap().size, writer.is_finished()), (3 * PART_BYTES, false));
         let usage = w.group().usage_bytes();
         assert!((3 * PART_BYTES..=3 * PART_BYTES + (1 << 20)).contains(&usage), "{usage}");
-        let [slab, dirty] = [StatItem::SlabUnreclaimable, StatItem::FileDirty].map(|item| w.group().stat_total(item));
+        let [slab, dirty] =
+            [StatItem::SlabUnreclaimable, StatItem::FileDirty].map(|item| w.group().stat_total(item));
         assert!(slab >= 3 * PART_BYTES as i64 && dirty == 0, "{slab} of slab, {dirty} dirty");
         w.bucket.parts.gate.open();
         writer.join().unwrap().unwrap();

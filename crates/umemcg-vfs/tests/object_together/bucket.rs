@@ -8,7 +8,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use umemcg_vfs::object::{
@@ -18,7 +18,10 @@ use umemcg_vfs::object::{
 
 use crate::common::memory_bucket::MemoryBucket;
 use crate::lock;
+use crate::parted::FaultyUpload;
 
+/// Length of a part of a stream.
+pub const PART_BYTES: u64 = 16 << 10;
 /// Threads that end what reads have begun.
 const NR_ANSWERERS: usize = 2;
 
@@ -65,6 +68,8 @@ pub struct FaultyBucket {
     /// Held by a change that looks before.
     changing: Mutex<()>,
     answers: Mutex<Sender<Answer>>,
+    /// For uploads in parts.
+    me: Weak<FaultyBucket>,
 }
 
 impl std::fmt::Debug for FaultyBucket {
@@ -96,8 +101,8 @@ impl FaultyBucket {
                 }
             });
         }
-        Arc::new(Self {
-            memory: Arc::default(),
+        Arc::new_cyclic(|me| Self {
+            memory: MemoryBucket::for_streams_of(PART_BYTES),
             nr_faults: AtomicU64::new(0),
             is_down: AtomicBool::new(false),
             pause_us: AtomicU64::new(0),
@@ -107,6 +112,7 @@ impl FaultyBucket {
             overwritten: Mutex::default(),
             changing: Mutex::default(),
             answers: Mutex::new(answers),
+            me: Weak::clone(me),
         })
     }
 
@@ -180,8 +186,33 @@ impl FaultyBucket {
         }
     }
 
+    /// Returns why a part of an upload fails, if it does.
+    pub fn refuses_part(&self, key: &str) -> Option<BucketError> {
+        let is_refused = self.fate(key, true) != Fate::Done;
+        is_refused.then(|| BucketError::Unavailable(format!("{key}: a part was refused")))
+    }
+
+    /// Makes an object of bytes, under a condition or without, with what becomes of that.
+    pub fn store(
+        &self,
+        key: &str,
+        (is_conditional, bytes): (bool, &[u8]),
+        make: impl FnOnce() -> Result<ObjectInfo, BucketError>,
+    ) -> Result<ObjectInfo, BucketError> {
+        self.change(key, is_conditional, || {
+            let _alone = lock(&self.changing);
+            let there = self.memory.head(key).ok();
+            let info = make()?;
+            // Under a condition it still was that one.
+            there.inspect(|there| self.note_replaced(key, there));
+            self.note_seen(&info);
+            self.note(key, bytes);
+            Ok(info)
+        })
+    }
+
     /// Makes a change with what becomes of it.
-    fn change<R>(
+    pub fn change<R>(
         &self,
         key: &str,
         conditional: bool,
@@ -284,15 +315,8 @@ impl Bucket for FaultyBucket {
         source.read_at(0, &mut bytes).map_err(|error| BucketError::Source(format!("{key}: {error}")))?;
         let source = Bytes { of: source, bytes };
         let is_conditional = !matches!(expected, Expected::Anything);
-        self.change(key, is_conditional, || {
-            let _alone = lock(&self.changing);
-            let there = self.memory.head(key).ok();
-            let info = self.memory.upload(key, &source, metadata, expected)?;
-            // Under a condition it still was that one.
-            there.inspect(|there| self.note_replaced(key, there));
-            self.note_seen(&info);
-            self.note(key, &source.bytes);
-            Ok(info)
+        self.store(key, (is_conditional, &source.bytes), || {
+            self.memory.upload(key, &source, metadata, expected)
         })
     }
     fn part_bytes(&self) -> u64 {
@@ -305,7 +329,10 @@ impl Bucket for FaultyBucket {
         metadata: &Metadata,
         expected: &Expected,
     ) -> Result<Arc<dyn PartedUpload>, BucketError> {
-        self.memory.begin_upload(key, metadata, expected)
+        let is_conditional = !matches!(expected, Expected::Anything);
+        let upload = self.change(key, false, || self.memory.begin_upload(key, metadata, expected))?;
+        let me = self.me.upgrade().expect("it is in use");
+        Ok(Arc::new(FaultyUpload::new(me, (key, is_conditional), upload)))
     }
 
     fn abort_upload(&self, key: &str, upload: &str) -> Result<(), BucketError> {

@@ -37,6 +37,8 @@ pub const ALL: [Disturber; 6] = [
 /// The writer that stands for the rival.
 const RIVAL: u32 = 1000;
 const LIMITS: [u64; 6] = [64 << 10, 256 << 10, 1 << 20, 2 << 20, 4 << 20, u64::MAX];
+/// What a group needs for the parts of its streams, or its writers wait for each other for a minute.
+const STREAMS_BYTES: u64 = 256 << 10;
 /// What requests of one group have in flight beyond its limit, a MiB each: no more are made at a
 /// time here.
 const SLACK_BYTES: u64 = 16 << 20;
@@ -53,9 +55,14 @@ impl Disturber {
     }
 }
 
+/// Returns any limit that a group may have.
+fn any_limit(together: &Together, dice: &mut Dice) -> u64 {
+    dice.of_these(&LIMITS).max(if together.streams { STREAMS_BYTES } else { 0 })
+}
+
 fn change_limit(together: &Together, doing: &Doing, dice: &mut Dice) {
     let (engine, group) = (&together.engine, together.group(dice.below(NR_GROUPS as u64) as usize));
-    let (limit, never) = (dice.of_these(&LIMITS), || false);
+    let (limit, never) = (any_limit(together, dice), || false);
     doing.begin(format!("limits a group to {limit}"));
     match dice.below(4) {
         0 => engine.set_high(&group, limit, &never),
@@ -98,7 +105,7 @@ fn replace_group(together: &Together, doing: &Doing, dice: &mut Dice) {
         }
     };
     doing.begin("limits a new group");
-    engine.set_max(&new, dice.of_these(&LIMITS), &|| false);
+    engine.set_max(&new, any_limit(together, dice), &|| false);
     lock(&together.groups)[at] = new;
 }
 

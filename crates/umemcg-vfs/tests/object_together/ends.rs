@@ -12,8 +12,7 @@ use crate::common::object_world::errno;
 use crate::dice::Dice;
 use crate::disturbers::end_faults;
 use crate::lock;
-use crate::private::Private;
-use crate::shared::Sharer;
+use crate::user::User;
 use crate::world::{PATIENCE, Together};
 
 /// See the module text.
@@ -38,18 +37,17 @@ impl End {
     }
 
     /// Leaves the volume, checks what is there, and opens it again.
-    pub fn run(self, together: &Arc<Together>, private: &mut [Private], sharers: &mut [Sharer]) {
+    pub fn run(self, together: &Arc<Together>, users: &mut [(String, Box<dyn User>)]) {
         end_faults(together);
         let overwritten = lock(&together.bucket.overwritten).clone();
         assert!(overwritten.is_empty(), "replaced unseen: {overwritten:?}");
         match self {
             Self::Closed => {
-                private.iter_mut().for_each(Private::close_all);
-                sharers.iter_mut().for_each(Sharer::close_all);
+                users.iter_mut().for_each(|(_, user)| user.close_all());
                 together.volume().syncfs().unwrap();
                 // What tries again in the background has a draft until it ends.
                 together.volume().stop_uploads();
-                private.iter_mut().for_each(Private::check_stored);
+                users.iter_mut().for_each(|(_, user)| user.check_closed());
                 let staged = together.view(0).staged();
                 assert!(staged.iter().all(|staged| staged.is_lost), "{staged:?}");
                 assert_eq!(nr_drafts(together), 0, "drafts are left");
@@ -63,21 +61,22 @@ impl End {
             }
             Self::Removed => together.volume().abandon(),
         }
-        private.iter_mut().for_each(Private::abandon);
-        sharers.iter_mut().for_each(Sharer::abandon);
+        users.iter_mut().for_each(|(_, user)| user.abandon());
         together.unmount();
         end_faults(together);
         together.mount();
         together.wait_until_all_stored();
         let is_kept = matches!(self, Self::StoreDown | Self::Removed);
-        private.iter_mut().for_each(|user| user.adopt_stored(is_kept));
-        sharers.iter().for_each(Sharer::check_stored);
+        users.iter_mut().for_each(|(_, user)| user.adopt_stored(is_kept));
         assert!(together.bucket.memory.uploads().is_empty());
     }
 }
 
 /// Returns how many files the staging directory has, without what is lost.
 fn nr_drafts(together: &Together) -> usize {
+    if together.streams {
+        return 0;
+    }
     let below = std::fs::read_dir(together.staging.path()).unwrap().next().unwrap().unwrap().path();
     std::fs::read_dir(below).unwrap().filter(|entry| entry.as_ref().unwrap().file_name() != "lost").count()
 }
@@ -89,6 +88,10 @@ const DRAFT_BYTES: u64 = 8 << 10;
 /// and not a byte more.
 fn check_room(together: &Together) {
     let (before, now) = (*lock(&together.lost_before), together.lost_so_far());
+    if together.streams {
+        // There is no disk.
+        return;
+    }
     if before.0 != now.0 {
         // What is claimed for what was lost since is between its length and what it was to have.
         return;

@@ -5,7 +5,8 @@
 //! opened again on the same staging directory. In most rounds the kernel above keeps pages.
 //!
 //! A third of the rounds write back: what was acknowledged is in the store once the next volume has
-//! replayed it. Their users share nothing.
+//! replayed it. Their users share nothing. A third of the others have no staging directory: files
+//! are written as [streams](streamer).
 //!
 //! Files of one user are compared with a [sequential model](private), [shared ones](shared) hold
 //! versions that are known by their bytes. At the end nothing is charged, open, staged or on its
@@ -21,8 +22,11 @@ mod common;
 mod dice;
 mod disturbers;
 mod ends;
+mod parted;
 mod private;
 mod shared;
+mod streamer;
+mod user;
 mod versions;
 mod world;
 
@@ -37,6 +41,8 @@ use disturbers::{ALL, Disturber};
 use ends::End;
 use private::Private;
 use shared::Sharer;
+use streamer::Streamer;
+use user::User;
 use world::{Doing, Together};
 
 const SEED: &str = "UMEMCG_TOGETHER_SEED";
@@ -62,10 +68,7 @@ fn number(name: &str) -> Option<u64> {
 }
 
 /// The users of a round, which outlive the volume.
-struct Users {
-    private: Vec<Private>,
-    sharers: Vec<Sharer>,
-}
+struct Users(Vec<(String, Box<dyn User>)>);
 
 /// Runs a thread of a round; its failure ends the round.
 fn guarded(together: &Together, doing: &Doing, act: impl FnOnce(&Doing)) {
@@ -81,14 +84,20 @@ fn guarded(together: &Together, doing: &Doing, act: impl FnOnce(&Doing)) {
 
 impl Users {
     fn new(together: &Arc<Together>, dice: &mut Dice) -> Self {
-        Self {
-            private: (1..=NR_USERS).map(|thread| Private::new(together, thread, dice.split())).collect(),
-            // What they share has to be stored when its close returns.
-            sharers: (1..=NR_USERS)
-                .filter(|_| !together.writes_back)
-                .map(|nr| Sharer::new(together, NR_USERS + nr, dice.split()))
-                .collect(),
+        let own = |nr: u32, dice: Dice| -> Box<dyn User> {
+            match together.streams {
+                true => Box::new(Streamer::new(together, nr, dice)),
+                false => Box::new(Private::new(together, nr, dice)),
+            }
+        };
+        let mut users: Vec<_> =
+            (1..=NR_USERS).map(|nr| (format!("user {nr}"), own(nr, dice.split()))).collect();
+        // What they share has to be stored when its close returns.
+        for nr in (1..=NR_USERS).filter(|_| !together.writes_back) {
+            let sharer = Sharer::new(together, NR_USERS + nr, dice.split());
+            users.push((format!("sharer {nr}"), Box::new(sharer)));
         }
+        Self(users)
     }
 
     /// Lets all of them work on a mount, beside the disturbers.
@@ -97,19 +106,11 @@ impl Users {
         lock(&together.doings).clear();
         std::thread::scope(|scope| {
             let (mut users, mut others) = (Vec::<ScopedJoinHandle<'_, ()>>::new(), Vec::new());
-            for (nr, user) in self.private.iter_mut().enumerate() {
-                let doing = together.doing(format!("user {nr}"));
+            for (name, user) in &mut self.0 {
+                let doing = together.doing(name.clone());
                 users.push(scope.spawn(move || {
                     guarded(together, &doing, |doing| {
                         user.begin();
-                        (0..NR_OPERATIONS).filter(|_| !together.is_over()).for_each(|_| user.step(doing));
-                    });
-                }));
-            }
-            for (nr, user) in self.sharers.iter_mut().enumerate() {
-                let doing = together.doing(format!("sharer {nr}"));
-                users.push(scope.spawn(move || {
-                    guarded(together, &doing, |doing| {
                         (0..NR_OPERATIONS).filter(|_| !together.is_over()).for_each(|_| user.step(doing));
                     });
                 }));
@@ -143,7 +144,11 @@ fn round(seed: u64) {
     std::thread::spawn(move || watched.watch());
     let disturbers = chosen(&mut dice);
     let names: Vec<_> = disturbers.iter().map(|disturber| disturber.name).collect();
-    let how = if together.writes_back { ", writing back" } else { "" };
+    let how = match (together.writes_back, together.streams) {
+        (true, _) => ", writing back",
+        (_, true) => ", streams",
+        _ => "",
+    };
     let pages = if together.keeps_pages { "kernel pages" } else { "own pages" };
     println!("{SEED}={seed}: {pages}{how}, {}", names.join(", "));
     let mut users = Users::new(&together, &mut dice);
@@ -157,7 +162,7 @@ fn round(seed: u64) {
         let end = if nr + 1 == NR_MOUNTS { End::Closed } else { End::any(&mut dice, together.writes_back) };
         println!("{end:?}");
         doing.begin(format!("{end:?}"));
-        end.run(&together, &mut users.private, &mut users.sharers);
+        end.run(&together, &mut users.0);
     }
     drop(users);
     ends::check_nothing_left(&together);

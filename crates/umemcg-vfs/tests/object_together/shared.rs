@@ -5,6 +5,8 @@
 //! - `lock/`: written in place by one user at a time, and replaced by the other program meanwhile.
 //!   What is told to be stored was stored; what lost is told once, and is in `lost/`.
 //! - `logs/`: appended to by all users at once. No record is lost or doubled.
+//!   Not on a volume of streams, to which nothing is appended, and whose files in `lock/` are
+//!   written as a whole: what is lost there is told, and not kept.
 //! - `dirs/x` and `dirs/y`: one directory, renamed while files are made in it. No file is lost.
 
 use std::collections::BTreeMap;
@@ -73,6 +75,16 @@ impl Sharer {
         panic!("a flush fails for ever");
     }
 
+    /// Closes or syncs a file, and returns whether it is in the store. Where it is staged it is so
+    /// after all, unless it is lost.
+    fn is_stored(&self, file: &Arc<dyn VolumeFile>, bytes: &[u8], by_fsync: bool) -> bool {
+        if !self.together.streams {
+            return self.flush(file, by_fsync) == 0 || !self.together.has_lost(bytes);
+        }
+        let flushed = if by_fsync { file.fsync(false) } else { file.flush() };
+        flushed.map_err(|error| assert!(is_excused(error.errno()), "a flush: {error:?}")).is_ok()
+    }
+
     /// Removes a name, until nothing of this user is there.
     fn remove(&self, path: &str) {
         for _ in 0..NR_FLUSHES_MAX {
@@ -106,7 +118,12 @@ impl Sharer {
                 return self.remove(&fresh);
             }
         };
-        if self.dice.one_in(2) {
+        if self.together.streams {
+            if !self.is_stored(&file, &bytes, false) {
+                // A sync may have stored it as it was begun.
+                return self.remove(&fresh);
+            }
+        } else if self.dice.one_in(2) {
             // Whether that is told or not, the renaming stores it.
             let _ = file.flush();
         }
@@ -157,6 +174,15 @@ impl Sharer {
 
     /// Checks what became of a version that was written as a whole.
     fn settle(&self, path: &str, file: &Arc<dyn VolumeFile>, bytes: &[u8], by_fsync: bool) {
+        if self.together.streams {
+            let is_stored = self.is_stored(file, bytes, by_fsync);
+            let is_lie = is_stored && !self.together.bucket.had(path, bytes);
+            assert!(!is_lie, "{path}: told to be stored, and never was: {}", describe(bytes));
+            if !is_stored {
+                self.remove(path);
+            }
+            return;
+        }
         let nr_refused = self.flush(file, by_fsync);
         let is_stored = self.together.bucket.had(path, bytes);
         if is_stored {
@@ -222,6 +248,7 @@ impl Sharer {
         let _turn = lock(&together.turns[nr]);
         match kind {
             0..3 => self.rewrite(&path, by_fsync),
+            3..6 if self.together.streams => self.rewrite(&path, by_fsync),
             3..6 => {
                 if let Err(error) = self.edit(&path, by_fsync) {
                     assert!(is_overtaken(error.errno()), "{path}: {error:?}");
@@ -240,6 +267,9 @@ impl Sharer {
     }
 
     fn append(&mut self) {
+        if self.together.streams {
+            return;
+        }
         let w = self.w();
         let file = match self.log.take() {
             Some(file) => file,
@@ -297,8 +327,9 @@ impl Sharer {
         });
         match written {
             // Told at the first flush, and kept: its directory was replaced.
-            Ok(file) if !is_moved && self.flush(&file, false) > 0 && self.together.has_lost(&bytes) => return,
+            Ok(file) if !is_moved && !self.is_stored(&file, &bytes, false) => return,
             Ok(_) if !is_moved => {}
+            Ok(file) if self.together.streams && !self.is_stored(&file, &bytes, true) => return,
             Ok(_file) => match w.rename(&path, &place, RenameFlags::empty()) {
                 Ok(()) => {}
                 Err(error) => return assert!(is_overtaken(error.errno()), "{path} to {place}: {error:?}"),

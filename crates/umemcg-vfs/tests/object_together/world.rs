@@ -116,6 +116,8 @@ pub struct Together {
     pub max_bytes: u64,
     /// Closes do not wait for the store.
     pub writes_back: bool,
+    /// There is no staging directory.
+    pub streams: bool,
     /// The kernel keeps pages.
     pub keeps_pages: bool,
     pub groups: Mutex<Vec<Arc<Group>>>,
@@ -147,13 +149,15 @@ impl Together {
         let groups = (0..NR_GROUPS)
             .map(|nr| engine.create_group(engine.root(), OsStr::new(&format!("g{nr}"))).unwrap())
             .collect();
+        let writes_back = dice.one_in(3);
         Arc::new(Self {
             seed,
             engine,
             bucket: FaultyBucket::new(seed),
             staging: Arc::new(tempfile::tempdir().unwrap()),
             max_bytes: [64 << 20, 64 << 20, 4 << 20][dice.below(3) as usize],
-            writes_back: dice.one_in(3),
+            writes_back,
+            streams: !writes_back && dice.one_in(3),
             keeps_pages: !dice.one_in(3),
             groups: Mutex::new(groups),
             volume: Mutex::default(),
@@ -225,8 +229,8 @@ impl Together {
             stores_attributes: true,
             uid: 7,
             gid: 8,
-            staging: Some(self.staging_config()),
-            streams: false,
+            staging: (!self.streams).then(|| self.staging_config()),
+            streams: self.streams,
         };
         let until = Instant::now() + PATIENCE;
         let volume = loop {
