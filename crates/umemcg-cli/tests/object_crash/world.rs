@@ -1,8 +1,9 @@
-//! A server, a mount of one of its buckets with a staging directory, and what can be seen of both
-//! from outside.
+//! A server, a mount of one of its buckets, with a staging directory or without, and what can be
+//! seen of both from outside.
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use rustix::mount::{UnmountFlags, unmount};
@@ -13,13 +14,24 @@ use crate::weed::Weed;
 
 const POOL: &str = "128M";
 
+/// How files are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Writes {
+    /// By way of a staging directory; a close waits for the store.
+    Staged,
+    /// The same, and a close waits for the disk.
+    Back,
+    /// Without a staging directory.
+    Streamed,
+}
+
 /// See the module text.
 pub struct World {
     pub weed: Weed,
     pub mount: Mount,
     endpoint: String,
     staging: TempDir,
-    writes_back: bool,
+    writes: Writes,
 }
 
 /// A file that did not reach the store.
@@ -32,7 +44,7 @@ pub struct Lost {
 
 impl World {
     /// Starts both on new directories.
-    pub fn start(writes_back: bool) -> Self {
+    pub fn start(writes: Writes) -> Self {
         let weed = Weed::start(true);
         until("there is a bucket", || {
             weed.request("PUT", "/bucket", b"").is_ok_and(|(status, _)| [200, 409].contains(&status))
@@ -40,9 +52,9 @@ impl World {
         wait_until_it_stores(&weed);
         let (endpoint, staging) = (weed.endpoint(), tempfile::tempdir().unwrap());
         let data = Some(PathBuf::from("s3://bucket/p"));
-        let arguments = arguments(&endpoint, staging.path(), writes_back);
+        let arguments = arguments(&endpoint, staging.path(), writes);
         let mount = Mount::start_with(&Options { pool: POOL, data, arguments, ..Options::default() });
-        Self { weed, mount, endpoint: endpoint.clone(), staging, writes_back }
+        Self { weed, mount, endpoint: endpoint.clone(), staging, writes }
     }
 
     /// Takes out of the tree what a daemon has left that is dead.
@@ -56,7 +68,7 @@ impl World {
 
     pub fn mount_again(&mut self) {
         let pool = ["--pool", POOL];
-        let more = arguments(&self.endpoint, self.staging.path(), self.writes_back);
+        let more = arguments(&self.endpoint, self.staging.path(), self.writes);
         self.mount.start_daemon(&[&pool[..], &more].concat());
     }
 
@@ -93,8 +105,11 @@ impl World {
 
     /// Returns what the mount shows of a name.
     pub fn file(&self, name: &str) -> Option<Vec<u8>> {
-        match fs::read(self.mount.mnt().join(name)) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        let read = || fs::read(self.mount.mnt().join(name));
+        // The kernel lets go of a file after the answer to its close.
+        until("no stream is open", || !read().is_err_and(|error| error.kind() == ErrorKind::ResourceBusy));
+        match read() {
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
             read => Some(read.unwrap_or_else(|error| panic!("reading {name}: {error}"))),
         }
     }
@@ -110,6 +125,19 @@ impl World {
         values(&self.list("/bucket?uploads"), "UploadId").map(str::to_owned).collect()
     }
 
+    /// Ends those that daemons have left which remember nothing, as a rule of the bucket does.
+    /// Returns how many there were.
+    pub fn end_uploads(&self) -> usize {
+        let listed = self.list("/bucket?uploads");
+        let uploads: Vec<_> = values(&listed, "Key").zip(values(&listed, "UploadId")).collect();
+        for (key, upload) in &uploads {
+            let path = format!("/bucket/{key}?uploadId={upload}");
+            let (status, _) = self.weed.request("DELETE", &path, b"").unwrap();
+            assert!([204, 404].contains(&status), "{path}: {status}");
+        }
+        uploads.len()
+    }
+
     fn list(&self, path: &str) -> String {
         let (status, body) = self.weed.request("GET", path, b"").unwrap();
         let text = String::from_utf8(body).unwrap();
@@ -123,8 +151,11 @@ impl World {
         dirs.next().expect("the volume has a directory").unwrap().path()
     }
 
-    /// Returns whether an upload in parts is noted there.
+    /// Returns whether an upload in parts is noted there, or goes on without a note.
     pub fn has_noted_upload(&self) -> bool {
+        if self.writes == Writes::Streamed {
+            return !self.uploads().is_empty();
+        }
         let records = fs::read_dir(self.staged_dir()).unwrap().flatten().map(|entry| entry.path());
         records
             .filter_map(|path| fs::read_to_string(path).ok())
@@ -133,6 +164,9 @@ impl World {
 
     /// Returns the drafts and records there.
     pub fn drafts(&self) -> Vec<String> {
+        if self.writes == Writes::Streamed {
+            return Vec::new();
+        }
         let entries = fs::read_dir(self.staged_dir()).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.filter(|name| name != "lost").collect()
@@ -140,6 +174,9 @@ impl World {
 
     /// Takes away and returns what did not reach the store.
     pub fn take_lost(&self) -> Vec<Lost> {
+        if self.writes == Writes::Streamed {
+            return Vec::new();
+        }
         let dir = self.staged_dir().join("lost");
         let paths: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()).collect();
         let drafts = paths.iter().filter(|path| path.extension().is_none());
@@ -160,11 +197,14 @@ impl World {
     }
 }
 
-fn arguments<'a>(endpoint: &'a str, staging: &'a Path, writes_back: bool) -> Vec<&'a str> {
-    let mut arguments =
-        vec!["--endpoint", endpoint, "--region", "us-east-1", "--staging", staging.to_str().unwrap()];
-    arguments.extend(writes_back.then_some("--write-back"));
-    arguments
+fn arguments<'a>(endpoint: &'a str, staging: &'a Path, writes: Writes) -> Vec<&'a str> {
+    let staging = staging.to_str().unwrap();
+    let how: &[&str] = match writes {
+        Writes::Staged => &["--staging", staging],
+        Writes::Back => &["--staging", staging, "--write-back"],
+        Writes::Streamed => &["--writes", "streamed"],
+    };
+    [&["--endpoint", endpoint, "--region", "us-east-1"], how].concat()
 }
 
 /// It listens before it can store, and finds what it has stored.

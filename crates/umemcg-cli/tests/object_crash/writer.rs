@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::known::{Bytes, Known, State, with_write, written};
 use crate::record::Random;
+use crate::world::Writes;
 
 /// Names of one thread; the last is in a directory.
 pub const NR_NAMES: u64 = 4;
@@ -35,8 +36,7 @@ pub struct Writer {
     pub files: BTreeMap<String, Known>,
     /// Renamings that may have happened in part: from, to, and what was there.
     pub renames: Vec<(String, String, Bytes)>,
-    /// What was accepted is changed in place.
-    pub writes_back: bool,
+    pub writes: Writes,
     mnt: PathBuf,
     /// What programs read what they write from.
     scratch: PathBuf,
@@ -55,7 +55,7 @@ enum Failed {
 
 impl Writer {
     pub fn new(
-        (nr, writes_back): (u32, bool),
+        (nr, writes): (u32, Writes),
         (mnt, scratch): (PathBuf, PathBuf),
         seed: u64,
         shared: &Arc<Shared>,
@@ -67,7 +67,7 @@ impl Writer {
         let (files, random) = (names.collect(), Random(seed));
         let scratch = scratch.join(format!("scratch{nr}"));
         let shared = Arc::clone(shared);
-        Self { files, renames: Vec::new(), writes_back, mnt, scratch, random, version: nr << 24, shared }
+        Self { files, renames: Vec::new(), writes, mnt, scratch, random, version: nr << 24, shared }
     }
 
     /// Writes until it is over, or the daemon is dead.
@@ -129,7 +129,8 @@ impl Writer {
     fn step(&mut self) -> Result<(), Failed> {
         let name = self.any_name();
         let changed = self.change(&name);
-        if changed.is_err() && self.writes_back {
+        // What was accepted is changed in place.
+        if changed.is_err() && self.writes == Writes::Back {
             self.known(&name).may_be_mixed();
         }
         changed
@@ -137,7 +138,11 @@ impl Writer {
 
     fn change(&mut self, name: &str) -> Result<(), Failed> {
         self.forget_renames(name);
-        let which = self.random.below(16);
+        let which = match self.random.below(16) {
+            // A stream begins with the first byte, and is open to nothing else until it ends.
+            6..=12 if self.writes == Writes::Streamed => 0,
+            which => which,
+        };
         if which > 7 && !self.known(name).is_sure() {
             self.look(name)?;
         }
