@@ -117,6 +117,28 @@ fn an_open_sees_another_version_than_was_listed() {
 }
 
 #[test]
+fn an_absent_name_leaves_the_others_listed() {
+    let w = world();
+    let heads = || w.bucket.asked().1;
+    let directory = begin_listing(&w, "d", "0000");
+    for name in ["d/x", "d/y"] {
+        assert_eq!(errno(w.attr(name)), Some(Errno::NOENT));
+    }
+    let before = heads();
+    assert_eq!((w.attr("d/0001").unwrap().size, heads()), (1, before));
+    // One that was listed, and is found to be gone.
+    w.bucket.delete("d/0002");
+    assert_eq!(errno(w.open("d/0002", OFlags::RDONLY)), Some(Errno::NOENT));
+    assert_eq!(errno(w.attr("d/0002")), Some(Errno::NOENT));
+    let before = heads();
+    assert_eq!((w.attr("d/0003").unwrap().size, heads()), (1, before));
+    // It comes back.
+    w.bucket.put("d/0002", "again");
+    assert_eq!((w.attr("d/0002").unwrap().size, heads()), (5, before + 1));
+    drop(directory);
+}
+
+#[test]
 fn what_is_done_here_counts_more_than_what_was_listed() {
     let w = world();
     let directory = begin_listing(&w, "d", "0000");

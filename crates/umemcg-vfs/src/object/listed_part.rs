@@ -5,7 +5,8 @@
 //! being asked for: the store has told it when the directory was read.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,6 +20,11 @@ use crate::handle_charge::HandleCharge;
 /// Handles of a directory, of those opened last, whose parts are looked into: a look-up does not
 /// take longer for each program that holds the directory open.
 const NR_HANDLES_MAX: usize = 8;
+/// Names of a directory that are remembered as not what was listed, at most. With one more the
+/// oldest stands for all that was told before it.
+const NR_NAMES_MAX: usize = 32;
+/// What they take, in bytes.
+pub(super) const NAMES_BYTES_MAX: u64 = (NR_NAMES_MAX * size_of::<(u64, Instant)>()) as u64;
 
 /// Names that a store has listed, in the order of their keys.
 #[derive(Debug)]
@@ -86,6 +92,30 @@ struct OfDirectory {
     /// What was told before is not looked into: something in the directory is known to be different
     /// since.
     outdated: Option<Instant>,
+    /// Names that are known to be different since, or not to be there, by hash; the latest last.
+    outdated_names: VecDeque<(u64, Instant)>,
+}
+
+fn hash_of(name: &str) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(name)
+}
+
+impl OfDirectory {
+    /// Returns whether what was told of a name, by hash, is looked into.
+    fn is_good(&self, told: Told, name: u64) -> bool {
+        let of_name = self.outdated_names.iter().find(|(outdated, _)| *outdated == name);
+        self.outdated.into_iter().chain(of_name.map(|(_, at)| *at)).all(|outdated| told.at > outdated)
+    }
+
+    fn outdate_name(&mut self, name: u64) {
+        self.outdated_names.retain(|(outdated, _)| *outdated != name);
+        if self.outdated_names.len() == NR_NAMES_MAX
+            && let Some((_, oldest)) = self.outdated_names.pop_front()
+        {
+            self.outdated = self.outdated.max(Some(oldest));
+        }
+        self.outdated_names.push_back((name, Instant::now()));
+    }
 }
 
 impl OpenListings {
@@ -127,8 +157,8 @@ impl OpenListings {
         let mut parts: Vec<_> = {
             let open = self.0.lock();
             let of = open.by_directory.get(&directory)?;
-            let is_good =
-                |part: &&Arc<ListedNames>| of.outdated.is_none_or(|outdated| part.told.at > outdated);
+            let hash = hash_of(name);
+            let is_good = |part: &&Arc<ListedNames>| of.is_good(part.told, hash);
             of.parts.values().rev().take(NR_HANDLES_MAX).flatten().filter(is_good).cloned().collect()
         };
         parts.sort_unstable_by_key(|part| part.told.at);
@@ -143,7 +173,15 @@ impl OpenListings {
         }
     }
 
-    /// The same, of all directories.
+    /// The same, of one name: what was told of the others stays.
+    pub(super) fn outdate_name(&self, directory: NodeId, name: &str) {
+        let mut open = self.0.lock();
+        if let Some(of) = open.by_directory.get_mut(&directory) {
+            of.outdate_name(hash_of(name));
+        }
+    }
+
+    /// Notes the same of all directories.
     pub(super) fn outdate_all(&self) {
         let mut open = self.0.lock();
         open.by_directory.values_mut().for_each(|of| of.outdated = Some(Instant::now()));
@@ -202,5 +240,26 @@ mod tests {
         assert!(open.find(directory, "d").is_none());
         open.remove(directory, two);
         assert!(open.0.lock().by_directory.is_empty());
+    }
+
+    #[test]
+    fn a_name_that_is_gone_leaves_the_others() {
+        let (open, directory) = (OpenListings::default(), NodeId(7));
+        let handle = open.enter(directory);
+        open.put(directory, handle, Some(&part(&["a", "b"])));
+        let is_found = |name| open.find(directory, name).is_some();
+        open.outdate_name(directory, "a");
+        assert!(!is_found("a") && is_found("b"));
+        for nr in 1..NR_NAMES_MAX {
+            open.outdate_name(directory, &nr.to_string());
+            open.outdate_name(directory, &nr.to_string());
+        }
+        assert!(is_found("b"), "all of them are remembered");
+        open.outdate_name(directory, "one more");
+        assert!(!is_found("a") && !is_found("b"));
+        open.put(directory, handle, Some(&part(&["a", "b"])));
+        assert!(is_found("a") && is_found("b"), "told since");
+        let names = &open.0.lock().by_directory[&directory].outdated_names;
+        assert!(names.capacity() <= NR_NAMES_MAX, "{}", names.capacity());
     }
 }

@@ -304,7 +304,8 @@ impl Open for ObjectVolume {
 
     fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError> {
         let objects = &self.objects;
-        let charge = HandleCharge::take(objects.reclaim_effort(), &objects.engine, &caller.group, 0)?;
+        let (effort, engine) = (objects.reclaim_effort(), &objects.engine);
+        let charge = HandleCharge::take(effort, engine, &caller.group, listed_part::NAMES_BYTES_MAX)?;
         {
             let mut tree = objects.tree.lock();
             if tree.get(node)?.facts.kind() != FileKind::Directory {
