@@ -4,22 +4,30 @@
 mod common;
 
 use std::ffi::OsStr;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use common::memory_bucket::ChangeFault;
 use common::object_world::{World, config, errno, wait_for};
 use rustix::io::Errno;
-use umemcg_vfs::object::{BucketError, ObjectConfig};
+use umemcg_vfs::object::{BucketError, Freshness, ObjectConfig};
 use umemcg_vfs::{Lookup, NodeId, OFlags, ObjectVolume, Open, RenameFlags, Volume, VolumeDir};
 
 const NR_OBJECTS: usize = 1500;
 
 /// A volume with the attributes of a listing, that can be written to.
 fn world() -> World {
+    world_with(Freshness::CloseToOpen)
+}
+
+fn world_with(freshness: Freshness) -> World {
     let w = World::new();
     let staging = w.staging.path().join("uniform");
     std::fs::create_dir(&staging).unwrap();
-    let config = ObjectConfig { stores_attributes: false, ..config(&w.bucket, &staging, 64 << 20) };
+    let config =
+        ObjectConfig { stores_attributes: false, freshness, ..config(&w.bucket, &staging, 64 << 20) };
     let volume = ObjectVolume::open(&w.engine, &config, 1 << 40).unwrap();
     (0..NR_OBJECTS).for_each(|nr| w.bucket.put(&format!("d/{nr:04}"), "1"));
     World { volume, ..w }
@@ -190,4 +198,163 @@ fn a_directory_that_is_renamed_has_its_copies() {
     assert_eq!(errno(w.find("e").map(|entry| entry.node)), Some(Errno::NOENT));
     assert_ne!(w.find("f").unwrap().node, NodeId::ROOT);
     drop(directory);
+}
+
+/// How long names are believed beside rivals.
+const BELIEVED: Duration = Duration::from_millis(100);
+
+/// A change of a name: when it began, when it was over, and the length since, if it is there.
+type Change = (Instant, Option<Instant>, Option<u64>);
+
+/// What one name stood for. One thread changes it.
+#[derive(Default)]
+struct History(Mutex<Vec<Change>>);
+
+impl History {
+    fn begin(&self, to: Option<u64>) {
+        self.0.lock().unwrap().push((Instant::now(), None, to));
+    }
+
+    fn end(&self) {
+        self.0.lock().unwrap().last_mut().unwrap().1 = Some(Instant::now());
+    }
+
+    /// Fails unless what was shown was so at a time between these.
+    #[track_caller]
+    fn check(&self, name: &str, shown: Option<u64>, (from, until): (Instant, Instant)) {
+        let history = self.0.lock().unwrap();
+        let was_so = history.iter().enumerate().any(|(at, &(begun, _, state))| {
+            let over = history.get(at + 1).and_then(|(_, ended, _)| *ended).unwrap_or(until);
+            state == shown && begun <= until && over >= from
+        });
+        let last = &history[history.len().saturating_sub(8)..];
+        assert!(was_so, "{name}: {shown:?} between {from:?} and {until:?}, of {last:#?}");
+    }
+}
+
+/// Names that one thread changes, each with its history.
+struct Names {
+    histories: Vec<(String, History)>,
+    /// How old what is shown of them may be.
+    bound: Duration,
+}
+
+impl Names {
+    fn new(names: [String; 4], bound: Duration) -> Self {
+        Self { histories: names.map(|name| (name, History::default())).into(), bound }
+    }
+
+    /// Looks one of them up, and checks what is shown.
+    fn look(&self, w: &World, nr: usize) {
+        let (name, history) = &self.histories[nr % self.histories.len()];
+        let begun = Instant::now();
+        let shown = match w.attr(name) {
+            Ok(attr) => Some(attr.size),
+            Err(error) if error.errno() == Errno::NOENT => None,
+            Err(error) => panic!("{name}: {error:?}"),
+        };
+        history.check(name, shown, (begun - self.bound, Instant::now()));
+    }
+
+    /// Makes a change of some of them.
+    fn change<R>(&self, to: &[(usize, Option<u64>)], make: impl FnOnce() -> R) -> R {
+        to.iter().for_each(|(at, to)| self.histories[*at].1.begin(*to));
+        let made = make();
+        to.iter().for_each(|(at, _)| self.histories[*at].1.end());
+        made
+    }
+}
+
+/// Changes names as another client does.
+fn change_outside(w: &World, names: &Names, nr: usize) {
+    let name = &names.histories[nr % 4].0;
+    if nr / 4 % 3 == 2 {
+        names.change(&[(nr % 4, None)], || w.bucket.delete(name));
+    } else {
+        names.change(&[(nr % 4, Some(nr as u64))], || w.bucket.put(name, vec![b'x'; nr]));
+    }
+}
+
+/// Changes names through the mount: stores, removes and renames them.
+fn change_here(w: &World, names: &Names, nr: usize) {
+    let (name, len) = (|at: usize| &*names.histories[at].0, Some(nr as u64));
+    let put = |at| {
+        // It is empty first, which all see.
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
+        let file = names.change(&[(at, Some(0))], || w.create_with(name(at), flags)).unwrap();
+        let write = || w.write(&file, 0, &vec![b'x'; nr]).and_then(|()| file.flush());
+        names.change(&[(at, len)], write).unwrap();
+    };
+    match nr % 4 {
+        at @ (0 | 1) => put(at),
+        2 => {
+            put(2);
+            let rename = || w.rename(name(2), name(3), RenameFlags::empty());
+            names.change(&[(2, None), (3, len)], rename).unwrap();
+        }
+        _ => names.change(&[(1, None)], || w.unlink(name(1))).unwrap(),
+    }
+}
+
+/// Reads the directory in pieces, again and again, with one handle, as long as others change it,
+/// and looks their names up meanwhile.
+fn list_beside(w: &World, all: &[Names], nr_changing: &AtomicUsize) {
+    let node = w.find("d").unwrap().node;
+    let directory = w.volume.opendir(&w.me, node).unwrap();
+    let (mut offset, mut nr) = (0, 0);
+    while nr_changing.load(Ordering::Relaxed) > 0 {
+        let before = offset;
+        let mut nr_taken = 0;
+        directory
+            .readdirplus(&w.me, before, &mut |listed| {
+                let is_taken = nr_taken < 60;
+                nr_taken += 1;
+                if is_taken {
+                    offset = listed.next_offset;
+                    listed.entry.inspect(|entry| w.volume.forget(entry.node, 1));
+                }
+                is_taken
+            })
+            .unwrap();
+        if offset == before {
+            offset = 0;
+        }
+        all.iter().for_each(|names| names.look(w, nr));
+        nr += 1;
+    }
+    drop(directory);
+    w.volume.forget(node, 1);
+    assert!(nr > 10, "{nr} pieces");
+}
+
+#[test]
+fn beside_rivals_a_name_is_what_it_was_within_the_bound() {
+    const NR_CHANGES: usize = 400;
+    let w = world_with(Freshness::Ttl(BELIEVED));
+    let names = |of: &str| ["0000", "0700", "1000", "1400"].map(|before| format!("d/{before}-{of}"));
+    let all = [
+        Names::new(names("theirs"), BELIEVED),
+        // What is done here is shown at once.
+        Names::new(names("ours"), Duration::ZERO),
+        Names::new(names("also-ours"), Duration::ZERO),
+    ];
+    all.iter().flat_map(|names| &names.histories).for_each(|(_, history)| history.begin(None));
+    let nr_changing = AtomicUsize::new(all.len());
+    thread::scope(|scope| {
+        for (nr, names) in all.iter().enumerate() {
+            let (w, nr_changing) = (w.of_thread(10 + nr as u32), &nr_changing);
+            scope.spawn(move || {
+                let change = if nr == 0 { change_outside } else { change_here };
+                for nr in 0..NR_CHANGES {
+                    change(&w, names, nr);
+                    thread::sleep(Duration::from_millis(2));
+                }
+                nr_changing.fetch_sub(1, Ordering::Relaxed);
+            });
+        }
+        for nr in 0..2 {
+            let (w, all, nr_changing) = (w.of_thread(20 + nr), &all, &nr_changing);
+            scope.spawn(move || list_beside(&w, all, nr_changing));
+        }
+    });
 }
