@@ -7,6 +7,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
+use std::time::Instant;
 
 use crate::harness::{Mount, Options, needs_mount};
 use crate::synthetic_store::SyntheticStore;
@@ -16,9 +17,15 @@ use crate::volumes::nr_threads;
 const NR_CONNECTIONS_MAX: usize = 64;
 
 fn add(mount: &Mount, endpoint: &str, name: &str) {
+    add_prefix(mount, endpoint, (name, name), "uniform");
+}
+
+fn add_prefix(mount: &Mount, endpoint: &str, (name, prefix): (&str, &str), attributes: &str) {
     let mut stream = UnixStream::connect(mount.outside().join("s")).unwrap();
-    let options = format!("\"endpoint\":\"{endpoint}\",\"region\":\"x\",\"anonymous\":true");
-    let data = format!("{{\"store\":{{\"url\":\"s3://bucket/{name}\",{options}}}}}");
+    let options = format!(
+        "\"endpoint\":\"{endpoint}\",\"region\":\"x\",\"anonymous\":true,\"attributes\":\"{attributes}\""
+    );
+    let data = format!("{{\"store\":{{\"url\":\"s3://bucket/{prefix}\",{options}}}}}");
     writeln!(stream, "{{\"do\":\"volume_add\",\"name\":\"{name}\",\"data\":{data}}}").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
@@ -75,6 +82,46 @@ fn many_keys(nr: usize) {
     assert!(most <= LIMIT, "{most} bytes charged");
     assert!(growth <= 4 * LIMIT, "{growth} bytes resident");
     assert!(listings <= nr / 1000 + 8, "{listings} listings");
+    mount.assert_alive();
+    mount.umount();
+}
+
+/// Lists a directory of so many objects with their attributes. Returns the requests that this has
+/// cost: parts of listings, and looks at objects.
+fn long_listing(mount: &Mount, store: &SyntheticStore, nr: usize, directory: &str) -> (usize, usize) {
+    let (begun, before) = (Instant::now(), (store.nr_listings(), store.nr_heads()));
+    let listed = mount.sh(&format!("ls -l $MNT/{directory} | grep -c '^-rw-r--r-- 1 '"));
+    assert_eq!(listed.good().trim(), nr.to_string());
+    let (listings, heads) = (store.nr_listings() - before.0, store.nr_heads() - before.1);
+    eprintln!("ls -l {directory}, {nr} objects: {listings} LIST, {heads} HEAD, {:?}", begun.elapsed());
+    (listings, heads)
+}
+
+#[test]
+#[ignore = "needs the feature object (make test-object)"]
+fn a_long_listing_asks_for_none_of_its_objects() {
+    needs_mount!();
+    const NR: usize = 10_000;
+    let (store, mut mount) = (SyntheticStore::start(NR), start());
+    add_prefix(&mount, &store.endpoint, ("top", "huge/many"), "uniform");
+    add_prefix(&mount, &store.endpoint, ("above", "huge"), "uniform");
+    assert_eq!(long_listing(&mount, &store, NR, "top"), (10, 0));
+    // The directory is looked up, which no object is and a part of a listing tells.
+    assert_eq!(long_listing(&mount, &store, NR, "above/many"), (11, 1));
+    let (listings, heads) = long_listing(&mount, &store, NR, "above/many");
+    assert!(listings <= 11 && heads == 0, "{listings} LIST, {heads} HEAD for a directory that is known");
+    mount.assert_alive();
+    mount.umount();
+}
+
+#[test]
+#[ignore = "needs the feature object (make test-object)"]
+fn stored_attributes_of_listed_objects_are_asked_for() {
+    needs_mount!();
+    const NR: usize = 3000;
+    let (store, mut mount) = (SyntheticStore::start(NR), start());
+    add_prefix(&mount, &store.endpoint, ("top", "huge/many"), "stored");
+    assert_eq!(long_listing(&mount, &store, NR, "top"), (3, NR));
     mount.assert_alive();
     mount.umount();
 }

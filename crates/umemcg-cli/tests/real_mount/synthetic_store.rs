@@ -22,6 +22,7 @@ struct Shared {
     nr_keys: usize,
     nr_connections: AtomicUsize,
     nr_listings: AtomicUsize,
+    nr_heads: AtomicUsize,
 }
 
 impl SyntheticStore {
@@ -29,8 +30,8 @@ impl SyntheticStore {
     pub fn start(nr_keys: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
-        let (nr_connections, nr_listings) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let shared = Arc::new(Shared { nr_keys, nr_connections, nr_listings });
+        let [nr_connections, nr_listings, nr_heads] = [0; 3].map(AtomicUsize::new);
+        let shared = Arc::new(Shared { nr_keys, nr_connections, nr_listings, nr_heads });
         let of_server = Arc::clone(&shared);
         std::thread::spawn(move || {
             for client in listener.incoming() {
@@ -51,6 +52,11 @@ impl SyntheticStore {
     pub fn nr_listings(&self) -> usize {
         self.shared.nr_listings.load(Ordering::Relaxed)
     }
+
+    /// Returns the number of objects whose attributes were asked for.
+    pub fn nr_heads(&self) -> usize {
+        self.shared.nr_heads.load(Ordering::Relaxed)
+    }
 }
 
 /// Serves the requests of one connection, none of which has a body.
@@ -68,6 +74,7 @@ fn serve(client: TcpStream, shared: &Shared) {
         }
         let mut words = request.split(' ');
         let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        shared.nr_heads.fetch_add(usize::from(method == "HEAD"), Ordering::Relaxed);
         let answer = match target.split_once('?') {
             Some((_, query)) => answer("200 OK", &shared.listing(query)),
             None if !shared.has(target.trim_start_matches("/bucket/")) => answer("404 Not Found", ""),
