@@ -36,6 +36,8 @@ mod silent_opens;
 #[cfg(feature = "object")]
 mod staged_volume;
 #[cfg(feature = "object")]
+mod staging_disk;
+#[cfg(feature = "object")]
 mod synthetic_store;
 mod top;
 mod top_screen;

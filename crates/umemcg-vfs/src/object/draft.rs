@@ -391,7 +391,7 @@ impl Draft {
     /// The disk's.
     pub(super) fn write_out(&self) -> Result<u64, Errno> {
         let len = self.file.len();
-        self.file.write_out().map_err(errno_of)?;
+        self.file.write_out().map_err(|error| self.staging.report(errno_of(error)))?;
         self.len_on_disk(len)
     }
 
@@ -412,7 +412,7 @@ impl Draft {
         if let Err(error) = self.file.fsync(false, &seen)
             && !self.file.is_stable()
         {
-            return Err(VfsError::from(error).errno());
+            return Err(self.staging.report(VfsError::from(error).errno()));
         }
         self.len_on_disk(len)
     }
@@ -487,7 +487,8 @@ impl Draft {
             let (key, upload) = (progress.key.clone(), progress.noted_upload.clone());
             (DraftRecord { key, base, upload, state }, durably || had_promise || progress.has_promise)
         };
-        self.staging.write_record(self.serial, &record, durably).map_err(errno_of)?;
+        let written = self.staging.write_record(self.serial, &record, durably);
+        written.map_err(|error| self.staging.report(errno_of(error)))?;
         self.progress.lock().has_promise &= matches!(record.state, DraftState::Accepted(_));
         Ok(())
     }

@@ -55,7 +55,8 @@ impl DraftMaker<'_> {
         let share = self.share()?;
         // Nothing is lost with it before its first change.
         let record = DraftRecord { key: key.to_owned(), ..DraftRecord::default() };
-        let (serial, fd) = self.staging.create(&record).map_err(errno_of)?;
+        let (serial, fd) =
+            self.staging.create(&record).map_err(|error| self.staging.report(errno_of(error)))?;
         let (file, store) = self.open(fd, share, len, fill).inspect_err(|_| {
             self.staging.remove_bytes(serial);
             self.staging.remove_record(serial);

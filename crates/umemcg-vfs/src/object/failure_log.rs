@@ -1,5 +1,7 @@
-//! What a volume's store failed to do, for the log: a store that is down may fail thousands of
-//! requests a second.
+//! What a volume's store and its staging disk failed to do, for the log: a store that is down may
+//! fail thousands of requests a second.
+
+use std::path::Path;
 
 use rustix::io::Errno;
 use umemcg_base::RateLimit;
@@ -24,6 +26,25 @@ impl FailureLog {
         if let Some(nr_left_out) = self.limit.ask(self.clock.now()) {
             tracing::warn!(key, nr_left_out, "{why}");
         }
+    }
+
+    /// Logs that the disk of a directory has failed, with what to do, unless there were too many this
+    /// second; returns the error number.
+    pub(super) fn report_disk(&self, dir: &Path, errno: Errno) -> Errno {
+        let advice = match errno {
+            Errno::NOSPC | Errno::DQUOT => {
+                "the staging disk is full: make room on it, or give the volume another directory (--staging)"
+            }
+            Errno::ROFS => {
+                "the staging disk is read-only: see the kernel's log, and mount it for writing again"
+            }
+            Errno::IO => "the staging disk fails: see the kernel's log",
+            _ => return errno,
+        };
+        if let Some(nr_left_out) = self.limit.ask(self.clock.now()) {
+            tracing::warn!(dir = %dir.display(), %errno, nr_left_out, "{advice}");
+        }
+        errno
     }
 
     /// Logs a failure, unless there were too many this second; returns its error number.

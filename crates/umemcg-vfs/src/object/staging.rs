@@ -27,6 +27,7 @@ use umemcg_base::LeafMutex;
 
 use super::bucket::Bucket;
 use super::draft_record::{DraftRecord, DraftState};
+use super::failure_log::FailureLog;
 use super::staged_file::StagedFile;
 use super::staging_room::StagingRoom;
 use crate::error::VolumeError;
@@ -51,6 +52,8 @@ pub(super) struct Staging {
     /// (A) The next number. Relaxed: only uniqueness matters.
     next: AtomicU64,
     lost: LeafMutex<Vec<StagedFile>>,
+    /// Of the disk; apart from the store's, which would take each other's turns.
+    failures: FailureLog,
     /// What an earlier daemon accepted, by number, until it is taken.
     accepted: LeafMutex<Vec<(u64, DraftRecord)>>,
 }
@@ -102,6 +105,7 @@ impl Staging {
             room: StagingRoom::new(max_bytes, lost_bytes),
             next: AtomicU64::new(found.last + 1),
             lost: LeafMutex::new(lost),
+            failures: FailureLog::new(),
             accepted: LeafMutex::new(accepted),
             dir,
         }))
@@ -110,6 +114,11 @@ impl Staging {
     /// Returns that something else failed there while the volume was opened.
     pub(super) fn failure(&self, bucket: &Arc<dyn Bucket>, errno: Errno) -> VolumeError {
         VolumeError::Staging { url: bucket.url().to_owned(), dir: self.dir.clone(), errno }
+    }
+
+    /// Logs a failure of the disk; returns its error number.
+    pub(super) fn report(&self, errno: Errno) -> Errno {
+        self.failures.report_disk(&self.dir, errno)
     }
 
     /// Creates the file of a draft, after its record: bytes without one would be kept at the next
