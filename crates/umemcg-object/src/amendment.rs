@@ -1,12 +1,15 @@
 //! What the library cannot say in a request is put into it on its way to the network, and the
 //! request is signed again: conditions of a copy and of the end of an upload in parts, keys that
-//! end with a slash, as those of directories do, and lists of uploads.
+//! end with a slash, as those of directories do, lists of uploads, and deletions in place of
+//! Azure's batches, whose body has the key.
 
 use std::sync::{Arc, OnceLock};
 
+use http::Method;
 use http::header::{AUTHORIZATION, HeaderName, HeaderValue};
 use http::uri::PathAndQuery;
 use object_store::aws::{AwsAuthorizer, AwsCredentialProvider};
+use object_store::azure::{AzureAuthorizer, AzureCredential, AzureCredentialProvider};
 use object_store::client::{HttpError, HttpErrorKind, HttpRequest};
 
 tokio::task_local! {
@@ -21,27 +24,68 @@ pub(crate) struct Amendment {
     pub(crate) after_key: &'static str,
     /// A listing is one of uploads in parts, not of objects.
     pub(crate) lists_uploads: bool,
+    /// A copy is a deletion of what it would have replaced.
+    pub(crate) is_deletion: bool,
     /// Further headers.
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// The keys with which requests to S3 are signed; none of another store.
-pub(crate) type Signer = Arc<OnceLock<AwsCredentialProvider>>;
+/// What requests are signed with; nothing where they are not signed, and of Google.
+pub(crate) type Signer = Arc<OnceLock<Keys>>;
+
+/// The keys of a store.
+#[derive(Debug)]
+pub(crate) enum Keys {
+    S3(AwsCredentialProvider),
+    /// With the name of the account.
+    Azure(AzureCredentialProvider, String),
+}
 
 const CONTENT_HASH: &str = "x-amz-content-sha256";
 const SIGNATURE: &str = "AWS4-HMAC-SHA256 Credential=";
+/// Each request to Azure's blobs has it, signed or not.
+const AZURE_VERSION: &str = "x-ms-version";
+const AZURE_COPY_SOURCE: &str = "x-ms-copy-source";
+
+impl Keys {
+    /// Returns whether a request is for the store itself: a task may ask for credentials, too.
+    fn are_of(&self, request: &HttpRequest) -> bool {
+        match self {
+            Self::S3(_) => authorization_of(request).as_deref().and_then(region_of).is_some(),
+            Self::Azure(..) => request.headers().contains_key(AZURE_VERSION),
+        }
+    }
+
+    /// Signs a request again.
+    async fn sign(&self, request: &mut HttpRequest) -> Result<(), HttpError> {
+        match self {
+            Self::S3(credentials) => sign(request, credentials).await,
+            Self::Azure(credentials, account) => {
+                let credential = credentials.get_credential().await.map_err(unsigned)?;
+                // A shared access signature covers no path, and stays.
+                if matches!(*credential, AzureCredential::SASToken(_)) {
+                    return Ok(());
+                }
+                request.headers_mut().remove(AUTHORIZATION);
+                AzureAuthorizer::new(&credential, account).try_authorize(request).map_err(unsigned)
+            }
+        }
+    }
+}
+
+fn authorization_of(request: &HttpRequest) -> Option<String> {
+    let value = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+    value.map(str::to_owned)
+}
 
 /// Changes a request as its task has asked for.
 pub(crate) async fn amend(mut request: HttpRequest, signer: &Signer) -> Result<HttpRequest, HttpError> {
     let Ok(amendment) = AMENDMENT.try_with(Clone::clone) else { return Ok(request) };
-    let Amendment { after_key, lists_uploads, headers } = amendment;
-    if after_key.is_empty() && !lists_uploads && headers.is_empty() {
+    let Amendment { after_key, lists_uploads, is_deletion, headers } = amendment;
+    if after_key.is_empty() && !lists_uploads && !is_deletion && headers.is_empty() {
         return Ok(request);
     }
-    // A task may ask for credentials, too, without a signature.
-    let authorization = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let authorization = authorization.map(str::to_owned);
-    if signer.get().is_some() && authorization.as_deref().and_then(region_of).is_none() {
+    if signer.get().is_some_and(|keys| !keys.are_of(&request)) {
         return Ok(request);
     }
     if !after_key.is_empty() || lists_uploads {
@@ -55,20 +99,21 @@ pub(crate) async fn amend(mut request: HttpRequest, signer: &Signer) -> Result<H
         parts.path_and_query = Some(whole.parse::<PathAndQuery>().map_err(unsigned)?);
         *request.uri_mut() = http::Uri::from_parts(parts).map_err(unsigned)?;
     }
+    if is_deletion {
+        *request.method_mut() = Method::DELETE;
+        request.headers_mut().remove(AZURE_COPY_SOURCE);
+    }
     request.headers_mut().extend(headers);
-    if let (Some(credentials), Some(authorization)) = (signer.get(), authorization) {
-        sign(&mut request, credentials, &authorization).await?;
+    if let Some(keys) = signer.get() {
+        keys.sign(&mut request).await?;
     }
     Ok(request)
 }
 
 /// Signs a request again, for the region and over the hash of the body of its old signature.
-async fn sign(
-    request: &mut HttpRequest,
-    credentials: &AwsCredentialProvider,
-    old: &str,
-) -> Result<(), HttpError> {
-    let Some(region) = region_of(old) else { return Ok(()) };
+async fn sign(request: &mut HttpRequest, credentials: &AwsCredentialProvider) -> Result<(), HttpError> {
+    let old = authorization_of(request);
+    let Some(region) = old.as_deref().and_then(region_of) else { return Ok(()) };
     let credential = credentials.get_credential().await.map_err(unsigned)?;
     let hash = request.headers().get(CONTENT_HASH).and_then(|value| value.to_str().ok());
     let digest = hash.and_then(bytes_of_hex);
@@ -111,7 +156,7 @@ mod tests {
         let credential =
             AwsCredential { key_id: "id".into(), secret_key: "secret".into(), token: Some("session".into()) };
         let signer = Signer::default();
-        assert!(signer.set(Arc::new(StaticCredentialProvider::new(credential))).is_ok());
+        assert!(signer.set(Keys::S3(Arc::new(StaticCredentialProvider::new(credential)))).is_ok());
         signer
     }
 
@@ -140,8 +185,57 @@ mod tests {
         assert_eq!(request.headers()[CONTENT_HASH], "0".repeat(64), "the hash of the body stays");
     }
 
+    fn azure(credential: AzureCredential) -> Signer {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let keys = Keys::Azure(Arc::new(StaticCredentialProvider::new(credential)), "account".into());
+        let signer = Signer::default();
+        assert!(signer.set(keys).is_ok());
+        signer
+    }
+
+    /// A copy, as the library asks Azure for it.
+    fn azure_request(uri: &str, authorization: Option<&str>) -> HttpRequest {
+        let mut request = http::Request::put(uri).header(AZURE_VERSION, "2023-11-03");
+        request = request.header(AZURE_COPY_SOURCE, "http://host/c/d");
+        if let Some(authorization) = authorization {
+            request = request.header(AUTHORIZATION, authorization);
+        }
+        request.body(HttpRequestBody::empty()).unwrap()
+    }
+
+    fn deletion(request: HttpRequest, signer: &Signer) -> HttpRequest {
+        let amendment = Amendment { after_key: "/", is_deletion: true, ..Amendment::default() };
+        let request = block_on(AMENDMENT.scope(amendment, amend(request, signer))).unwrap();
+        assert_eq!(request.method(), Method::DELETE);
+        assert!(!request.headers().contains_key(AZURE_COPY_SOURCE));
+        request
+    }
+
+    #[test]
+    fn azure_gets_one_signature_of_what_is_sent() {
+        let key = object_store::azure::AzureAccessKey::try_new("c2VjcmV0").unwrap();
+        let signer = azure(AzureCredential::AccessKey(key));
+        let old = "SharedKey account:old";
+        let request = deletion(azure_request("http://host/c/d", Some(old)), &signer);
+        assert_eq!(request.uri(), "http://host/c/d/");
+        let signatures: Vec<_> = request.headers().get_all(AUTHORIZATION).into_iter().collect();
+        assert!(signatures.len() == 1 && signatures[0] != old, "{signatures:?}");
+
+        let signer = azure(AzureCredential::BearerToken("new".into()));
+        let request = deletion(azure_request("http://host/c/d", Some("Bearer old")), &signer);
+        let tokens: Vec<_> = request.headers().get_all(AUTHORIZATION).into_iter().collect();
+        assert_eq!(tokens, ["Bearer new"]);
+
+        let pairs = vec![("sig".to_owned(), "x".to_owned())];
+        let request =
+            deletion(azure_request("http://host/c/d?sig=x", None), &azure(AzureCredential::SASToken(pairs)));
+        assert_eq!(request.uri(), "http://host/c/d/?sig=x");
+    }
+
     #[test]
     fn a_request_for_credentials_is_left_alone() {
+        let azure = azure(AzureCredential::BearerToken("new".into()));
+        assert_eq!(amended(request(None), &azure).uri(), "http://host/bucket/d?x=1");
         let request = amended(request(None), &signer());
         assert_eq!(request.uri(), "http://host/bucket/d?x=1");
         assert!(request.headers().is_empty());

@@ -69,8 +69,12 @@ impl Deletion<'_> {
 
     fn delete(&self, info: Option<&ObjectInfo>) -> Result<(), Refusal> {
         let headers = info.map_or_else(Vec::new, |info| headers_of(&Expected::Same(info.clone())));
-        let amendment = Amendment { headers, ..self.place.amendment() };
-        let deleted = self.asked.store.objects.delete(&self.place.path);
+        let (objects, path) = (&self.asked.store.objects, &self.place.path);
+        // A key in a body cannot be given its slash.
+        let is_deletion = self.asked.store.deletes_in_batches && !self.place.last_slash.is_empty();
+        let amendment = Amendment { headers, is_deletion, ..self.place.amendment() };
+        let deleted =
+            async { if is_deletion { objects.copy(path, path).await } else { objects.delete(path).await } };
         match self.asked.answer("DELETE", self.key, AMENDMENT.scope(amendment, deleted)) {
             Err(Refusal { error: BucketError::NotFound(_), .. }) => Ok(()),
             deleted => deleted,

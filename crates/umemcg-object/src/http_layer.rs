@@ -30,7 +30,8 @@ use crate::traffic::Traffic;
 use crate::upload_list::{UPLOADS, uploads_of};
 
 tokio::task_local! {
-    /// The keys that were taken out of the listing that this task asked for.
+    /// The keys that were taken out of the listing that this task asked for, or that the library
+    /// leaves out.
     pub(crate) static HIDDEN: RefCell<Vec<String>>;
 }
 
@@ -199,11 +200,11 @@ struct CountingService {
 #[async_trait]
 impl HttpService for CountingService {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let request = amend(request, &self.signer).await?;
         let kind = RequestKind::of(&request);
         if kind != RequestKind::Other {
             self.counts.waited(self.counts.traffic.turn(&self.lanes[kind as usize]).await);
         }
-        let request = amend(request, &self.signer).await?;
         let key = hash_of_path(&request);
         self.counts.count(kind);
         let (sent, _under_way) = (Instant::now(), self.counts.traffic.begin());

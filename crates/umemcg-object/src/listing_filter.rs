@@ -21,6 +21,9 @@ pub(crate) fn is_path(key: &str) -> bool {
 
 /// Returns a listing without such keys, which are added to `hidden`; `None` if it has none, or is
 /// no listing.
+///
+/// Azure's object of the listed directory itself is added, too: the library leaves it out. No other
+/// of a directory is listed as an object.
 pub(crate) fn without_hidden(body: &[u8], hidden: &mut Vec<String>) -> Option<Vec<u8>> {
     // The reader leaves a byte order mark out of its count.
     let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
@@ -28,7 +31,8 @@ pub(crate) fn without_hidden(body: &[u8], hidden: &mut Vec<String>) -> Option<Ve
     let mut kept: Vec<u8> = Vec::new();
     // Up to here the body was kept or left out.
     let mut done = 0;
-    let mut entry: Option<(usize, &[u8])> = None;
+    // Where an entry begins, and what it is.
+    let mut entry: Option<(usize, (&[u8], &[u8]))> = None;
     let mut key: Option<String> = None;
     let mut is_in_key = false;
     loop {
@@ -37,10 +41,10 @@ pub(crate) fn without_hidden(body: &[u8], hidden: &mut Vec<String>) -> Option<Ve
             Event::Start(start) => match entry {
                 None => {
                     let found = ENTRIES.iter().find(|(name, _)| *name == start.name().as_ref());
-                    entry = found.map(|(_, inside)| (before, *inside));
+                    entry = found.map(|names| (before, *names));
                     key = None;
                 }
-                Some((_, inside)) if start.name().as_ref() == inside && key.is_none() => {
+                Some((_, (_, inside))) if start.name().as_ref() == inside && key.is_none() => {
                     (is_in_key, key) = (true, Some(String::new()));
                 }
                 Some(_) => {}
@@ -57,10 +61,11 @@ pub(crate) fn without_hidden(body: &[u8], hidden: &mut Vec<String>) -> Option<Ve
             }
             Event::CData(text) if is_in_key => key.as_mut()?.push_str(&text.decode().ok()?),
             Event::End(end) => match entry {
-                Some((_, inside)) if is_in_key && end.name().as_ref() == inside => is_in_key = false,
-                Some((start, _)) if ENTRIES.iter().any(|(name, _)| *name == end.name().as_ref()) => {
+                Some((_, (_, inside))) if is_in_key && end.name().as_ref() == inside => is_in_key = false,
+                Some((start, (name, _))) if ENTRIES.iter().any(|(name, _)| *name == end.name().as_ref()) => {
                     entry = None;
-                    if let Some(key) = key.take().filter(|key| !is_path(key)) {
+                    let is_left_out = |key: &String| name == b"Blob" && key.ends_with('/');
+                    if let Some(key) = key.take().filter(|key| !is_path(key) || is_left_out(key)) {
                         kept.extend_from_slice(&body[done..start]);
                         done = reader.buffer_position() as usize;
                         hidden.push(key);
@@ -116,11 +121,14 @@ mod tests {
     #[test]
     fn azure_lists_otherwise() {
         let listing = "<E><Blobs><Blob><Name>ok</Name><Properties><Etag>1</Etag></Properties></Blob>\
-            <BlobPrefix><Name>a//</Name></BlobPrefix></Blobs></E>";
+            <Blob><Name>d/</Name></Blob><BlobPrefix><Name>a//</Name></BlobPrefix>\
+            <BlobPrefix><Name>a/</Name></BlobPrefix></Blobs></E>";
         let mut hidden = Vec::new();
         let kept = without_hidden(listing.as_bytes(), &mut hidden).unwrap();
-        assert_eq!(hidden, ["a//"]);
-        assert!(!String::from_utf8(kept).unwrap().contains("BlobPrefix"));
+        assert_eq!(hidden, ["d/", "a//"]);
+        let kept = String::from_utf8(kept).unwrap();
+        assert!(kept.contains("<Blob><Name>ok</Name>") && !kept.contains("d/"), "{kept}");
+        assert!(kept.ends_with("</Blob><BlobPrefix><Name>a/</Name></BlobPrefix></Blobs></E>"), "{kept}");
     }
 
     proptest! {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use object_store::aws::{AmazonS3Builder, Checksum, S3ConditionalPut};
-use object_store::azure::MicrosoftAzureBuilder;
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::path::Path;
 use object_store::{BackoffConfig, ClientOptions, ObjectStoreScheme, RetryConfig};
@@ -12,7 +12,7 @@ use thiserror::Error;
 use umemcg_vfs::object::Bucket;
 use url::Url;
 
-use crate::amendment::Signer;
+use crate::amendment::{Keys, Signer};
 use crate::credentials_file::{Profile, ProfileFiles};
 use crate::file_credentials::FileCredentials;
 use crate::http_layer::{CountingConnector, RequestCounts, chain};
@@ -112,7 +112,7 @@ pub fn open(text: &str, options: &ObjectOptions) -> Result<Arc<dyn Bucket>, Loca
             let store = builder.build().map_err(settings)?;
             // Nothing has been asked yet.
             if !options.anonymous {
-                let _ = signer.set(Arc::clone(store.credentials()));
+                let _ = signer.set(Keys::S3(Arc::clone(store.credentials())));
             }
             Store::s3(store)
         }
@@ -130,7 +130,12 @@ pub fn open(text: &str, options: &ObjectOptions) -> Result<Arc<dyn Bucket>, Loca
             if let Some(endpoint) = &endpoint {
                 builder = builder.with_endpoint(endpoint.clone());
             }
-            Store::azure(builder.build().map_err(settings)?)
+            let account = builder.get_config_value(&AzureConfigKey::AccountName);
+            let store = builder.build().map_err(settings)?;
+            if let Some(account) = account.filter(|_| !options.anonymous) {
+                let _ = signer.set(Keys::Azure(Arc::clone(store.credentials()), account));
+            }
+            Store::azure(store)
         }
         ObjectStoreScheme::Local => Store::directory(),
         _ => return Err(LocationError::UnknownKind(text.into())),

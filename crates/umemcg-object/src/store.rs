@@ -27,6 +27,8 @@ pub(crate) struct Store {
     pub(crate) local: Option<Arc<LocalFileSystem>>,
     /// How a slash at the end of a key is written; `None`: it has no such keys.
     pub(crate) last_slash: Option<&'static str>,
+    /// The library has no request that removes one object: the keys are in its body.
+    pub(crate) deletes_in_batches: bool,
     /// Objects have metadata.
     pub(crate) keeps_metadata: bool,
 }
@@ -65,11 +67,15 @@ impl Store {
         }
     }
 
-    /// Azure's signatures have the key in them, so that it cannot be given a slash. Its uploads in
-    /// parts have no id, and take metadata as streams only.
+    /// Azure's uploads in parts have no id, and take metadata as streams only.
     pub(crate) fn azure(store: MicrosoftAzure) -> Self {
         let store = Arc::new(store);
-        Self { lists: Some(Arc::clone(&store) as _), ..Self::plain(store) }
+        Self {
+            lists: Some(Arc::clone(&store) as _),
+            last_slash: Some("/"),
+            deletes_in_batches: true,
+            ..Self::plain(store)
+        }
     }
 
     /// What is stored is synced.
@@ -93,6 +99,7 @@ impl Store {
             takes_conditions: false,
             local: None,
             last_slash: None,
+            deletes_in_batches: false,
             keeps_metadata: true,
         }
     }

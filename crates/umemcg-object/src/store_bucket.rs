@@ -83,6 +83,15 @@ impl StoreBucket {
     }
 }
 
+impl StoreBucket {
+    /// Returns what a listing of a directory tells of the object that stands for it.
+    fn own_object(&self, prefix: &str) -> Result<Option<ListedName>, BucketError> {
+        let found = self.asked.find_any(prefix, &self.asked.place(prefix)?)?;
+        let object = found.map(|found| ObjectInfo { metadata: None, ..found.info });
+        Ok(object.map(|info| ListedName { name: String::new(), object: Some(info) }))
+    }
+}
+
 /// Takes what is not there for what was to be removed.
 fn gone_is_well(result: Result<(), BucketError>) -> Result<(), BucketError> {
     match result {
@@ -118,7 +127,7 @@ impl Bucket for StoreBucket {
             let part = self.asked.part(&whole, from, max).await?;
             Ok((part, HIDDEN.with(RefCell::take)))
         };
-        let ((result, next), hidden) =
+        let ((result, next), mut hidden) =
             self.asked.in_time("LIST", prefix, HIDDEN.scope(RefCell::default(), listing))?;
         // Empty for the object that stands for the directory itself: the library leaves its slash
         // out.
@@ -129,7 +138,11 @@ impl Bucket for StoreBucket {
             .map(|meta| ListedName { name: name_of(&meta.location), object: Some(info_of(meta)) });
         let prefixes =
             result.common_prefixes.iter().map(|path| ListedName { name: name_of(path), object: None });
-        let mut names: Vec<_> = objects.chain(prefixes).collect();
+        // The object that stands for the directory itself, where the library leaves it out.
+        let nr_hidden = hidden.len();
+        hidden.retain(|key| !key.ends_with('/') || *key != whole);
+        let own = if hidden.len() < nr_hidden { self.own_object(prefix)? } else { None };
+        let mut names: Vec<_> = own.into_iter().chain(objects).chain(prefixes).collect();
         // In the order of their keys; a directory's ends with a slash.
         let key = |listed: &ListedName| listed.name.clone() + if listed.object.is_none() { "/" } else { "" };
         names.sort_by_cached_key(key);

@@ -320,8 +320,10 @@ fn of_azurite() {
     let server = Azurite::start();
     let _ = server.store("written");
     let bucket = server.bucket("written/p");
-    // No key ends with a slash, and uploads in parts have no id.
-    holds(&*bucket, plain(true, false, 8 << 20));
+    // Uploads in parts have no id.
+    let abilities =
+        Abilities { directory_metadata: true, directory_is_listed: true, ..plain(true, true, 8 << 20) };
+    holds(&*bucket, abilities);
     let figures = bucket.figures();
     assert!(figures.puts > 0 && figures.copies > 0, "{figures:?}");
     assert_eq!((figures.failures, bucket.trouble()), (0, None));
