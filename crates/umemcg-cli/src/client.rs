@@ -10,7 +10,8 @@ use umemcg_fuse::Unmount;
 use umemcg_fuse::mountinfo::Mount;
 
 use crate::args::{SyncArguments, UmountArguments};
-use crate::endpoint::{AskError, Reply, Request, ask};
+use crate::ask::{AskError, ask};
+use crate::endpoint::{Reply, Request};
 use crate::exit::{Failure, LostFile};
 use crate::mounts::{find_mount, is_umemcg};
 use crate::table::human_bytes;
@@ -63,7 +64,7 @@ pub(crate) fn our_mount(path: &Path) -> Result<Mount, Failure> {
 
 /// Returns the last reply to a request that has no progress.
 pub(crate) fn reply_to(mount: &Mount, request: &Request) -> Result<Reply, Failure> {
-    match ask(mount, request, &mut |_| {}) {
+    match ask(mount, request, None, &mut |_| {}) {
         Ok(Reply::Failed { message }) => Err(Failure::Failed(message)),
         Ok(reply) => Ok(reply),
         Err(error) => Err(not_answered(mount, &error)),
@@ -88,7 +89,7 @@ fn not_answered(mount: &Mount, error: &AskError) -> Failure {
 fn last_reply(mount: &Mount, request: &Request) -> Result<(), Failure> {
     let terminal = std::io::stderr().is_terminal();
     let mut shown = false;
-    let reply = ask(mount, request, &mut |dirty_bytes| {
+    let reply = ask(mount, request, None, &mut |dirty_bytes| {
         if terminal {
             shown = true;
             eprint!("\r\x1b[Kwriting back: {} left", human_bytes(dirty_bytes));

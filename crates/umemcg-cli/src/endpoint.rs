@@ -10,7 +10,7 @@
 //! serves only the user that runs it, and root.
 
 use std::fs;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -378,82 +378,13 @@ fn send(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
     stream.write_all(&line)
 }
 
-/// Why a request got no reply.
-#[derive(Debug)]
-pub enum AskError {
-    /// No daemon listens for this mount.
-    NoDaemon,
-    /// The daemon closed the connection before it replied.
-    HungUp,
-    /// The daemon serves too many requests at the same time, and has not begun this one.
-    TooMany,
-    /// A system call failed, for example for lack of permission.
-    Io(io::Error),
-}
-
-/// Sends a request to the daemon of `mount`, and waits for its last reply.
-///
-/// # Errors
-/// [`AskError`].
-pub fn ask(mount: &Mount, request: &Request, progress: &mut dyn FnMut(u64)) -> Result<Reply, AskError> {
-    ask_on(&connect(mount)?, request, progress)
-}
-
-/// Sends a request to the daemon that listens at a path, and waits for its last reply.
-///
-/// # Errors
-/// [`AskError`].
-pub fn ask_at(path: &Path, request: &Request, progress: &mut dyn FnMut(u64)) -> Result<Reply, AskError> {
-    let stream = UnixStream::connect(path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => AskError::NoDaemon,
-        _ => AskError::Io(error),
-    })?;
-    ask_on(&stream, request, progress)
-}
-
-fn ask_on(
-    mut stream: &UnixStream,
-    request: &Request,
-    progress: &mut dyn FnMut(u64),
-) -> Result<Reply, AskError> {
-    let mut line = serde_json::to_vec(request).map_err(|error| AskError::Io(error.into()))?;
-    line.push(b'\n');
-    match stream.write_all(&line) {
-        // The daemon has hung up on a request too many.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        written => written.map_err(AskError::Io)?,
-    }
-    for line in BufReader::new(stream).lines() {
-        let line = line.map_err(AskError::Io)?;
-        match serde_json::from_str(&line).map_err(|error| AskError::Io(error.into()))? {
-            Reply::Progress { dirty_bytes } => progress(dirty_bytes),
-            Reply::TooMany => return Err(AskError::TooMany),
-            last => return Ok(last),
-        }
-    }
-    Err(AskError::HungUp)
-}
-
-fn connect(mount: &Mount) -> Result<UnixStream, AskError> {
+/// Returns the sockets of a mount's daemon: of this user, of the user that mounted it, and of that
+/// user without a directory of its own.
+pub fn sockets_of(mount: &Mount) -> Vec<PathBuf> {
     let mut directories = vec![directory_of(rustix::process::geteuid().as_raw(), true)];
     directories.extend(mount.fuse_owner().map(|owner| directory_of(owner, false)));
     directories.extend(mount.fuse_owner().map(fallback_directory));
-    for directory in directories {
-        match UnixStream::connect(socket_path(&directory, mount)) {
-            Ok(stream) => {
-                // Any user can create the fallback directory, so the peer itself is checked.
-                let peer = rustix::net::sockopt::socket_peercred(&stream)
-                    .map_err(|error| AskError::Io(error.into()))?;
-                if peer.uid.is_root() || Some(peer.uid.as_raw()) == mount.fuse_owner() {
-                    return Ok(stream);
-                }
-            }
-            Err(error)
-                if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {}
-            Err(error) => return Err(AskError::Io(error)),
-        }
-    }
-    Err(AskError::NoDaemon)
+    directories.iter().map(|directory| socket_path(directory, mount)).collect()
 }
 
 fn socket_path(directory: &Path, mount: &Mount) -> PathBuf {
@@ -503,6 +434,8 @@ fn own_directory() -> io::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ask::{AskError, ask, connect};
+    use std::io::{BufRead, BufReader};
 
     struct Twice;
 
@@ -532,9 +465,10 @@ mod tests {
         let endpoint = Endpoint::listen(&[&mount], &serve).unwrap();
         let mut seen = Vec::new();
         let reply =
-            ask(&mount, &Request::Sync { flush_timeout_ms: None }, &mut |bytes| seen.push(bytes)).unwrap();
+            ask(&mount, &Request::Sync { flush_timeout_ms: None }, None, &mut |bytes| seen.push(bytes))
+                .unwrap();
         assert_eq!((reply, seen), (Reply::Done, vec![2]));
-        let reply = ask(&mount, &Request::Umount { flush_timeout_ms: Some(5) }, &mut |_| {}).unwrap();
+        let reply = ask(&mount, &Request::Umount { flush_timeout_ms: Some(5) }, None, &mut |_| {}).unwrap();
         assert_eq!(reply, Reply::Busy { users: vec!["bash (12)".into()] });
         let socket = endpoint.sockets[0].path.clone();
         assert_eq!(fs::metadata(&socket).unwrap().mode() & 0o777, 0o600);
@@ -542,7 +476,7 @@ mod tests {
         drop(endpoint);
         assert!(!socket.exists());
         assert!(matches!(
-            ask(&mount, &Request::Sync { flush_timeout_ms: None }, &mut |_| {}),
+            ask(&mount, &Request::Sync { flush_timeout_ms: None }, None, &mut |_| {}),
             Err(AskError::NoDaemon)
         ));
     }
@@ -554,9 +488,12 @@ mod tests {
         let before = Endpoint::listen(&[&mount], &serve).unwrap();
         let after = Endpoint::listen(&[&mount], &serve).unwrap();
         drop(before);
-        assert_eq!(ask(&mount, &Request::Sync { flush_timeout_ms: None }, &mut |_| {}).unwrap(), Reply::Done);
+        assert_eq!(
+            ask(&mount, &Request::Sync { flush_timeout_ms: None }, None, &mut |_| {}).unwrap(),
+            Reply::Done
+        );
         drop(after);
-        assert!(matches!(connect(&mount), Err(AskError::NoDaemon)));
+        assert!(matches!(connect(&mount, None), Err(AskError::NoDaemon)));
     }
 
     /// Ends no request while a test has the lock.
@@ -573,12 +510,12 @@ mod tests {
         let _endpoint = Endpoint::listen(&[&mount], &(Arc::clone(&lock) as Arc<dyn Serve>)).unwrap();
         let held = lock.lock().unwrap();
         let begin = |_| {
-            let mut stream = connect(&mount).unwrap();
+            let mut stream = connect(&mount, None).unwrap();
             stream.write_all(b"{\"do\":\"volume_list\"}\n").unwrap();
             stream
         };
         let hung: Vec<UnixStream> = (0..NR_CONNECTIONS_MAX).map(begin).collect();
-        assert!(matches!(ask(&mount, &Request::VolumeList, &mut |_| {}), Err(AskError::TooMany)));
+        assert!(matches!(ask(&mount, &Request::VolumeList, None, &mut |_| {}), Err(AskError::TooMany)));
         drop((held, hung));
     }
 
@@ -588,13 +525,16 @@ mod tests {
         let serve: Arc<dyn Serve> = Arc::new(Twice);
         let _endpoint = Endpoint::listen(&[&mount], &serve).unwrap();
         for nonsense in [&b"hello\n"[..], b"{}\n", &[b'x'; 5000][..]] {
-            let mut stream = connect(&mount).unwrap();
+            let mut stream = connect(&mount, None).unwrap();
             // The far end may hang up on an endless line before it has all been sent.
             let _ = stream.write_all(nonsense);
             let mut answer = String::new();
             let _ = BufReader::new(&stream).read_line(&mut answer);
             assert!(answer.is_empty() || answer.contains("not understood"), "{answer}");
         }
-        assert_eq!(ask(&mount, &Request::Sync { flush_timeout_ms: None }, &mut |_| {}).unwrap(), Reply::Done);
+        assert_eq!(
+            ask(&mount, &Request::Sync { flush_timeout_ms: None }, None, &mut |_| {}).unwrap(),
+            Reply::Done
+        );
     }
 }

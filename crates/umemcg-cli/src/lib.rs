@@ -10,6 +10,7 @@
 
 mod acceptor;
 mod args;
+mod ask;
 mod client;
 mod config;
 mod csi;

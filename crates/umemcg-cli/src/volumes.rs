@@ -14,8 +14,9 @@ use umemcg_vfs::{TmpfsConfig, VolumeConfig, VolumeError, VolumeKind, VolumeSpec}
 use crate::args::{
     DaemonArguments, VolumeAddArguments, VolumeCommand, VolumeListArguments, VolumeRemoveArguments,
 };
+use crate::ask::{AskError, ask, ask_at};
 use crate::client::{TOO_MANY, milliseconds, our_mount};
-use crate::endpoint::{AskError, Reply, Request, VolumeRow, VolumeSource, ask, ask_at};
+use crate::endpoint::{Reply, Request, VolumeRow, VolumeSource};
 use crate::exit::{Failure, LostFile};
 use crate::mounts::is_umemcg;
 use crate::stores::{self, StoreSource};
@@ -148,11 +149,13 @@ pub(crate) fn last_reply(which: &DaemonArguments, request: &Request) -> Result<R
         }
     };
     let (reply, daemon) = match (&which.socket, &which.mount) {
-        (Some(path), _) => (ask_at(path, request, &mut progress), path.display().to_string()),
-        (None, Some(path)) => (ask(&our_mount(path)?, request, &mut progress), path.display().to_string()),
+        (Some(path), _) => (ask_at(path, request, None, &mut progress), path.display().to_string()),
+        (None, Some(path)) => {
+            (ask(&our_mount(path)?, request, None, &mut progress), path.display().to_string())
+        }
         (None, None) => {
             let mount = the_only_mount()?;
-            (ask(&mount, request, &mut progress), mount.point.display().to_string())
+            (ask(&mount, request, None, &mut progress), mount.point.display().to_string())
         }
     };
     if shown {

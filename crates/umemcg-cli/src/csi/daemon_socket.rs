@@ -1,14 +1,25 @@
 //! The daemon of the node, asked over the admin socket: what the CSI plugin needs of it.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use umemcg_csi::{Daemon, DaemonError, KnownVolume, VolumeData};
 
+use crate::ask::{AskError, ask, ask_at};
 use crate::client::our_mount;
-use crate::endpoint::{AskError, Reply, Request, VolumeSource, ask, ask_at};
+use crate::endpoint::{Reply, Request, VolumeSource};
 use crate::stores::{AttributeSource, StoreOptions, StoreSource};
 use crate::writes::Writes;
+
+/// The time that the daemon has for a question, and for a rule.
+const QUESTION_WITHIN: Duration = Duration::from_secs(5);
+const RULE_WITHIN: Duration = Duration::from_secs(60);
+/// The time that it has to add a volume, which may wait for a store, or to remove one, which waits
+/// for its data: more than any answer of the plugin has. Until then the volume counts as one that
+/// is worked on. A request that found it gone, while the daemon is still adding it, would leave it
+/// there for ever.
+const VOLUME_WITHIN: Duration = Duration::from_mins(15);
 
 /// The way to the daemon.
 #[derive(Debug)]
@@ -20,14 +31,14 @@ pub struct DaemonSocket {
 }
 
 impl DaemonSocket {
-    /// Sends a request, and returns the last reply.
-    fn ask(&self, request: &Request) -> Result<Reply, DaemonError> {
-        let mut progress = |_| {};
+    /// Sends a request, and returns the last reply. Blocks, for no longer than `within`.
+    fn ask(&self, request: &Request, within: Duration) -> Result<Reply, DaemonError> {
+        let (until, mut progress) = (Some(Instant::now() + within), |_| {});
         let reply = match &self.socket {
-            Some(path) => ask_at(path, request, &mut progress),
+            Some(path) => ask_at(path, request, until, &mut progress),
             None => {
                 let mount = our_mount(&self.mount).map_err(|error| DaemonError::Absent(error.to_string()))?;
-                ask(&mount, request, &mut progress)
+                ask(&mount, request, until, &mut progress)
             }
         };
         match reply {
@@ -43,6 +54,9 @@ impl DaemonSocket {
                 Err(DaemonError::Absent(format!("no daemon answers behind {}", self.mount.display())))
             }
             Err(AskError::HungUp) => Err(DaemonError::Unknown("the daemon ended before it answered".into())),
+            Err(AskError::Io(error)) if error.kind() == std::io::ErrorKind::TimedOut => {
+                Err(DaemonError::Unknown(format!("the daemon has not answered within {within:?}")))
+            }
             Err(AskError::TooMany) => Err(DaemonError::Crowded),
             Err(AskError::Io(error)) => {
                 Err(DaemonError::Unknown(format!("cannot talk to the daemon: {error}")))
@@ -53,7 +67,7 @@ impl DaemonSocket {
 
 impl Daemon for DaemonSocket {
     fn volumes(&self) -> Result<Vec<KnownVolume>, DaemonError> {
-        match self.ask(&Request::VolumeList)? {
+        match self.ask(&Request::VolumeList, QUESTION_WITHIN)? {
             Reply::Volumes { volumes } => Ok(volumes
                 .into_iter()
                 .map(|row| {
@@ -82,19 +96,20 @@ impl Daemon for DaemonSocket {
                 return Err(DaemonError::Refused(format!("the volume `{volume}` is the configuration's")));
             }
         };
-        self.ask(&Request::VolumeAdd { name: name.into(), data }).map(drop)
+        self.ask(&Request::VolumeAdd { name: name.into(), data }, VOLUME_WITHIN).map(drop)
     }
 
     fn remove_volume(&self, name: &str) -> Result<(), DaemonError> {
-        self.ask(&Request::VolumeRemove { name: name.into(), force: false, flush_timeout_ms: None }).map(drop)
+        let request = Request::VolumeRemove { name: name.into(), force: false, flush_timeout_ms: None };
+        self.ask(&request, VOLUME_WITHIN).map(drop)
     }
 
     fn add_pod(&self, uid: &str, group: &str) -> Result<(), DaemonError> {
-        self.ask(&Request::PodAdd { uid: uid.into(), group: group.into() }).map(drop)
+        self.ask(&Request::PodAdd { uid: uid.into(), group: group.into() }, RULE_WITHIN).map(drop)
     }
 
     fn remove_pod(&self, uid: &str) -> Result<(), DaemonError> {
-        self.ask(&Request::PodRemove { uid: uid.into() }).map(drop)
+        self.ask(&Request::PodRemove { uid: uid.into() }, RULE_WITHIN).map(drop)
     }
 }
 
