@@ -1,15 +1,17 @@
 //! A client of the plugin that blocks, for tests: what kubelet asks.
 
 use std::path::Path;
+use std::time::Duration;
 
+use tonic::Request;
 use tonic::transport::{Channel, Endpoint};
 pub use tonic::{Code, Status};
 
 use crate::v1::identity_client::IdentityClient;
 use crate::v1::node_client::NodeClient;
 use crate::v1::{
-    NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
-    ProbeRequest,
+    NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest,
+    NodeUnstageVolumeRequest, ProbeRequest,
 };
 
 /// A connection to a plugin.
@@ -17,6 +19,7 @@ use crate::v1::{
 pub struct Client {
     runtime: tokio::runtime::Runtime,
     channel: Channel,
+    limit: Option<Duration>,
 }
 
 impl Client {
@@ -34,16 +37,31 @@ impl Client {
         let endpoint =
             Endpoint::from_shared(format!("unix://{}", socket.display())).map_err(|error| away(&error))?;
         let channel = runtime.block_on(endpoint.connect()).map_err(|error| away(&error))?;
-        Ok(Self { runtime, channel })
+        Ok(Self { runtime, channel, limit: None })
     }
 
-    /// Asks whether the daemon serves.
+    /// Says with each request how long it waits.
+    #[must_use]
+    pub fn waiting(self, limit: Duration) -> Self {
+        Self { limit: Some(limit), ..self }
+    }
+
+    fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some(limit) = self.limit {
+            request.set_timeout(limit);
+        }
+        request
+    }
+
+    /// Asks whether the plugin is ready, and the daemon serves.
     ///
     /// # Errors
     /// The plugin's.
-    pub fn probe(&self) -> Result<(), Status> {
+    pub fn probe(&self) -> Result<bool, Status> {
         let mut client = IdentityClient::new(self.channel.clone());
-        self.runtime.block_on(client.probe(ProbeRequest {})).map(drop)
+        let answer = self.runtime.block_on(client.probe(self.request(ProbeRequest {})))?;
+        Ok(answer.into_inner().ready.unwrap_or(true))
     }
 
     /// Stages a volume.
@@ -52,7 +70,7 @@ impl Client {
     /// The plugin's.
     pub fn stage(&self, request: NodeStageVolumeRequest) -> Result<(), Status> {
         let mut client = NodeClient::new(self.channel.clone());
-        self.runtime.block_on(client.node_stage_volume(request)).map(drop)
+        self.runtime.block_on(client.node_stage_volume(self.request(request))).map(drop)
     }
 
     /// Publishes a volume.
@@ -61,7 +79,7 @@ impl Client {
     /// The plugin's.
     pub fn publish(&self, request: NodePublishVolumeRequest) -> Result<(), Status> {
         let mut client = NodeClient::new(self.channel.clone());
-        self.runtime.block_on(client.node_publish_volume(request)).map(drop)
+        self.runtime.block_on(client.node_publish_volume(self.request(request))).map(drop)
     }
 
     /// Unpublishes a volume.
@@ -72,7 +90,7 @@ impl Client {
         let mut client = NodeClient::new(self.channel.clone());
         let request =
             NodeUnpublishVolumeRequest { volume_id: volume_id.into(), target_path: target_path.into() };
-        self.runtime.block_on(client.node_unpublish_volume(request)).map(drop)
+        self.runtime.block_on(client.node_unpublish_volume(self.request(request))).map(drop)
     }
 
     /// Unstages a volume.
@@ -83,6 +101,17 @@ impl Client {
         let mut client = NodeClient::new(self.channel.clone());
         let (volume_id, staging_target_path) = (volume_id.into(), staging_target_path.into());
         let request = NodeUnstageVolumeRequest { volume_id, staging_target_path };
-        self.runtime.block_on(client.node_unstage_volume(request)).map(drop)
+        self.runtime.block_on(client.node_unstage_volume(self.request(request))).map(drop)
+    }
+
+    /// Asks for the numbers of a volume.
+    ///
+    /// # Errors
+    /// The plugin's.
+    pub fn stats(&self, volume_id: &str, volume_path: &str) -> Result<(), Status> {
+        let mut client = NodeClient::new(self.channel.clone());
+        let (volume_id, volume_path) = (volume_id.into(), volume_path.into());
+        let request = NodeGetVolumeStatsRequest { volume_id, volume_path, ..Default::default() };
+        self.runtime.block_on(client.node_get_volume_stats(self.request(request))).map(drop)
     }
 }

@@ -1,12 +1,14 @@
 //! The Controller service: requests of the provisioner, given to [`Controller`].
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tonic::{Request, Response, Status};
 
 use crate::controller::Controller;
 use crate::records::Created;
 use crate::requests::{PLUGIN, Requests};
+use crate::time_limits;
 use crate::v1::controller_server;
 use crate::v1::controller_service_capability::{Rpc, Type, rpc};
 use crate::v1::list_volumes_response::Entry;
@@ -30,8 +32,9 @@ impl controller_server::Controller for ControllerService {
         &self,
         request: Request<CreateVolumeRequest>,
     ) -> Result<Response<CreateVolumeResponse>, Status> {
+        let limit = time_limits::of_client(&request);
         let (controller, request) = (Arc::clone(&self.controller), request.into_inner());
-        let created = self.change(move || controller.create(&request)).await?;
+        let created = self.change(limit, move || controller.create(&request)).await?;
         Ok(Response::new(CreateVolumeResponse { volume: Some(volume_of(created)) }))
     }
 
@@ -39,8 +42,9 @@ impl controller_server::Controller for ControllerService {
         &self,
         request: Request<DeleteVolumeRequest>,
     ) -> Result<Response<DeleteVolumeResponse>, Status> {
+        let limit = time_limits::of_client(&request);
         let (controller, request) = (Arc::clone(&self.controller), request.into_inner());
-        self.change(move || controller.delete(&request.volume_id)).await?;
+        self.change(limit, move || controller.delete(&request.volume_id)).await?;
         Ok(Response::new(DeleteVolumeResponse {}))
     }
 
@@ -48,12 +52,13 @@ impl controller_server::Controller for ControllerService {
         &self,
         request: Request<ValidateVolumeCapabilitiesRequest>,
     ) -> Result<Response<ValidateVolumeCapabilitiesResponse>, Status> {
+        let limit = time_limits::of_client(&request);
         let (controller, request) = (Arc::clone(&self.controller), request.into_inner());
         let work = move || {
             let refused = controller.validate(&request.volume_id, &request.volume_capabilities)?;
             Ok((refused, request))
         };
-        let (refused, request) = self.change(work).await?;
+        let (refused, request) = self.change(limit, work).await?;
         let confirmed = refused.is_none().then_some(Confirmed {
             volume_context: request.volume_context,
             volume_capabilities: request.volume_capabilities,
@@ -68,8 +73,10 @@ impl controller_server::Controller for ControllerService {
         &self,
         request: Request<ListVolumesRequest>,
     ) -> Result<Response<ListVolumesResponse>, Status> {
+        let limit = time_limits::of_client(&request);
         let (controller, request) = (Arc::clone(&self.controller), request.into_inner());
-        let page = self.change(move || controller.list(&request.starting_token, request.max_entries)).await?;
+        let page =
+            self.change(limit, move || controller.list(&request.starting_token, request.max_entries)).await?;
         let entry = |created| Entry { volume: Some(volume_of(created)), status: None };
         Ok(Response::new(ListVolumesResponse {
             entries: page.volumes.into_iter().map(entry).collect(),
@@ -94,9 +101,10 @@ impl ControllerService {
     /// Runs a request. All of them are one tenant's: they wait for the plugin's own disk only.
     async fn change<T: Send + 'static>(
         &self,
+        limit: Option<Duration>,
         work: impl FnOnce() -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
-        self.requests.change(|| PLUGIN.into(), work).await
+        self.requests.change(limit, || PLUGIN.into(), work).await
     }
 }
 

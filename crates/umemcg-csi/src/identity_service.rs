@@ -1,11 +1,11 @@
-//! The Identity service: what the plugin is, and whether the daemon serves.
+//! The Identity service: what the plugin is, whether it is ready, and whether the daemon serves.
 
 use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
-use crate::node::Node;
-use crate::requests::{PLUGIN, Requests};
+use crate::readiness::Readiness;
+use crate::time_limits;
 use crate::v1::identity_server::Identity;
 use crate::v1::plugin_capability::{Service, Type, service};
 use crate::v1::{
@@ -19,8 +19,7 @@ pub const DRIVER: &str = "csi.umemcg.github.io";
 /// The service.
 #[derive(Debug)]
 pub struct IdentityService {
-    pub(crate) node: Arc<Node>,
-    pub(crate) requests: Arc<Requests>,
+    pub(crate) readiness: Arc<Readiness>,
     pub(crate) has_controller: bool,
 }
 
@@ -47,9 +46,12 @@ impl Identity for IdentityService {
         Ok(Response::new(GetPluginCapabilitiesResponse { capabilities }))
     }
 
-    async fn probe(&self, _: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
-        let node = Arc::clone(&self.node);
-        self.requests.look(|| PLUGIN.into(), move || node.probe()).await?;
-        Ok(Response::new(ProbeResponse { ready: Some(true) }))
+    async fn probe(&self, request: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
+        // Not ready and not in trouble, as the specification tells them apart.
+        let is_ready = self.readiness.is_ready();
+        if is_ready {
+            self.readiness.probe(time_limits::of_client(&request)).await?;
+        }
+        Ok(Response::new(ProbeResponse { ready: Some(is_ready) }))
     }
 }

@@ -23,11 +23,14 @@ mod mounts;
 mod names;
 mod node;
 mod node_service;
+mod node_volumes;
 mod pod;
 mod pod_groups;
+mod readiness;
 mod records;
 mod requests;
 mod server;
+mod time_limits;
 pub mod v1;
 
 pub use daemon::{Daemon, DaemonError, KnownVolume, VolumeData};

@@ -21,10 +21,11 @@ use tonic::{Code, Status};
 use crate::access::Access;
 use crate::attributes::Attributes;
 use crate::busy_keys::{BusyKey, BusyKeys};
-use crate::daemon::{Daemon, DaemonError, KnownVolume, VolumeData};
+use crate::daemon::{Daemon, DaemonError};
 use crate::inline_policy::InlinePolicy;
 use crate::mounts;
 use crate::names::volume_name;
+use crate::node_volumes::NodeVolumes;
 use crate::pod::{Pod, is_ephemeral, namespace_of};
 use crate::pod_groups::PodGroups;
 use crate::records::{Published, Records, Staged};
@@ -36,6 +37,7 @@ pub struct Node {
     /// The daemon's mount, with a directory for each volume.
     root: PathBuf,
     groups: PodGroups,
+    volumes: NodeVolumes,
     records: Arc<Records>,
     busy: Arc<BusyKeys>,
     inline: InlinePolicy,
@@ -64,7 +66,8 @@ impl Node {
         inline: InlinePolicy,
     ) -> Self {
         let groups = PodGroups::new(control);
-        Self { daemon, root: root.to_owned(), groups, records, busy: Arc::default(), inline }
+        let volumes = NodeVolumes::new(Arc::clone(&daemon), Arc::clone(&records));
+        Self { daemon, root: root.to_owned(), groups, volumes, records, busy: Arc::default(), inline }
     }
 
     /// Asks the daemon whether it serves.
@@ -74,7 +77,8 @@ impl Node {
     pub fn probe(&self) -> Result<(), Status> {
         let unwell = |what: String| Status::failed_precondition(format!("the daemon does not serve: {what}"));
         self.daemon.volumes().map_err(|error| unwell(error.to_string()))?;
-        mounts::data_mount(&self.root).map_err(|error| unwell(error.message().to_owned())).map(drop)
+        let mounted = mounts::data_mount(&self.root).and_then(|_| self.groups.check());
+        mounted.map_err(|error| unwell(error.message().to_owned()))
     }
 
     /// Adds a volume to the daemon.
@@ -94,14 +98,14 @@ impl Node {
         let namespace = namespace_of(&request.volume_context).to_owned();
         let staged = Staged { volume_id: request.volume_id.clone(), name, data, namespace };
         match self.records.staged(&staged.name).map_err(records_failed)? {
-            Some(known) if known.data == staged.data => return self.ensure_volume(&staged),
+            Some(known) if known.data == staged.data => return self.volumes.ensure(&staged),
             Some(_) => return Err(Status::already_exists("the volume is staged with other attributes")),
             None => {
-                self.free_for(&staged)?;
+                self.volumes.check_free(&staged)?;
                 self.records.keep_staged(&staged).map_err(records_failed)?;
             }
         }
-        self.ensure_volume(&staged).inspect_err(|status| {
+        self.volumes.ensure(&staged).inspect_err(|status| {
             // Otherwise the daemon may have it: the record stays, and the next request sees.
             if matches!(status.code(), Code::InvalidArgument | Code::NotFound) {
                 let _ = self.records.forget_staged(&staged.name);
@@ -118,7 +122,7 @@ impl Node {
         absolute("staging target path", staging_path)?;
         let _one_at_a_time = self.only(&name)?;
         let Some(staged) = self.records.staged(&name).map_err(records_failed)? else {
-            self.check_gone(&name)?;
+            self.volumes.check_gone(&name)?;
             return self.records.forget_staged(&name).map_err(records_failed);
         };
         let published = self.records.published().map_err(records_failed)?;
@@ -126,7 +130,7 @@ impl Node {
             let target = &other.target;
             return Err(Status::failed_precondition(format!("the volume is published at {target}")));
         }
-        self.remove_volume(&staged)?;
+        self.volumes.remove(&staged)?;
         self.records.forget_staged(&name).map_err(records_failed)
     }
 
@@ -134,7 +138,8 @@ impl Node {
     ///
     /// # Errors
     /// The code that the specification names. Then nothing is left that was not there before,
-    /// unless it was there because of an earlier request for the same target.
+    /// unless it was there because of an earlier request for the same target, or the daemon did not
+    /// answer (`Unavailable`).
     pub fn publish(&self, request: &NodePublishVolumeRequest) -> Result<(), Status> {
         let name = volume_name(&request.volume_id)?;
         absolute("target path", &request.target_path)?;
@@ -193,9 +198,12 @@ impl Node {
         let known = published.values().find(|known| known.volume.name == name && known.target == path);
         let known =
             known.ok_or_else(|| Status::not_found(format!("the volume is not published at {path}")))?;
-        let is_shown = mounts::is_shown(&self.root, known.volume.served_name(), Path::new(path));
-        let at_target = || (!is_shown).then(|| format!("{path} does not show the volume"));
-        Ok(VolumeHealth { trouble: self.trouble_of(&known.volume).or_else(at_target) })
+        // The path is asked only if the daemon answers: it could wait for one that hangs.
+        let at_target = || {
+            let is_shown = mounts::is_shown(&self.root, known.volume.served_name(), Path::new(path));
+            (!is_shown).then(|| format!("{path} does not show the volume"))
+        };
+        Ok(VolumeHealth { trouble: self.volumes.trouble_of(&known.volume).or_else(at_target) })
     }
 
     /// Returns what is known of a volume of this node.
@@ -209,25 +217,33 @@ impl Node {
         let mut known = published.into_values().map(|known| known.volume).filter(|known| known.name == name);
         let volume = staged.or_else(|| known.next());
         let volume = volume.ok_or_else(|| Status::not_found("the volume is not on this node"))?;
-        Ok(VolumeHealth { trouble: self.trouble_of(&volume) })
+        Ok(VolumeHealth { trouble: self.volumes.trouble_of(&volume) })
     }
 
-    /// Gives a daemon that was started anew what the records say: volumes, groups, limits, rules.
-    /// What fails is logged, and mended when kubelet publishes again.
-    pub fn recover(&self) {
-        let staged = self.records.all_staged().unwrap_or_default();
-        for volume in staged.values() {
-            let Some(_one_at_a_time) = self.busy.try_take(&volume_key(&volume.name)) else { continue };
-            if let Err(error) = self.ensure_volume(volume) {
-                tracing::warn!(volume = volume.name, %error, "a staged volume cannot be served");
-            }
+    /// Gives a daemon that was started anew a staged volume, unless a request is at it.
+    ///
+    /// # Errors
+    /// As [`stage`](Self::stage).
+    pub fn restore_staged(&self, name: &str) -> Result<(), Status> {
+        let Some(_one_at_a_time) = self.busy.try_take(&volume_key(name)) else { return Ok(()) };
+        // A request may have ended it since the caller read the records.
+        match self.records.staged(name).map_err(records_failed)? {
+            Some(volume) => self.volumes.ensure(&volume),
+            None => Ok(()),
         }
-        let published = self.records.published().unwrap_or_default();
-        for (record, known) in published {
-            let Some(_one_at_a_time) = self.busy.try_take(&volume_key(&known.volume.name)) else { continue };
-            if let Err(error) = self.ensure(&record, &known) {
-                tracing::warn!(record, target = known.target, %error, "a target cannot be served");
-            }
+    }
+
+    /// Gives a daemon that was started anew what the record of a target of this volume says, unless
+    /// a request is at it.
+    ///
+    /// # Errors
+    /// As [`publish`](Self::publish).
+    pub fn restore_published(&self, record: &str, volume: &str) -> Result<(), Status> {
+        let Some(_one_at_a_time) = self.busy.try_take(&volume_key(volume)) else { return Ok(()) };
+        let known = self.records.published_by(record).map_err(records_failed)?;
+        match known.filter(|known| known.volume.name == volume) {
+            Some(known) => self.ensure(record, &known),
+            None => Ok(()),
         }
     }
 
@@ -273,10 +289,14 @@ impl Node {
 
     fn publish_first(&self, wanted: Published) -> Result<(), Status> {
         if wanted.is_ephemeral {
-            self.free_for(&wanted.volume)?;
+            self.volumes.check_free(&wanted.volume)?;
         }
         let (record, known) = self.begin(wanted)?;
-        self.ensure(&record, &known).inspect_err(|_| {
+        self.ensure(&record, &known).inspect_err(|status| {
+            // Otherwise the daemon may be at it: the record stays, and the next request sees.
+            if status.code() == Code::Unavailable {
+                return;
+            }
             if let Err(error) = self.undo(&record, &known) {
                 tracing::warn!(record, target = known.target, %error, "a failed publish is not undone");
             }
@@ -308,7 +328,7 @@ impl Node {
     /// Does what a record says and is not done. Limits that were set are left: an operator may have
     /// changed them since.
     fn ensure(&self, record: &str, known: &Published) -> Result<(), Status> {
-        self.ensure_volume(&known.volume)?;
+        self.volumes.ensure(&known.volume)?;
         if let Some(pod) = &known.pod {
             let _groups = self.groups_of(known);
             let has_group = self.groups.exist(pod)?.1;
@@ -341,7 +361,7 @@ impl Node {
         };
         let is_shared = others()?.values().any(|other| other.volume.name == known.volume.name);
         if known.is_ephemeral && !is_shared {
-            self.remove_volume(&known.volume)?;
+            self.volumes.remove(&known.volume)?;
         }
         // Together, so that of two targets of a pod that end at the same time one is the last.
         let _groups = self.groups_of(known);
@@ -367,82 +387,6 @@ impl Node {
             self.groups.remove_namespace(pod)?;
         }
         Ok(())
-    }
-
-    /// Adds a volume to the daemon, unless it has it.
-    fn ensure_volume(&self, volume: &Staged) -> Result<(), Status> {
-        match (self.has_volume(volume.served_name())?, &volume.data) {
-            (true, _) => Ok(()),
-            (false, VolumeData::Existing { volume }) => {
-                Err(Status::not_found(format!("the daemon has no volume `{volume}`")))
-            }
-            (false, data) => match self.daemon.add_volume(&volume.name, data) {
-                // A plugin that was killed had asked for it, and the daemon has done it meanwhile.
-                Err(DaemonError::Refused(_)) if self.has_volume(&volume.name)? => Ok(()),
-                added => Ok(added?),
-            },
-        }
-    }
-
-    /// Checks that a volume that is added now cannot be taken for another one.
-    fn free_for(&self, volume: &Staged) -> Result<(), Status> {
-        let is_own = matches!(volume.data, VolumeData::Existing { .. });
-        if !is_own && self.has_volume(&volume.name)? {
-            let name = &volume.name;
-            return Err(Status::failed_precondition(format!(
-                "the daemon has a volume `{name}` that this plugin did not add; use it with type: existing"
-            )));
-        }
-        Ok(())
-    }
-
-    /// Checks that nothing is left of a volume whose record was damaged, so that the plugin does
-    /// not know whether it added the volume.
-    fn check_gone(&self, name: &str) -> Result<(), Status> {
-        match self.records.has_damaged_staged(name) && self.has_volume(name)? {
-            false => Ok(()),
-            true => Err(Status::failed_precondition(format!(
-                "the record of the volume is damaged; `umemcg volume remove {name}` removes it from the node"
-            ))),
-        }
-    }
-
-    fn has_volume(&self, name: &str) -> Result<bool, Status> {
-        Ok(self.daemon.volumes()?.iter().any(|known| known.name == name))
-    }
-
-    /// Makes a volume durable and removes it, unless it is another's or gone.
-    fn remove_volume(&self, volume: &Staged) -> Result<(), Status> {
-        if matches!(volume.data, VolumeData::Existing { .. }) {
-            return Ok(());
-        }
-        let removed = match self.daemon.volumes() {
-            Ok(known) if known.iter().any(|known| known.name == volume.name) => {
-                self.daemon.remove_volume(&volume.name)
-            }
-            known => known.map(drop),
-        };
-        match removed {
-            // Nothing of it is served any more.
-            Ok(()) | Err(DaemonError::Absent(_)) => Ok(()),
-            // A plugin that was killed had asked for it, and the daemon has done it or is at it.
-            Err(DaemonError::Refused(why)) => match self.has_volume(&volume.name)? {
-                true => Err(Status::aborted(why)),
-                false => Ok(()),
-            },
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    /// Returns what is wrong with a volume in the daemon.
-    fn trouble_of(&self, volume: &Staged) -> Option<String> {
-        match self.daemon.volumes() {
-            Err(error) => Some(error.to_string()),
-            Ok(known) => match known.into_iter().find(|known| known.name == volume.served_name()) {
-                Some(KnownVolume { trouble, .. }) => trouble,
-                None => Some("the daemon does not have the volume".into()),
-            },
-        }
     }
 
     /// Takes the groups of a target's namespace. Held for as long as it takes to write control
@@ -511,6 +455,7 @@ fn records_failed(error: io::Error) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::daemon::{KnownVolume, VolumeData};
     use crate::v1::VolumeCapability;
     use crate::v1::volume_capability::access_mode::Mode;
     use crate::v1::volume_capability::{AccessMode, AccessType, MountVolume};
@@ -592,8 +537,9 @@ mod tests {
             owns_group: false,
             is_limited: false,
         };
-        node.records.add_published(&known).unwrap();
-        node.recover();
+        let record = node.records.add_published(&known).unwrap();
+        // There are no control files here.
+        assert_eq!(node.restore_published(&record, "v").unwrap_err().code(), Code::Unavailable);
         assert_eq!(daemon.nr_adds.load(Ordering::Relaxed), 1);
     }
 }

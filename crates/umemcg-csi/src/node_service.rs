@@ -8,8 +8,10 @@ use tonic::{Request, Response, Status};
 use crate::names::volume_name;
 use crate::node::Node;
 use crate::pod::namespace_of;
+use crate::readiness::Readiness;
 use crate::records::Records;
 use crate::requests::{PLUGIN, Requests};
+use crate::time_limits;
 use crate::v1::node_get_storage_health_response::StorageBackendHealth;
 use crate::v1::node_server;
 use crate::v1::node_service_capability::{Rpc, Type, rpc};
@@ -31,6 +33,7 @@ pub struct NodeService {
     pub(crate) node: Arc<Node>,
     pub(crate) records: Arc<Records>,
     pub(crate) requests: Arc<Requests>,
+    pub(crate) readiness: Arc<Readiness>,
     pub(crate) node_id: String,
 }
 
@@ -40,9 +43,11 @@ impl node_server::Node for NodeService {
         &self,
         request: Request<NodeStageVolumeRequest>,
     ) -> Result<Response<NodeStageVolumeResponse>, Status> {
+        self.readiness.may_add().await?;
+        let limit = time_limits::of_client(&request);
         let (node, request) = (Arc::clone(&self.node), request.into_inner());
         let tenant = namespace_of(&request.volume_context).to_owned();
-        self.requests.change(|| tenant, move || node.stage(&request)).await?;
+        self.requests.change(limit, || tenant, move || node.stage(&request)).await?;
         Ok(Response::new(NodeStageVolumeResponse {}))
     }
 
@@ -50,12 +55,14 @@ impl node_server::Node for NodeService {
         &self,
         request: Request<NodeUnstageVolumeRequest>,
     ) -> Result<Response<NodeUnstageVolumeResponse>, Status> {
+        self.readiness.may_remove().await?;
+        let limit = time_limits::of_client(&request);
         let request = request.into_inner();
         let (records, id) = (Arc::clone(&self.records), request.volume_id.clone());
         let tenant = move || volume_name(&id).map_or(String::new(), |name| records.tenant_of(&name));
         let node = Arc::clone(&self.node);
         let work = move || node.unstage(&request.volume_id, &request.staging_target_path);
-        self.requests.change(tenant, work).await?;
+        self.requests.change(limit, tenant, work).await?;
         Ok(Response::new(NodeUnstageVolumeResponse {}))
     }
 
@@ -63,9 +70,11 @@ impl node_server::Node for NodeService {
         &self,
         request: Request<NodePublishVolumeRequest>,
     ) -> Result<Response<NodePublishVolumeResponse>, Status> {
+        self.readiness.may_add().await?;
+        let limit = time_limits::of_client(&request);
         let (node, request) = (Arc::clone(&self.node), request.into_inner());
         let tenant = namespace_of(&request.volume_context).to_owned();
-        self.requests.change(|| tenant, move || node.publish(&request)).await?;
+        self.requests.change(limit, || tenant, move || node.publish(&request)).await?;
         Ok(Response::new(NodePublishVolumeResponse {}))
     }
 
@@ -73,12 +82,14 @@ impl node_server::Node for NodeService {
         &self,
         request: Request<NodeUnpublishVolumeRequest>,
     ) -> Result<Response<NodeUnpublishVolumeResponse>, Status> {
+        self.readiness.may_remove().await?;
+        let limit = time_limits::of_client(&request);
         let request = request.into_inner();
         let (records, target) = (Arc::clone(&self.records), request.target_path.clone());
         let tenant = move || records.tenant_at(&target);
         let node = Arc::clone(&self.node);
         let work = move || node.unpublish(&request.volume_id, &request.target_path);
-        self.requests.change(tenant, work).await?;
+        self.requests.change(limit, tenant, work).await?;
         Ok(Response::new(NodeUnpublishVolumeResponse {}))
     }
 
@@ -86,6 +97,7 @@ impl node_server::Node for NodeService {
         &self,
         request: Request<NodeGetVolumeStatsRequest>,
     ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
+        let limit = time_limits::of_client(&request);
         let request = request.into_inner();
         let (records, path) = (Arc::clone(&self.records), request.volume_path.clone());
         let tenant = move || records.tenant_at(&path);
@@ -96,7 +108,7 @@ impl node_server::Node for NodeService {
             health.trouble.map_or(Ok(()), |trouble| Err(Status::internal(trouble)))?;
             usage_of(Path::new(&request.volume_path))
         };
-        let usage = self.requests.look(tenant, work).await?;
+        let usage = self.requests.look(limit, tenant, work).await?;
         Ok(Response::new(NodeGetVolumeStatsResponse { usage }))
     }
 
@@ -104,9 +116,10 @@ impl node_server::Node for NodeService {
         &self,
         request: Request<NodeGetVolumeHealthRequest>,
     ) -> Result<Response<NodeGetVolumeHealthResponse>, Status> {
+        let limit = time_limits::of_client(&request);
         let (node, volume_id) = (Arc::clone(&self.node), request.into_inner().volume_id);
         let asked = volume_id.clone();
-        let health = self.requests.look(|| PLUGIN.into(), move || node.health(&asked)).await?;
+        let health = self.requests.look(limit, || PLUGIN.into(), move || node.health(&asked)).await?;
         let entry = |message| VolumeHealthEntry {
             status: VolumeHealthErrorType::Inaccessible.into(),
             reason: "VolumeInTrouble".into(),
@@ -119,10 +132,9 @@ impl node_server::Node for NodeService {
 
     async fn node_get_storage_health(
         &self,
-        _: Request<NodeGetStorageHealthRequest>,
+        request: Request<NodeGetStorageHealthRequest>,
     ) -> Result<Response<NodeGetStorageHealthResponse>, Status> {
-        let node = Arc::clone(&self.node);
-        let probed = self.requests.look(|| PLUGIN.into(), move || Ok(node.probe())).await?;
+        let probed = self.readiness.probe(time_limits::of_client(&request)).await;
         let entry = |status: Status| StorageBackendHealth {
             status: StorageHealthErrorType::StorageUnreachable.into(),
             reason: "DaemonUnavailable".into(),

@@ -24,6 +24,14 @@ impl PodGroups {
         Self { dir: dir.to_owned() }
     }
 
+    /// Checks that the control files are mounted.
+    ///
+    /// # Errors
+    /// `Unavailable` if they are not.
+    pub fn check(&self) -> Result<(), Status> {
+        control_mount(&self.dir).map(drop)
+    }
+
     /// Returns whether the namespace and the pod have groups.
     ///
     /// # Errors

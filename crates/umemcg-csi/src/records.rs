@@ -208,6 +208,14 @@ impl Records {
         read_all(&self.dir.join("published"))
     }
 
+    /// Returns the record of a target, by its name.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn published_by(&self, record: &str) -> io::Result<Option<Published>> {
+        read(&self.dir.join("published").join(record))
+    }
+
     /// Returns the namespace that a staged volume belongs to: its claim's, else that of a pod that
     /// it is published for; empty if none is known.
     pub fn tenant_of(&self, name: &str) -> String {

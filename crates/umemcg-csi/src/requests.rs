@@ -10,7 +10,11 @@
 //! whole cluster, is one tenant more.
 //!
 //! Looks (health and numbers) have places of their own, so that neither they nor changes keep the
-//! other waiting.
+//! other waiting; so do probes, which say that a daemon hangs.
+//!
+//! An answer has a time. When it is over, the client is told so; the thread goes on, with its
+//! places and what it holds, until the daemon or the kernel answers. Nothing ends a system call
+//! that waits for a daemon.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -20,6 +24,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Status;
 use umemcg_base::LeafMutex;
 
+use crate::time_limits::{CHANGE_WITHIN, LOOK_WITHIN};
+
 /// Most changes in progress, and most of one tenant. With the looks they are fewer than the
 /// connections that the daemon serves on its admin socket.
 const NR_CHANGES_MAX: usize = 16;
@@ -27,10 +33,12 @@ const NR_CHANGES_OF_TENANT_MAX: usize = 6;
 /// Most looks in progress, and most of one tenant.
 const NR_LOOKS_MAX: usize = 6;
 const NR_LOOKS_OF_TENANT_MAX: usize = 2;
+/// Most probes in progress.
+const NR_PROBES_MAX: usize = 2;
 /// Threads on which requests run: one for each place, and some that find out whose a request is.
-pub const NR_THREADS_MAX: usize = NR_CHANGES_MAX + NR_LOOKS_MAX + 4;
+pub const NR_THREADS_MAX: usize = NR_CHANGES_MAX + NR_LOOKS_MAX + NR_PROBES_MAX + 4;
 /// The time that a request waits for its places. A node that starts publishes all its pods at once.
-const PLACE_WITHIN: Duration = Duration::from_secs(5);
+pub const PATIENCE: Duration = Duration::from_secs(5);
 /// The tenant of the plugin's own requests. No namespace has such a name.
 pub const PLUGIN: &str = "(plugin)";
 
@@ -39,35 +47,38 @@ pub const PLUGIN: &str = "(plugin)";
 pub struct Requests {
     changes: Places,
     looks: Places,
-    place_within: Duration,
+    probes: Places,
+    patience: Duration,
 }
 
 impl Default for Requests {
     fn default() -> Self {
-        Self::with_patience(PLACE_WITHIN)
+        Self::with_patience(PATIENCE)
     }
 }
 
 impl Requests {
-    fn with_patience(place_within: Duration) -> Self {
+    fn with_patience(patience: Duration) -> Self {
         Self {
             changes: Places::new(NR_CHANGES_MAX, NR_CHANGES_OF_TENANT_MAX),
             looks: Places::new(NR_LOOKS_MAX, NR_LOOKS_OF_TENANT_MAX),
-            place_within,
+            probes: Places::new(NR_PROBES_MAX, NR_PROBES_MAX),
+            patience,
         }
     }
 
-    /// Runs a request that changes something. It goes on if the client leaves. `tenant` may read
-    /// records.
+    /// Runs a request that changes something, within a time or the usual one. It goes on if the
+    /// client leaves or the time is over. `tenant` may read records.
     ///
     /// # Errors
-    /// The work's; `Unavailable` without a place; `Internal` if it panicked.
+    /// The work's; `Unavailable` without a place; `DeadlineExceeded`; `Internal` if it panicked.
     pub async fn change<T: Send + 'static>(
         &self,
+        limit: Option<Duration>,
         tenant: impl FnOnce() -> String + Send + 'static,
         work: impl FnOnce() -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
-        self.run(&self.changes, tenant, work).await
+        self.run(&self.changes, limit.unwrap_or(CHANGE_WITHIN), tenant, work).await
     }
 
     /// Runs a request that changes nothing, in the same way.
@@ -76,20 +87,48 @@ impl Requests {
     /// As [`change`](Self::change).
     pub async fn look<T: Send + 'static>(
         &self,
+        limit: Option<Duration>,
         tenant: impl FnOnce() -> String + Send + 'static,
         work: impl FnOnce() -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
-        self.run(&self.looks, tenant, work).await
+        self.run(&self.looks, limit.unwrap_or(LOOK_WITHIN), tenant, work).await
+    }
+
+    /// Runs a question whether the daemon serves, in the same way.
+    ///
+    /// # Errors
+    /// As [`change`](Self::change).
+    pub async fn probe(
+        &self,
+        limit: Option<Duration>,
+        work: impl FnOnce() -> Result<(), Status> + Send + 'static,
+    ) -> Result<(), Status> {
+        self.run(&self.probes, limit.unwrap_or(LOOK_WITHIN), || PLUGIN.into(), work).await
     }
 
     async fn run<T: Send + 'static>(
+        &self,
+        places: &Places,
+        limit: Duration,
+        tenant: impl FnOnce() -> String + Send + 'static,
+        work: impl FnOnce() -> Result<T, Status> + Send + 'static,
+    ) -> Result<T, Status> {
+        let done = tokio::time::timeout(limit, self.run_in_place(places, tenant, work)).await;
+        done.unwrap_or_else(|_| {
+            Err(Status::deadline_exceeded(format!(
+                "the daemon has not answered within {limit:?}, and the request goes on; try again"
+            )))
+        })
+    }
+
+    async fn run_in_place<T: Send + 'static>(
         &self,
         places: &Places,
         tenant: impl FnOnce() -> String + Send + 'static,
         work: impl FnOnce() -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
         let tenant = on_thread(tenant).await?;
-        let place = tokio::time::timeout(self.place_within, places.take(&tenant)).await;
+        let place = tokio::time::timeout(self.patience, places.take(&tenant)).await;
         let place = place.map_err(|_| {
             Status::unavailable("too many requests are in progress, which wait for the daemon; try again")
         })?;
@@ -181,7 +220,7 @@ mod tests {
                 let _ = ended.recv();
                 Ok(())
             };
-            let asked = tokio::spawn(async move { requests.change(move || tenant, work).await });
+            let asked = tokio::spawn(async move { requests.change(None, move || tenant, work).await });
             match begun.await {
                 Ok(()) => self.ends.push(end),
                 Err(_) => return asked.await.unwrap().err(),
@@ -191,7 +230,7 @@ mod tests {
 
         async fn ask(&self, tenant: &str) -> Result<(), Status> {
             let tenant = tenant.to_owned();
-            self.requests.change(move || tenant, || Ok(())).await
+            self.requests.change(None, move || tenant, || Ok(())).await
         }
     }
 
@@ -205,7 +244,7 @@ mod tests {
             assert_eq!(hung.begin("shop").await.unwrap().code(), Code::Unavailable);
         }
         hung.ask("bank").await.unwrap();
-        hung.requests.look(|| "shop".into(), || Ok(())).await.unwrap();
+        hung.requests.look(None, || "shop".into(), || Ok(())).await.unwrap();
         hung.ends.clear();
         // Its places are free again once the threads have ended.
         while hung.ask("shop").await.is_err() {}
@@ -218,10 +257,33 @@ mod tests {
             assert!(hung.begin(&format!("tenant-{}", number % 4)).await.is_none());
         }
         assert_eq!(hung.begin("bank").await.unwrap().code(), Code::Unavailable);
-        hung.requests.look(|| PLUGIN.into(), || Ok(())).await.unwrap();
+        hung.requests.look(None, || PLUGIN.into(), || Ok(())).await.unwrap();
         hung.ends.clear();
         while hung.ask("bank").await.is_err() {}
         assert!(hung.requests.changes.of_tenants.lock().len() <= 6, "tenants without requests are forgotten");
+    }
+
+    #[tokio::test]
+    async fn a_request_that_hangs_is_answered_in_time() {
+        let requests = Arc::new(Requests::with_patience(Duration::from_millis(20)));
+        let (end, ended) = mpsc::channel::<()>();
+        let ended = Arc::new(std::sync::Mutex::new(ended));
+        let hang = || {
+            let ended = Arc::clone(&ended);
+            let work = move || {
+                let _ = ended.lock().unwrap().recv();
+                Ok(())
+            };
+            requests.probe(Some(Duration::from_millis(20)), work)
+        };
+        for _ in 0..NR_PROBES_MAX {
+            assert_eq!(hang().await.unwrap_err().code(), Code::DeadlineExceeded);
+        }
+        // Their threads still have the places.
+        let refused = requests.probe(None, || Ok(())).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unavailable);
+        drop(end);
+        while requests.probe(None, || Ok(())).await.is_err() {}
     }
 
     #[tokio::test]
@@ -237,12 +299,12 @@ mod tests {
                 let _ = ended.lock().unwrap().recv();
                 Ok(())
             };
-            let asked = tokio::spawn(async move { asking.look(|| "shop".into(), work).await });
+            let asked = tokio::spawn(async move { asking.look(None, || "shop".into(), work).await });
             begun.await.unwrap();
             asked.abort();
             let _ = asked.await;
         }
-        let refused = requests.look(|| "shop".into(), || Ok(())).await.unwrap_err();
+        let refused = requests.look(None, || "shop".into(), || Ok(())).await.unwrap_err();
         assert_eq!(refused.code(), Code::Unavailable);
         drop(end);
     }

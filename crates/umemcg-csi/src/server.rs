@@ -5,11 +5,14 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use thiserror::Error;
+use tokio::net::UnixListener;
+use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
+use tonic::transport::server::Router;
 
 use crate::controller::Controller;
 use crate::controller_service::ControllerService;
@@ -18,6 +21,7 @@ use crate::identity_service::IdentityService;
 use crate::inline_policy::InlinePolicy;
 use crate::node::Node;
 use crate::node_service::NodeService;
+use crate::readiness::Readiness;
 use crate::records::Records;
 use crate::requests::{NR_THREADS_MAX, Requests};
 use crate::v1::controller_server::ControllerServer;
@@ -28,8 +32,9 @@ use crate::v1::node_server::NodeServer;
 /// a client holds.
 const NR_REQUESTS_MAX: usize = 256;
 
-/// The time that requests in progress have to end.
-const REQUESTS_END_WITHIN: Duration = Duration::from_secs(20);
+/// The time that connections and requests in progress have to end after the signal. Less than the
+/// 30 seconds after which Kubernetes kills.
+const END_WITHIN: Duration = Duration::from_secs(20);
 
 /// How the plugin is run.
 #[derive(Debug, Clone)]
@@ -90,7 +95,8 @@ pub fn socket_of(endpoint: &str) -> Result<PathBuf, PluginError> {
     }
 }
 
-/// Serves until `is_over` returns. Blocks. Calls `ready` when the socket accepts connections.
+/// Serves until `is_over` returns, and then for as long as requests take to end, within
+/// 20 seconds. Blocks. Calls `ready` when the socket accepts connections.
 ///
 /// # Errors
 /// [`PluginError`].
@@ -102,61 +108,90 @@ pub fn serve(
 ) -> Result<(), PluginError> {
     let of_records = |error| PluginError::Records { path: config.state.clone(), error };
     let records = Arc::new(Records::open(&config.state).map_err(of_records)?);
-    let policy = InlinePolicy::new(config.inline_stores.clone());
-    let node = Node::new(daemon, &config.mount, &config.control, Arc::clone(&records), policy);
-    let node = Arc::new(node);
-    // Before the first request, which would find volumes in use.
-    node.recover();
-    let of_server = |error: &dyn std::error::Error| PluginError::Server(chain(error));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         // One more waits for the signal.
         .max_blocking_threads(NR_THREADS_MAX + 1)
         .enable_all()
         .build()
-        .map_err(|error| of_server(&error))?;
-    let controller = Arc::new(Controller::new(Arc::clone(&records)));
-    let requests = Arc::<Requests>::default();
+        .map_err(|error| PluginError::Server(chain(&error)))?;
+    let (signal, signalled) = watch::channel(None);
     let served = runtime.block_on(async {
         let listen = |error| PluginError::Listen { path: config.socket.clone(), error };
         let listener = listen_at(&config.socket).map_err(listen)?;
-        let over = tokio::task::spawn_blocking(is_over);
-        let identity = IdentityService {
-            node: Arc::clone(&node),
-            requests: Arc::clone(&requests),
-            has_controller: config.controller,
-        };
-        let node_service =
-            NodeService { node, records, requests: Arc::clone(&requests), node_id: config.node_id.clone() };
-        let controller =
-            config.controller.then(|| ControllerServer::new(ControllerService { controller, requests }));
+        let router = router(config, daemon, records);
+        tokio::spawn(async move {
+            let _ = tokio::task::spawn_blocking(is_over).await;
+            signal.send_replace(Some(Instant::now()));
+        });
         ready();
-        Server::builder()
-            .concurrency_limit_per_connection(NR_REQUESTS_MAX)
-            .add_service(IdentityServer::new(identity))
-            .add_service(NodeServer::new(node_service))
-            .add_optional_service(controller)
-            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async move {
-                let _ = over.await;
-            })
-            .await
-            .map_err(|error| of_server(&error))
+        serve_connections(router, listener, signalled.clone()).await
     });
     let _ = fs::remove_file(&config.socket);
     // A request in progress goes on to its end: what it does has a record, but is better finished.
-    runtime.shutdown_timeout(REQUESTS_END_WITHIN);
+    let since_signal = signalled.borrow().map_or(Duration::ZERO, |at| at.elapsed());
+    runtime.shutdown_timeout(END_WITHIN.saturating_sub(since_signal));
     served
+}
+
+/// Returns the services, and begins recovery.
+fn router(config: &PluginConfig, daemon: Arc<dyn Daemon>, records: Arc<Records>) -> Router {
+    let policy = InlinePolicy::new(config.inline_stores.clone());
+    let node = Arc::new(Node::new(daemon, &config.mount, &config.control, Arc::clone(&records), policy));
+    let requests = Arc::<Requests>::default();
+    let readiness = Readiness::new(Arc::clone(&node), Arc::clone(&records), Arc::clone(&requests));
+    let readiness = Arc::new(readiness);
+    let recovering = Arc::clone(&readiness);
+    tokio::spawn(async move { recovering.recover().await });
+    let identity = IdentityService { readiness: Arc::clone(&readiness), has_controller: config.controller };
+    let controller = config.controller.then(|| {
+        let controller = Arc::new(Controller::new(Arc::clone(&records)));
+        ControllerServer::new(ControllerService { controller, requests: Arc::clone(&requests) })
+    });
+    let node_id = config.node_id.clone();
+    Server::builder()
+        .concurrency_limit_per_connection(NR_REQUESTS_MAX)
+        .add_service(IdentityServer::new(identity))
+        .add_service(NodeServer::new(NodeService { node, records, requests, readiness, node_id }))
+        .add_optional_service(controller)
+}
+
+/// Serves connections until the signal, and then those that have requests, for a while.
+async fn serve_connections(
+    router: Router,
+    listener: UnixListener,
+    signalled: watch::Receiver<Option<Instant>>,
+) -> Result<(), PluginError> {
+    let (mut end, mut end_late) = (signalled.clone(), signalled);
+    let serving =
+        tokio::spawn(router.serve_with_incoming_shutdown(UnixListenerStream::new(listener), async move {
+            let _ = end.wait_for(Option::is_some).await;
+        }));
+    let breaking_off = serving.abort_handle();
+    tokio::spawn(async move {
+        let _ = end_late.wait_for(Option::is_some).await;
+        tokio::time::sleep(END_WITHIN).await;
+        breaking_off.abort();
+    });
+    match serving.await {
+        Ok(served) => served.map_err(|error| PluginError::Server(chain(&error))),
+        Err(error) if error.is_cancelled() => {
+            tracing::warn!("connections stay open, and are closed; the records say what was begun");
+            Ok(())
+        }
+        Err(error) => Err(PluginError::Server(chain(&error))),
+    }
 }
 
 /// Listens at a path. A socket that a plugin that has ended left there is replaced; the lock on the
 /// records says that no other plugin of this node runs.
-fn listen_at(path: &Path) -> io::Result<tokio::net::UnixListener> {
+fn listen_at(path: &Path) -> io::Result<UnixListener> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() => fs::remove_file(path)?,
         Ok(_) => return Err(io::ErrorKind::AlreadyExists.into()),
         Err(_) => {}
     }
-    tokio::net::UnixListener::bind(path)
+    UnixListener::bind(path)
 }
 
 /// Returns an error with what caused it.

@@ -7,6 +7,8 @@
 #[allow(dead_code)]
 mod harness;
 mod node;
+mod slow_daemon;
+mod trouble;
 
 use std::fs;
 use std::io::Write;
@@ -27,7 +29,7 @@ fn a_pod_gets_a_volume_and_a_group_with_its_limits() {
     needs_mount!();
     let node = Node::start();
     let (client, pod) = (node.connect(), Pod::new("shop", "web-0"));
-    client.probe().unwrap();
+    assert!(node.is_ready(&client));
     client.stage(node.staged("data", &GROUP_LIMITS)).unwrap();
     let request = node.published("data", Some(&pod), &GROUP_LIMITS);
     for _ in 0..2 {
@@ -167,7 +169,7 @@ fn a_daemon_started_anew_serves_the_same_pods() {
     client.stage(node.staged("data", &GROUP_LIMITS)).unwrap();
     client.publish(node.published("data", Some(&pod), &GROUP_LIMITS)).unwrap();
     node.mount.kill_daemon();
-    assert_eq!(code(client.probe()), Code::FailedPrecondition);
+    assert_eq!(client.probe().unwrap_err().code(), Code::FailedPrecondition);
     assert_eq!(code(client.publish(node.published("data", Some(&pod), &GROUP_LIMITS))), Code::Unavailable);
     node.mount.start_daemon(&["--pool", "256M", "--replace"]);
     client.publish(node.published("data", Some(&pod), &GROUP_LIMITS)).unwrap();
@@ -419,7 +421,7 @@ fn one_plugin_at_a_time_uses_the_records() {
     needs_mount!();
     let node = Node::start();
     harness::run(None, node.plugin_command()).bad("another plugin uses the directory");
-    node.connect().probe().unwrap();
+    assert!(node.is_ready(&node.connect()));
 }
 
 #[test]

@@ -4,15 +4,18 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount};
+use rustix::process::{Pid, Signal, kill_process};
 use umemcg_csi::client::Client;
 use umemcg_csi::v1::volume_capability::access_mode::Mode;
 use umemcg_csi::v1::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use umemcg_csi::v1::{NodePublishVolumeRequest, NodeStageVolumeRequest, VolumeCapability};
 
 use crate::harness::{self, Mount, Options, TIMEOUT, cannot_run, until};
+use crate::slow_daemon::SlowDaemon;
 
 pub use umemcg_csi::client::Code;
 
@@ -54,19 +57,34 @@ impl Pod {
 pub struct Node {
     pub mount: Mount,
     plugin: Option<Child>,
+    /// The socket of the daemon, if the plugin is told one.
+    admin: Option<PathBuf>,
 }
 
 impl Node {
     #[track_caller]
     pub fn start() -> Self {
-        let options = Options { volumes: true, ..Options::default() };
-        let mut node = Self { mount: Mount::start_with(&options), plugin: None };
+        Self::start_with(&[], None)
+    }
+
+    /// Starts one whose plugin asks the daemon through a socket that may hold requests back.
+    #[track_caller]
+    pub fn start_behind_slow_daemon() -> (Self, SlowDaemon) {
+        let slow = SlowDaemon::new();
+        let node = Self::start_with(&["--socket", slow.behind().to_str().unwrap()], Some(slow.socket()));
+        (node, slow)
+    }
+
+    #[track_caller]
+    fn start_with(arguments: &[&str], admin: Option<PathBuf>) -> Self {
+        let options = Options { volumes: true, arguments: arguments.into(), ..Options::default() };
+        let mut node = Self { mount: Mount::start_with(&options), plugin: None, admin };
         fs::create_dir(node.mount.outside().join("pods")).unwrap();
         node.start_plugin();
         node
     }
 
-    fn socket(&self) -> PathBuf {
+    pub fn socket(&self) -> PathBuf {
         self.mount.outside().join("csi.sock")
     }
 
@@ -90,6 +108,9 @@ impl Node {
         command.arg(format!("unix://{}", self.socket().display()));
         command.arg("--mount").arg(self.mount.mnt()).arg("--control").arg(self.mount.cg());
         command.arg("--state").arg(self.state());
+        if let Some(socket) = &self.admin {
+            command.arg("--socket").arg(socket);
+        }
         command
     }
 
@@ -105,6 +126,22 @@ impl Node {
         let mut plugin = self.plugin.take().expect("a plugin runs");
         plugin.kill().unwrap();
         plugin.wait().unwrap();
+    }
+
+    /// Ends the plugin as Kubernetes does. Returns how it ended, and how long that took.
+    #[track_caller]
+    pub fn end_plugin(&mut self) -> (ExitStatus, Duration) {
+        let mut plugin = self.plugin.take().expect("a plugin runs");
+        let began = Instant::now();
+        kill_process(Pid::from_child(&plugin), Signal::TERM).unwrap();
+        (plugin.wait().unwrap(), began.elapsed())
+    }
+
+    /// Waits until the plugin is ready; returns whether the daemon serves.
+    #[track_caller]
+    pub fn is_ready(&self, client: &Client) -> bool {
+        until("the plugin is ready", || client.probe().map_or(true, |is_ready| is_ready));
+        client.probe().is_ok()
     }
 
     #[track_caller]
@@ -189,6 +226,11 @@ impl Node {
     /// Returns the number of records of targets.
     pub fn nr_records(&self) -> usize {
         names(&self.state().join("published")).len()
+    }
+
+    /// Returns the number of records of staged volumes.
+    pub fn nr_staged(&self) -> usize {
+        names(&self.state().join("staged")).len()
     }
 
     /// Panics if anything is left of a pod: a mount, a directory, a volume, a group, a record.
