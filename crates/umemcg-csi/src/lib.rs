@@ -14,6 +14,7 @@ mod access;
 mod attributes;
 mod busy_keys;
 pub mod client;
+mod connections;
 mod controller;
 mod controller_service;
 mod daemon;

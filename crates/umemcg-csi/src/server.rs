@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::net::UnixListener;
 use tokio::sync::watch;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::transport::server::Router;
 
+use crate::connections::accepted;
 use crate::controller::Controller;
 use crate::controller_service::ControllerService;
 use crate::daemon::Daemon;
@@ -163,10 +163,9 @@ async fn serve_connections(
     signalled: watch::Receiver<Option<Instant>>,
 ) -> Result<(), PluginError> {
     let (mut end, mut end_late) = (signalled.clone(), signalled);
-    let serving =
-        tokio::spawn(router.serve_with_incoming_shutdown(UnixListenerStream::new(listener), async move {
-            let _ = end.wait_for(Option::is_some).await;
-        }));
+    let serving = tokio::spawn(router.serve_with_incoming_shutdown(accepted(listener), async move {
+        let _ = end.wait_for(Option::is_some).await;
+    }));
     let breaking_off = serving.abort_handle();
     tokio::spawn(async move {
         let _ = end_late.wait_for(Option::is_some).await;

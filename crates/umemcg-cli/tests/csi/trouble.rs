@@ -2,6 +2,7 @@
 //! ends in bounded time, and goes on once the daemon does.
 
 use std::fs;
+use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -195,4 +196,18 @@ fn requests_that_hang_leave_room_for_a_probe() {
         node.unpublish_until_done(&client, &pod.name, pod);
     }
     node.assert_nothing_left();
+}
+
+#[test]
+fn one_connection_too_many_is_refused() {
+    needs_mount!();
+    let node = Node::start();
+    let connect = |_| UnixStream::connect(node.socket()).unwrap();
+    let mut open: Vec<UnixStream> = (0..64).map(connect).collect();
+    // Whether the plugin has come to each of them is seen by the one that it closes.
+    assert_eq!(connect(64).read(&mut [0]).unwrap(), 0);
+    open.truncate(60);
+    until("there is room again", || {
+        Client::connect(&node.socket()).is_ok_and(|client| client.probe().is_ok())
+    });
 }
