@@ -233,6 +233,15 @@ impl Node {
         names(&self.state().join("staged")).len()
     }
 
+    /// Removes the record of a pod's target.
+    #[track_caller]
+    pub fn lose_record_of(&self, pod: &Pod) {
+        let dir = self.state().join("published");
+        let names = names(&dir);
+        let is_of = |name: &&String| fs::read_to_string(dir.join(name)).unwrap().contains(&pod.uid);
+        fs::remove_file(dir.join(names.iter().find(is_of).expect("a record"))).unwrap();
+    }
+
     /// Panics if anything is left of a pod: a mount, a directory, a volume, a group, a record.
     #[track_caller]
     pub fn assert_nothing_left(&self) {

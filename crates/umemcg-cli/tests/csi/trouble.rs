@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use umemcg_csi::client::Client;
 
-use crate::GROUP_LIMITS;
 use crate::harness::{needs_mount, until};
 use crate::node::{Code, Node, Pod, code, until_not_aborted};
 use crate::slow_daemon::Way;
+use crate::{GROUP_LIMITS, harness};
 
 /// Longest that the plugin takes to start, and to end: 20 seconds, and something for a busy
 /// machine.
@@ -210,4 +210,44 @@ fn one_connection_too_many_is_refused() {
     until("there is room again", || {
         Client::connect(&node.socket()).is_ok_and(|client| client.probe().is_ok())
     });
+}
+
+#[test]
+fn what_a_killed_daemon_left_is_taken_down() {
+    needs_mount!();
+    // With its successor, which has no volumes, and without one.
+    for is_started in [true, false] {
+        let mut node = Node::start();
+        let client = node.connect();
+        let pods = ["web-0", "inline-0", "lost-0"].map(|name| Pod::new("shop", name));
+        client.stage(node.staged("data", &GROUP_LIMITS)).unwrap();
+        client.publish(node.published("data", Some(&pods[0]), &GROUP_LIMITS)).unwrap();
+        client.publish(node.ephemeral("inline", &pods[1], &GROUP_LIMITS)).unwrap();
+        client.publish(node.ephemeral("lost", &pods[2], &GROUP_LIMITS)).unwrap();
+        node.mount.kill_daemon();
+        for pod in &pods {
+            let dead = fs::read_dir(node.target(pod)).unwrap_err();
+            assert_eq!(dead.kind(), std::io::ErrorKind::NotConnected);
+        }
+        if is_started {
+            node.mount.start_daemon(&["--pool", "256M", "--replace"]);
+        } else {
+            node.kill_plugin();
+            node.start_plugin();
+        }
+        // A target whose record is lost is one that shows a mount of the daemon.
+        node.lose_record_of(&pods[2]);
+        let client = node.connect();
+        for _ in 0..2 {
+            node.unpublish_until_done(&client, "data", &pods[0]);
+            node.unpublish_until_done(&client, "inline", &pods[1]);
+            node.unpublish_until_done(&client, "lost", &pods[2]);
+            node.unstage_until_done(&client, "data");
+        }
+        if !is_started {
+            node.mount.start_daemon(&["--pool", "256M", "--replace"]);
+        }
+        node.assert_nothing_left();
+        assert!(!harness::is_mounted(&node.target(&pods[2])));
+    }
 }
