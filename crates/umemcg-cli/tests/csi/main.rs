@@ -76,6 +76,36 @@ fn processes_of_a_pods_cgroup_are_charged_to_its_group() {
 }
 
 #[test]
+fn a_process_of_no_known_pod_is_charged_elsewhere() {
+    needs_mount!();
+    // To the root group, or as the last rule says.
+    for (arguments, payer) in [(&[][..], "."), (&["--rule", "cgroup:/=/other"], "other")] {
+        let node = Node::start_with_daemon(arguments);
+        let (client, pod) = (node.connect(), Pod::new("shop", "web-0"));
+        client.publish(node.ephemeral("inline", &pod, &[("type", "tmpfs")])).unwrap();
+        let target = node.target(&pod).display().to_string();
+        let unknown = Pod::new("shop", "unknown").uid;
+        for (number, name) in [
+            format!("kubepods/burstable/pod{unknown}"),
+            format!("custom/kubepods/pod{}", pod.uid),
+            format!("kubepods/custom/pod{}", pod.uid),
+        ]
+        .iter()
+        .enumerate()
+        {
+            let Some(cgroup) = node::PodCgroup::new(name) else { return };
+            let join = cgroup.join_script();
+            let write = format!("dd if=/dev/zero of={target}/f{number} bs=1M count=8 status=none");
+            node.mount.sh(&format!("{join}\n{write}")).good();
+            assert_eq!(node.mount.number("shop/web-0", "memory.usage_in_bytes"), 0, "{name}");
+            let held = node.mount.number(payer, "memory.usage_in_bytes");
+            assert!(held >= (number as u64 + 1) * (8 << 20), "{name}: {held} bytes are charged to {payer}");
+        }
+        node.unpublish_until_done(&client, "inline", &pod);
+    }
+}
+
+#[test]
 fn a_killed_plugin_goes_on_between_stage_and_publish() {
     needs_mount!();
     let mut node = Node::start();

@@ -67,6 +67,12 @@ impl Node {
         Self::start_with(&[], None)
     }
 
+    /// Starts one whose daemon has more arguments.
+    #[track_caller]
+    pub fn start_with_daemon(arguments: &[&str]) -> Self {
+        Self::start_with(arguments, None)
+    }
+
     /// Starts one whose plugin asks the daemon through a socket that may hold requests back.
     #[track_caller]
     pub fn start_behind_slow_daemon() -> (Self, SlowDaemon) {
