@@ -251,8 +251,8 @@ impl Attributes for ObjectVolume {
             return self.cut_by_name(caller, node, change);
         }
         let file = self.open_file(caller, node, OFlags::RDWR)?;
-        // What is being written is stored with that; another length at once, and what changes a file
-        // whose close has returned: nothing may come after it.
+        // What is being written is stored with that; another length at once, and what changes a
+        // file whose close has returned: nothing may come after it.
         let at_once = !file.is_unaccepted() || change.size.is_some();
         let changed = file.setattr(caller, change).and_then(|changed| {
             file.store_by_name(at_once)?;

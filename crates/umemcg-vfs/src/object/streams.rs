@@ -153,8 +153,8 @@ impl Streams {
     }
 
     /// Ends what an open file has begun and not stored. Never waits: an upload in parts is ended by
-    /// another thread. With the last open stream goes a node whose inode may have pages of a version
-    /// before.
+    /// another thread. With the last open stream goes a node whose inode may have pages of a
+    /// version before.
     pub(super) fn leave(&self, stream: &Stream) {
         let is_last = self.drafts.open_streams.remove(stream);
         self.detach(stream);
@@ -299,8 +299,8 @@ impl Streams {
     }
 
     /// Gives a stream up that the store does not take, by the thread that has the turn, and forgets
-    /// its node: the name stands for what the store has. Returns what to tell the writer, who need
-    /// not be the caller, and is told at the next occasion if not by this call.
+    /// its node: the name stands for what the store has. Returns what to tell the writer, which is
+    /// told at the next occasion if this is another's call.
     fn failed(&self, stream: &Stream, key: &str, error: StreamError) -> Errno {
         let error = match error {
             StreamError::Refused(errno) => return errno,

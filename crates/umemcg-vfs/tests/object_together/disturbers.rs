@@ -37,7 +37,8 @@ pub const ALL: [Disturber; 6] = [
 /// The writer that stands for the rival.
 const RIVAL: u32 = 1000;
 const LIMITS: [u64; 6] = [64 << 10, 256 << 10, 1 << 20, 2 << 20, 4 << 20, u64::MAX];
-/// What a group needs for the parts of its streams, or its writers wait for each other for a minute.
+/// What a group needs for the parts of its streams, or its writers wait for each other for a
+/// minute.
 const STREAMS_BYTES: u64 = 256 << 10;
 /// What requests of one group have in flight beyond its limit, a MiB each: no more are made at a
 /// time here.

@@ -1,5 +1,5 @@
-//! An upload in parts to the bucket of the tests: its beginning, its parts and its end fail as other
-//! requests do.
+//! An upload in parts to the bucket of the tests: its beginning, its parts and its end fail as
+//! other requests do.
 
 use std::sync::{Arc, Mutex};
 
