@@ -19,7 +19,7 @@ use object_store::client::{
     HttpService,
 };
 use umemcg_base::LeafMutex;
-use umemcg_vfs::object::BucketFigures;
+use umemcg_vfs::object::{BucketFigures, asking_tenant};
 
 use crate::amendment::{Signer, amend};
 use crate::checksum::{TOLD_SUM, ToldSum};
@@ -33,6 +33,14 @@ tokio::task_local! {
     /// The keys that were taken out of the listing that this task asked for, or that the library
     /// leaves out.
     pub(crate) static HIDDEN: RefCell<Vec<String>>;
+    /// The tenant that this task asks for; where it is not set, the task runs on the thread that
+    /// asks.
+    static TENANT: usize;
+}
+
+/// Returns a task that asks for the tenant that this thread asks for, on whichever thread it runs.
+pub(crate) fn for_this_tenant<T>(task: impl Future<Output = T>) -> impl Future<Output = T> {
+    TENANT.scope(asking_tenant(), task)
 }
 
 /// What one bucket has been asked so far, by request on the wire. Relaxed: the numbers stand alone.
@@ -203,7 +211,8 @@ impl HttpService for CountingService {
         let request = amend(request, &self.signer).await?;
         let kind = RequestKind::of(&request);
         if kind != RequestKind::Other {
-            self.counts.waited(self.counts.traffic.turn(&self.lanes[kind as usize]).await);
+            let tenant = TENANT.try_with(|tenant| *tenant).unwrap_or_else(|_| asking_tenant());
+            self.counts.waited(self.counts.traffic.turn(&self.lanes[kind as usize], tenant).await);
         }
         let key = hash_of_path(&request);
         self.counts.count(kind);

@@ -9,9 +9,12 @@
 //!    there, and then rises ever faster, as the window of TCP CUBIC does. When it is of no use any
 //!    more it is lifted.
 //! 3. Below a limit requests begin one by one. Each lane has one request in the line for the store,
-//!    so that lanes take turns; in a lane they begin in the order in which they came.
+//!    so that lanes take turns. In the same way each tenant has one in the line of its lane; those
+//!    of a tenant begin in the order in which they came.
 //! 4. What waits is a future. It holds no thread, and leaves the line when it is dropped.
 
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Semaphore;
@@ -38,13 +41,31 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// takes none of the minute that the store has.
 pub(crate) const RETRY_TIMEOUT: Duration = PATIENCE.saturating_add(Duration::from_secs(60));
 
-/// Requests that wait for one another, and take turns with others.
+/// Requests that wait for one another, and take turns with others. So do the tenants among them.
 #[derive(Debug)]
-pub(crate) struct Lane(Semaphore);
+pub(crate) struct Lane {
+    line: Semaphore,
+    /// The lines of tenants that have requests waiting.
+    tenants: LeafMutex<HashMap<usize, Weak<Semaphore>>>,
+}
 
 impl Default for Lane {
     fn default() -> Self {
-        Self(Semaphore::new(1))
+        Self { line: Semaphore::new(1), tenants: LeafMutex::default() }
+    }
+}
+
+impl Lane {
+    /// Returns the line of a tenant.
+    fn of_tenant(&self, tenant: usize) -> Arc<Semaphore> {
+        let mut tenants = self.tenants.lock();
+        if let Some(line) = tenants.get(&tenant).and_then(Weak::upgrade) {
+            return line;
+        }
+        tenants.retain(|_, line| line.strong_count() > 0);
+        let line = Arc::new(Semaphore::new(1));
+        tenants.insert(tenant, Arc::downgrade(&line));
+        line
     }
 }
 
@@ -62,19 +83,21 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Waits until a request may begin. Returns for how long it has waited.
-    pub(crate) async fn turn(&self, lane: &Lane) -> Duration {
+    /// Waits until a request of a tenant may begin. Returns for how long it has waited.
+    pub(crate) async fn turn(&self, lane: &Lane, tenant: usize) -> Duration {
         let came = Instant::now();
         if self.schedule.lock().begin_unlimited(came) {
             return Duration::ZERO;
         }
-        let _ = tokio::time::timeout(PATIENCE, self.wait(lane)).await;
+        let _ = tokio::time::timeout(PATIENCE, self.wait(lane, tenant)).await;
         came.elapsed()
     }
 
-    async fn wait(&self, lane: &Lane) {
-        // Neither is ever closed.
-        let _first_of_lane = lane.0.acquire().await;
+    async fn wait(&self, lane: &Lane, tenant: usize) {
+        let of_tenant = lane.of_tenant(tenant);
+        // None is ever closed.
+        let _first_of_tenant = of_tenant.acquire().await;
+        let _first_of_lane = lane.line.acquire().await;
         let _first = self.line.acquire().await;
         let begins = self.schedule.lock().begin(Instant::now());
         tokio::time::sleep_until(begins.into()).await;
@@ -226,6 +249,11 @@ impl Meter {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use futures_util::future::{join_all, select};
+
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
@@ -386,14 +414,30 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let ask = async |lane: usize| {
-                let _ = pace.turn(&lanes[lane]).await;
+                let _ = pace.turn(&lanes[lane], 1).await;
                 order.lock().push(lane);
             };
             let requests = [0, 0, 0, 0, 0, 0, 1].map(ask);
-            futures_util::future::join_all(requests).await;
+            join_all(requests).await;
         });
         let order = order.lock().clone();
         assert_eq!(order.len(), 7);
         assert!(order[..3].contains(&1), "{order:?}");
+    }
+
+    #[test]
+    fn a_tenant_with_many_requests_delays_another_by_a_turn() {
+        let (pace, lane, nr_begun) = (Pace::default(), Lane::default(), AtomicU32::new(0));
+        pace.answered(KEY, Instant::now(), true);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let ask = async |tenant| {
+                let _ = pace.turn(&lane, tenant).await;
+                nr_begun.fetch_add(1, Ordering::Relaxed);
+            };
+            let (crowd, other) = (join_all((0..1000).map(|_| ask(1))), ask(2));
+            let _ = select(pin!(crowd), pin!(other)).await;
+        });
+        assert!(nr_begun.load(Ordering::Relaxed) <= 3, "{nr_begun:?}");
     }
 }

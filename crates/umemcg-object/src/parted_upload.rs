@@ -16,6 +16,7 @@ use umemcg_vfs::object::{
 };
 
 use crate::asked_bucket::AskedBucket;
+use crate::http_layer::for_this_tenant;
 use crate::metadata::marked;
 use crate::upload::{Upload, payload_of};
 
@@ -157,7 +158,7 @@ impl PartedUpload for StoreUpload {
             return end.tell(Err(self.over()));
         };
         let of_task = (Arc::clone(&self.progress), nr);
-        let task = self.asked.runtime.spawn(send(part, (asked, key), of_task, end));
+        let task = self.asked.runtime.spawn(for_this_tenant(send(part, (asked, key), of_task, end)));
         progress.under_way.push(task);
     }
 

@@ -18,7 +18,7 @@ use umemcg_vfs::volume::StoreId;
 use crate::asked_bucket::{AskedBucket, info_of};
 use crate::copy::Copy;
 use crate::deletion::Deletion;
-use crate::http_layer::{HIDDEN, RequestCounts};
+use crate::http_layer::{HIDDEN, RequestCounts, for_this_tenant};
 use crate::local_directory::LocalDirectory;
 use crate::metadata::marked;
 use crate::parted_upload::StoreUpload;
@@ -165,10 +165,10 @@ impl Bucket for StoreBucket {
 
     fn begin_read(&self, key: &str, info: &ObjectInfo, range: Range<u64>, mut body: Box<dyn ObjectBody>) {
         let (asked, key, info) = (Arc::clone(&self.asked), key.to_owned(), info.clone());
-        drop(self.asked.runtime.spawn(async move {
+        drop(self.asked.runtime.spawn(for_this_tenant(async move {
             let result = asked.read(&key, &info, range, &mut |bytes| body.take(bytes)).await;
             body.end(result);
-        }));
+        })));
     }
 
     fn upload_bytes(&self, size: u64) -> u64 {

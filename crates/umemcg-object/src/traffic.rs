@@ -81,10 +81,10 @@ impl Traffic {
         self.id
     }
 
-    /// Waits until a request may begin. Returns for how long it has waited.
-    pub(crate) async fn turn(&self, lane: &Lane) -> Duration {
+    /// Waits until a request of a tenant may begin. Returns for how long it has waited.
+    pub(crate) async fn turn(&self, lane: &Lane, tenant: usize) -> Duration {
         let _waiting = Counted::one(&self.nr_waiting);
-        self.pace.turn(lane).await
+        self.pace.turn(lane, tenant).await
     }
 
     /// Counts a request as under way until what is returned is dropped.

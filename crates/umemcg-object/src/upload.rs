@@ -31,6 +31,7 @@ use umemcg_vfs::object::{
 
 use crate::amendment::{AMENDMENT, Amendment};
 use crate::asked_bucket::{AskedBucket, Found, Place, etag_of, holds, strong_etag};
+use crate::http_layer::for_this_tenant;
 use crate::metadata::{attributes_of, mark_of, marked};
 use crate::store::PutCondition;
 
@@ -338,11 +339,8 @@ impl<'a> Upload<'a> {
             }
             let payload = self.read(nr * len, len.min(size - nr * len))?;
             let (store, path, upload) = (Arc::clone(store), self.place.path.clone(), upload.clone());
-            under_way.push_back(
-                self.asked
-                    .runtime
-                    .spawn(async move { store.put_part(&path, &upload, nr as usize, payload).await }),
-            );
+            let part = async move { store.put_part(&path, &upload, nr as usize, payload).await };
+            under_way.push_back(self.asked.runtime.spawn(for_this_tenant(part)));
         }
         while !under_way.is_empty() {
             sent.extend(self.first_of(under_way)?);

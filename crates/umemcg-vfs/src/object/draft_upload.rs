@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use umemcg::Group;
 use umemcg_base::assert_no_locks_held;
 
+use super::asking::Asking;
 use super::bucket::{BucketError, Expected, ObjectInfo, UPLOAD_MARK};
 use super::draft::{Draft, Upload};
 use super::draft_progress::Before;
@@ -48,6 +49,7 @@ impl DraftUpload<'_> {
         (key, expected): (&str, Option<Expected>),
     ) -> Result<ObjectInfo, UploadError> {
         assert_no_locks_held("an upload");
+        let _asking = Asking::of(self.group);
         let (objects, draft) = (self.objects, self.draft);
         // Before the record says another key.
         end_noted_upload(objects, draft)?;

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use umemcg::Group;
 use umemcg_base::{LeafMutex, assert_no_locks_held};
 
+use super::asking::Asking;
 use super::bucket::{BucketError, Expected, ObjectInfo, read_placed, store_of};
 use super::config::{RETRY_PAUSE, StagingConfig};
 use super::content::{Content, Place};
@@ -140,6 +141,7 @@ impl Drafts {
         }
         let maker = self.maker(node, group)?;
         let turn = self.turn(node);
+        let _asking = Asking::of(group);
         if content.draft().is_none() {
             let place = content.place();
             let len = place.info.size.min(keep);

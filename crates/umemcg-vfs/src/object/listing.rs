@@ -16,6 +16,7 @@ use std::time::Instant;
 use rustix::io::Errno;
 use umemcg_base::LeafMutex;
 
+use super::asking::Asking;
 use super::bucket::{ListedName, ListedPart};
 use super::key_parts::is_path_name;
 use super::listed_part::ListedNames;
@@ -97,6 +98,7 @@ impl Listing {
             self.new_names = objects.tree.lock().new_names(node);
         }
         let text = HandleCharge::take(objects.reclaim_effort(), &objects.engine, group, PART_BYTES)?;
+        let _asking = Asking::of(group);
         let part = objects.list(prefix, self.next.as_deref(), NR_NAMES)?;
         let ListedPart { names, hidden, next } = part;
         hidden.iter().for_each(|key| objects.hidden.add(key));

@@ -17,6 +17,7 @@
 
 mod absent_names;
 mod alone;
+mod asking;
 mod bucket;
 mod config;
 mod content;
@@ -80,6 +81,7 @@ use crate::kernel_cache::KernelCache;
 use crate::kernel_page_lists::KernelPageLists;
 use crate::name::NAME_MAX;
 use crate::volume::{Attributes, Lookup, Open, Volume, VolumeDir, VolumeFile, VolumeKind, next_store_id};
+pub use asking::asking_tenant;
 use bucket::read_placed;
 pub use bucket::{
     Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, ObjectBody, ObjectInfo,

@@ -10,6 +10,7 @@ use umemcg::{Engine, Group};
 use umemcg_base::{Rank, RankedMutex, assert_no_locks_held};
 
 use super::absent_names::AbsentNames;
+use super::asking::Asking;
 use super::bucket::{Bucket, BucketError, ListedName, ListedPart, Metadata, ObjectInfo};
 use super::config::{Freshness, ObjectConfig};
 use super::content::Content;
@@ -247,6 +248,7 @@ impl Objects {
         parent: NodeId,
         name: &str,
     ) -> Result<Entry, VfsError> {
+        let _asking = Asking::of(&caller.group);
         for nr in 0..NR_LOOKUPS_MAX {
             match self.lookup_once(caller, (parent, name), nr == 0) {
                 // A name was removed here while the store was asked.
@@ -459,6 +461,7 @@ impl Objects {
         if let Some(content) = self.open_removed(node) {
             return Ok(content);
         }
+        let _asking = Asking::of(&caller.group);
         self.tree.lock().pin(node)?;
         let opened = self.content_of(caller, node);
         if opened.is_err() {

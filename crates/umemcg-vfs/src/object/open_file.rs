@@ -11,6 +11,7 @@ use umemcg::files::{File, PinnedPages, ReadStep, Readahead, StartedRead};
 use umemcg::internal::count_hits;
 use umemcg_base::ErrorCursor;
 
+use super::asking::Asking;
 use super::content::Content;
 use super::draft::Draft;
 use super::drafts::Drafts;
@@ -257,9 +258,11 @@ impl VolumeFile for OpenFile {
         Some(pages)
     }
     fn read(&self, group: &Arc<Group>, offset: u64, len: usize) -> Result<PinnedPages<'_>, VfsError> {
+        let _asking = Asking::of(group);
         Ok(self.content.file().read(group, offset, len, &self.readahead)?)
     }
     fn step_read(&self, group: &Arc<Group>, read: StartedRead) -> Result<ReadStep<'_>, VfsError> {
+        let _asking = Asking::of(group);
         // One that began before there was a draft goes on with the object.
         Ok(self.content.file_of(&read).step_read(group, read, &self.readahead)?)
     }

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use umemcg::Group;
 use umemcg_base::LeafMutex;
 
+use super::asking::Asking;
 use super::bucket::{BucketError, ObjectInfo};
 use super::content::Content;
 use super::drafts::Drafts;
@@ -201,6 +202,7 @@ impl Streams {
         (data, kill_set_id): (&[u8], bool),
     ) -> Result<usize, VfsError> {
         let _turn = self.drafts.turn(stream.node);
+        let _asking = Asking::of(group);
         let is_elsewhere = offset.is_some_and(|offset| offset != stream.size());
         if is_elsewhere && stream.fate() == StreamFate::Open {
             return Err(self.objects().needs_staging(stream.node).into());
@@ -241,6 +243,7 @@ impl Streams {
         if !stream.is_unsaved() {
             return Ok(());
         }
+        let _asking = Asking::of(group);
         let key = self.objects().tree.lock().path(stream.node);
         let Ok(key) = key else {
             let gone = BucketError::Changed("it has no name any more".into());
