@@ -125,9 +125,10 @@ pub fn serve(
             signal.send_replace(Some(Instant::now()));
         });
         ready();
-        serve_connections(router, listener, signalled.clone()).await
+        let served = serve_connections(router, listener, signalled.clone()).await;
+        let _ = fs::remove_file(&config.socket);
+        served
     });
-    let _ = fs::remove_file(&config.socket);
     // A request in progress goes on to its end: what it does has a record, but is better finished.
     let since_signal = signalled.borrow().map_or(Duration::ZERO, |at| at.elapsed());
     runtime.shutdown_timeout(END_WITHIN.saturating_sub(since_signal));

@@ -512,4 +512,9 @@ fn a_wrong_command_line_says_what_is_wrong() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let state = file.path().to_str().unwrap();
     run(&["--endpoint", "unix:///tmp/x", "--node-id", "n", "--state", state]).bad(state);
+    // A file in the place of the socket is left there.
+    let dir = tempfile::tempdir().unwrap();
+    let records = dir.path().to_str().unwrap();
+    run(&["--endpoint", &format!("unix://{state}"), "--node-id", "n", "--state", records]).bad(state);
+    assert!(file.path().exists());
 }
