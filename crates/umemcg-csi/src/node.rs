@@ -466,6 +466,8 @@ mod tests {
     #[derive(Default)]
     struct AddingDaemon {
         nr_adds: AtomicUsize,
+        /// It does not answer that it adds one.
+        is_silent: bool,
         busy: OnceLock<Arc<BusyKeys>>,
     }
 
@@ -480,6 +482,9 @@ mod tests {
                 assert!(busy.try_take("namespace shop").is_some(), "others of the namespace wait");
             }
             self.nr_adds.fetch_add(1, Ordering::Relaxed);
+            if self.is_silent {
+                return Err(DaemonError::Unknown("no answer".into()));
+            }
             Err(DaemonError::Refused("there is a volume `v` already".into()))
         }
 
@@ -516,6 +521,24 @@ mod tests {
         };
         node(dir.path(), &daemon).stage(&request).unwrap();
         assert_eq!(daemon.nr_adds.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_publish_that_the_daemon_may_be_at_keeps_its_record() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = node(dir.path(), &Arc::new(AddingDaemon { is_silent: true, ..AddingDaemon::default() }));
+        let access_mode = Some(AccessMode { mode: Mode::SingleNodeWriter.into() });
+        let access_type = Some(AccessType::Mount(MountVolume::default()));
+        let context = [("type", "tmpfs"), ("csi.storage.k8s.io/ephemeral", "true")];
+        let request = NodePublishVolumeRequest {
+            volume_id: "v".into(),
+            target_path: dir.path().join("target").display().to_string(),
+            volume_capability: Some(VolumeCapability { access_mode, access_type }),
+            volume_context: context.map(|(key, value)| (key.into(), value.into())).into(),
+            ..NodePublishVolumeRequest::default()
+        };
+        assert_eq!(node.publish(&request).unwrap_err().code(), Code::Unavailable);
+        assert_eq!(node.records.published().unwrap().len(), 1);
     }
 
     #[test]
