@@ -7,7 +7,7 @@
 //!
 //! The layers: [`Daemon`] is what the plugin needs of the daemon; `node` and `controller` have the
 //! work; the services are their gRPC faces, which take a place of `requests` for each. `records` is
-//! all that the plugin knows, on disk.
+//! all that the plugin knows, on disk, and `readiness` gives it to a daemon that was started anew.
 #![forbid(unsafe_code)]
 
 mod access;
