@@ -54,12 +54,15 @@ pub struct User {
     world: Arc<World>,
     random: Random,
     cursors: Vec<ErrorCursor>,
+    /// Of each file, and where its last read ended.
+    readaheads: Vec<(Arc<Readahead>, usize)>,
 }
 
 impl User {
     pub fn new(world: &Arc<World>, random: Random) -> Self {
         let cursors = world.files.iter().map(|file| file.sample_error()).collect();
-        Self { world: Arc::clone(world), random, cursors }
+        let readaheads = world.files.iter().map(|_| (Arc::default(), 0)).collect();
+        Self { world: Arc::clone(world), random, cursors, readaheads }
     }
 
     /// Does `nr` operations.
@@ -308,14 +311,21 @@ impl User {
 
     fn read(&mut self, file: usize) {
         let mut range = self.range();
-        // Not only whole cells.
-        range.start += self.random.below(CELL);
+        if self.random.below(2) == 0 {
+            // On from the last one, so that there is something to read ahead.
+            let start = self.readaheads[file].1 % self.world.len_max;
+            range = start..(start + range.len()).min(LEN_MAX);
+        } else {
+            // Not only whole cells.
+            range.start += self.random.below(CELL);
+        }
         self.read_range(file, range.start..range.end.max(range.start + 1));
     }
 
     fn read_range(&mut self, file: usize, range: Range<usize>) {
         let world = Arc::clone(&self.world);
-        let (model, group, readahead) = (&world.models[file], self.group(), Readahead::new());
+        let (model, group, readahead) =
+            (&world.models[file], self.group(), Arc::clone(&self.readaheads[file].0));
         let refused_before = world.store.nr_refused();
         schedule::begin(format!("read of {range:?} of file {file}"));
         let since = model.begin_read();
@@ -334,6 +344,7 @@ impl User {
                 // A reader takes its time.
                 schedule::pause();
                 let bytes = pages.to_vec();
+                self.readaheads[file].1 = range.start + bytes.len();
                 let asked = if bytes.is_empty() { range.len() } else { asked(&range, bytes.len()) };
                 let seen = model.end_read(since, range.start, asked, Some(&bytes));
                 schedule::pause();

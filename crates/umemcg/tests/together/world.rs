@@ -147,10 +147,10 @@ impl World {
 }
 
 fn read_all(file: &Arc<File>, group: &Arc<Group>) -> Vec<u8> {
-    let readahead = Readahead::new();
     let mut bytes = Vec::new();
     loop {
-        let pages = file.read(group, bytes.len() as u64, 128 << 10, &readahead).unwrap();
+        // Nothing is read ahead: the threads that end what the store begins have ended.
+        let pages = file.read(group, bytes.len() as u64, 128 << 10, &Readahead::new()).unwrap();
         if pages.is_empty() {
             return bytes;
         }
