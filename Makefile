@@ -268,7 +268,7 @@ generated: deps ## write man pages and shell completions to DIR/man and DIR/comp
 	"$(TARGET)/release/umemcg-generate" "$(or $(DIR),$(TARGET)/generated)"
 
 # The pages and completions of an earlier version must not be installed.
-install: build ## install the program, its man pages and completions below PREFIX (default /usr/local), and its helper of umount(8) below /sbin
+install: build ## install the program, its man pages and completions below PREFIX (default /usr/local), and its helpers of mount(8) and umount(8) below /sbin
 	rm -rf -- "$(TARGET)/generated"
 	@$(MAKE) generated DIR="$(TARGET)/generated"
 	install -D -m 755 $(TARGET)/release/umemcg $(DESTDIR)$(or $(PREFIX),/usr/local)/bin/umemcg
@@ -296,3 +296,5 @@ build-ahead: ## build what CI's later targets run (test-object, test-c, test-pyt
 
 clean: ## remove what was built
 	$(CARGO) clean
+	install -D -m 644 -t $(DESTDIR)$(or $(PREFIX),/usr/local)/share/man/man8 $(TARGET)/generated/man/*.8
+	ln -sf $(or $(PREFIX),/usr/local)/bin/umemcg $(DESTDIR)/sbin/mount.fuse.umemcg

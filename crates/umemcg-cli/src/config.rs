@@ -14,11 +14,11 @@ use umemcg_control::{ControlTree, NodeId};
 use umemcg_fuse::Rule;
 use umemcg_metrics::{MetricsAddress, WrongAddress};
 
-use crate::args::{ControlStyle, PageCache};
 use crate::endpoint::VolumeSource;
 use crate::exit::Failure;
 use crate::limits::{LimitName, LimitTexts, limit_file, make_group, write_limit};
 use crate::log::check_filter;
+use crate::mount_arguments::{ControlStyle, PageCache};
 use crate::pool::PoolSize;
 use crate::stores::{AttributeSource, StoreOptions, StoreSource};
 use crate::writes::Writes;

@@ -18,6 +18,7 @@ mod csi_arguments;
 #[doc(hidden)]
 pub mod definitions;
 mod demo;
+mod detachment;
 mod doctor;
 mod duration;
 mod endpoint;
@@ -30,6 +31,9 @@ mod limits;
 mod log;
 mod metrics;
 mod mount;
+mod mount_arguments;
+mod mount_helper;
+mod mount_options;
 mod mounts;
 mod orphan_guard;
 mod pods;
@@ -56,6 +60,9 @@ use args::{Arguments, Command};
 
 /// Runs the program with the arguments of the process.
 pub fn run() -> ExitCode {
+    if mount_helper::is_called_for() {
+        return mount_helper::run();
+    }
     if umount_helper::is_called_for() {
         return ended(umount_helper::run());
     }

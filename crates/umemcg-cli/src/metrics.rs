@@ -12,11 +12,12 @@ use umemcg_metrics::{
 use umemcg_vfs::VolumeKind;
 use umemcg_vfs::object::{LATENCY_BOUNDS_MS, StoreState, StoreTraffic};
 
-use crate::args::{MetricsArguments, MountArguments};
+use crate::args::MetricsArguments;
 use crate::client::{our_mount, reply_to};
 use crate::config::Config;
 use crate::endpoint::{Reply, Request};
 use crate::exit::Failure;
+use crate::mount_arguments::MountArguments;
 
 /// Runs `umemcg metrics MNT`.
 ///

@@ -18,13 +18,14 @@ use umemcg_fuse::{
 };
 use umemcg_vfs::{IoMode, VolumeError, VolumeKind, VolumeSpec};
 
-use crate::args::{IoModeArgument, MountArguments, PageCache, Switch};
 use crate::config::Config;
+use crate::detachment;
 use crate::endpoint::{Endpoint, Reloaded, Reply, Request, Serve};
 use crate::exit::{Failure, LostFile};
 use crate::lifecycle::{Event, Lifecycle, Served};
 use crate::log::tell;
 use crate::metrics;
+use crate::mount_arguments::{IoModeArgument, MountArguments, PageCache, Switch};
 use crate::orphan_guard;
 use crate::pods;
 use crate::pool::{PoolSize, usable_memory};
@@ -47,6 +48,9 @@ const HEAP_ARENAS_MAX: u32 = 2;
 /// # Errors
 /// [`Failure`].
 pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
+    if arguments.detached {
+        detachment::leave_session();
+    }
     if let Some(control) = &arguments.control
         && same_place(control, &arguments.mountpoint)
     {
@@ -63,10 +67,7 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
     if !umemcg::limit_heap_arenas(HEAP_ARENAS_MAX) {
         tracing::debug!("cannot limit the arenas of the allocator");
     }
-    let usable = usable_memory()
-        .map_err(|error| Failure::Failed(format!("cannot determine the available memory: {error}")))?;
-    let pool = arguments.pool.or(config.pool()?).unwrap_or(PoolSize::DEFAULT);
-    let pool_bytes = pool.to_bytes(&usable).map_err(Failure::Failed)?;
+    let pool_bytes = pool_bytes(arguments, &config)?;
     // From here on a signal ends the mount cleanly, even while it is being created.
     let (sender, events) = channel();
     let told = sender.clone();
@@ -130,6 +131,14 @@ fn live_config(
     }
     let Some(path) = &arguments.config else { return Ok(None) };
     Ok(Some(LiveConfig::new(path.clone(), style, &tree, &processes, arguments.rules.clone(), in_force)))
+}
+
+/// Returns the size of the pool. The command line takes precedence over the file.
+fn pool_bytes(arguments: &MountArguments, settings: &Config) -> Result<u64, Failure> {
+    let usable = usable_memory()
+        .map_err(|error| Failure::Failed(format!("cannot determine the available memory: {error}")))?;
+    let pool = arguments.pool.or(settings.pool()?).unwrap_or(PoolSize::DEFAULT);
+    pool.to_bytes(&usable).map_err(Failure::Failed)
 }
 
 /// Raises the soft limit of descriptors, which is often far below what the system allows. Open
@@ -207,6 +216,7 @@ fn start(arguments: &MountArguments, settings: &Config, control: &Control) -> Re
     // If the option is not given, the default for this user applies.
     config.mount.allow_other = arguments.allow_other.then_some(true);
     config.mount.replace = arguments.replace;
+    config.mount.flags.clone_from(&arguments.mount_flags);
     let classifier: Arc<dyn Classifier> = Arc::clone(processes) as _;
     let start = || Daemon::start(engine, Arc::clone(&classifier), &config);
     let mut daemon = when_free(start, arguments.flush_timeout).map_err(failure)?;
@@ -326,6 +336,9 @@ fn tell_when_ended(daemon: &Arc<Daemon>, events: mpsc::Sender<Event>) -> Result<
 
 /// Prints one line when the mount is ready. Programs that start the daemon wait for it.
 fn announce(arguments: &MountArguments, daemon: &Daemon, pool_bytes: u64) {
+    if arguments.detached {
+        detachment::leave_stderr();
+    }
     let point = daemon.mounted().point().display();
     let what = arguments.data.as_ref().map_or_else(|| "volumes".into(), |data| data.display().to_string());
     let verb = if arguments.data.is_some() { "is" } else { "are" };

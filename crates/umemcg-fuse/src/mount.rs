@@ -22,6 +22,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use thiserror::Error;
 use umemcg_base::{Rank, assert_may_wait};
 
+use crate::mount_flag::MountFlag;
 use crate::mountinfo::{Mount, mount_at};
 use crate::transport::Device;
 use crate::wire::MAX_PAYLOAD_BYTES;
@@ -42,6 +43,8 @@ pub struct MountOptions {
     pub source: OsString,
     /// Let other users in. As root the default is yes, else no.
     pub allow_other: Option<bool>,
+    /// The flags beside `nosuid` and `nodev`, which every mount has.
+    pub flags: Vec<MountFlag>,
     /// Take over a mount point whose daemon has died.
     pub replace: bool,
     /// The directory that must neither contain the mount point nor lie under it.
@@ -55,6 +58,7 @@ impl MountOptions {
             subtype: subtype.into(),
             source: source.into(),
             allow_other: None,
+            flags: Vec::new(),
             replace: false,
             backing: None,
         }
@@ -362,6 +366,7 @@ fn mount_as_root(point: &Path, options: &MountOptions) -> Result<OwnedFd, Option
     let kind = text(format!("fuse.{}", options.subtype).into_bytes())?;
     let data = text(data.into_bytes())?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    let flags = options.flags.iter().fold(flags, |flags, flag| flags | flag.bits());
     match rustix::mount::mount(source.as_c_str(), point, kind.as_c_str(), flags, data.as_c_str()) {
         Ok(()) => Ok(fd),
         Err(Errno::PERM) => Err(None),
@@ -379,6 +384,10 @@ fn mount_with_helper(point: &Path, options: &MountOptions) -> Result<OwnedFd, Mo
     text.push(escape(&options.source));
     if allow_other(options) {
         text.push(",allow_other");
+    }
+    for flag in &options.flags {
+        text.push(",");
+        text.push(flag.name());
     }
     let system = |what, error| MountError::System { what, path: point.to_owned(), error };
     for helper in HELPERS {

@@ -16,8 +16,11 @@ use std::{fs, io};
 
 use clap::Command;
 
-/// The page of the configuration file, without the version.
-const CONFIGURATION_PAGE: &str = include_str!("../pages/umemcg.toml.5");
+/// The pages of the configuration file and of the helper of mount(8), without the version.
+const WRITTEN_PAGES: [(&str, &str); 2] = [
+    ("umemcg.toml.5", include_str!("../pages/umemcg.toml.5")),
+    ("mount.fuse.umemcg.8", include_str!("../pages/mount.fuse.umemcg.8")),
+];
 
 /// Writes `man/` and `completions/` below a directory.
 ///
@@ -30,10 +33,10 @@ pub fn generate(directory: &Path) -> io::Result<()> {
     let mut built = command.clone().disable_help_subcommand(true);
     built.build();
     write_pages(&built, &built, &man)?;
-    fs::write(
-        man.join("umemcg.toml.5"),
-        CONFIGURATION_PAGE.replace("@VERSION@", command.get_version().unwrap_or_default()),
-    )?;
+    let version = command.get_version().unwrap_or_default();
+    for (name, text) in WRITTEN_PAGES {
+        fs::write(man.join(name), text.replace("@VERSION@", version))?;
+    }
     completions::write(&command, &directory.join("completions"))
 }
 

@@ -79,6 +79,11 @@ const FILES: &[Row] = &[
         &["umemcg-mount", "umemcg-umount"],
     ),
     (
+        "/sbin/mount.fuse.umemcg",
+        "A link to umemcg. Where it exists, mount(8) and /etc/fstab serve mounts of the type fuse.umemcg.",
+        &["umemcg-mount"],
+    ),
+    (
         "~/.aws/config, ~/.aws/credentials",
         "Profiles of the AWS command line, for stores s3://BUCKET.",
         SERVING,
@@ -127,6 +132,7 @@ pub fn other_pages(page: &str) -> impl Iterator<Item = (&'static str, &'static s
         ("fuse", "4", SERVING),
         ("umemcg.toml", "5", &["umemcg-mount", "umemcg-doctor", "umemcg-reload", "umemcg-volume"]),
         ("cgroups", "7", &["umemcg-mount", "umemcg-top", "umemcg-trim"]),
+        ("mount.fuse.umemcg", "8", &["umemcg-mount"]),
         ("umount", "8", &["umemcg-umount"]),
     ];
     OTHERS

@@ -57,7 +57,7 @@ fn every_command_has_a_page_and_no_hidden_one() {
         .into_iter()
         .map(|page| format!("man/{page}.1"))
         .chain(["umemcg.bash", "_umemcg", "umemcg.fish"].map(|name| format!("completions/{name}")))
-        .chain(["man/umemcg.toml.5".to_owned()])
+        .chain(["man/umemcg.toml.5", "man/mount.fuse.umemcg.8"].map(str::to_owned))
         .collect();
     assert_eq!(files.keys().cloned().collect::<BTreeSet<_>>(), expected);
     for part in ["mount", "csi", "volume-add"] {
@@ -104,6 +104,29 @@ fn pages_name_only_pages_that_exist() {
         });
         for page in named.filter(|page| page.starts_with("man/umemcg")) {
             assert!(files.contains_key(&page), "{name} names {page}");
+        }
+    }
+}
+
+#[test]
+fn the_page_of_the_helper_has_examples_with_known_options() {
+    let directory = generated();
+    let page = fs::read_to_string(directory.path().join("man/mount.fuse.umemcg.8")).unwrap();
+    let command = definitions::command();
+    let mount = command.get_subcommands().find(|below| below.get_name() == "mount").unwrap();
+    let mut known: BTreeSet<&str> = mount.get_arguments().filter_map(|option| option.get_long()).collect();
+    known.extend(["environment", "ro", "nofail", "_netdev"]);
+    let lines: Vec<Vec<&str>> = page
+        .lines()
+        .filter(|line| line.contains(" fuse.umemcg  "))
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(lines.len(), 3, "{page}");
+    for fields in lines {
+        assert_eq!(fields.len(), 6, "{fields:?}");
+        for option in fields[3].split(',') {
+            let name = option.split_once('=').map_or(option, |(name, _)| name);
+            assert!(known.contains(name), "{option}");
         }
     }
 }

@@ -8,6 +8,7 @@ mod documents;
 mod durability;
 mod ending;
 mod events;
+mod fstab;
 mod full_groups;
 mod harness;
 mod hostile;

@@ -1,0 +1,54 @@
+//! A daemon that mount(8) starts: on its own once it serves.
+//!
+//! 1. It leaves the session of mount(8), so that a terminal that is closed does not end it. If its
+//!    helper is killed while it starts, it ends, too: nothing is left half mounted.
+//! 2. Up to the line that says that it serves, its errors go to the helper, which shows them.
+//! 3. Then they go to the journal, or nowhere on a machine without one.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use rustix::process::{Signal, set_parent_process_death_signal, setsid};
+
+/// Where the journal of systemd takes what a process writes.
+const JOURNAL: &str = "/run/systemd/journal/stdout";
+/// The lines that a stream to the journal begins with: a name, no unit, the priority of lines
+/// without one (6, info), lines have priorities (1), and nothing is forwarded.
+const JOURNAL_HEADER: &str = "umemcg\n\n6\n1\n0\n0\n0\n";
+
+/// Returns whether this machine has a journal.
+pub fn has_journal() -> bool {
+    Path::new(JOURNAL).exists()
+}
+
+/// Makes this process the leader of a session of its own, which ends with its parent until
+/// [`leave_stderr`] is called. Must be called by the main thread.
+pub fn leave_session() {
+    let left = setsid().and_then(|_| set_parent_process_death_signal(Some(Signal::TERM)));
+    if let Err(error) = left {
+        tracing::warn!(%error, "cannot leave the session");
+    }
+}
+
+/// Directs stderr to the journal, and goes on without the parent. Must be called by the thread that
+/// called [`leave_session`].
+pub fn leave_stderr() {
+    let elsewhere = journal().or_else(|_| File::options().write(true).open("/dev/null").map(OwnedFd::from));
+    let left = elsewhere
+        .and_then(|elsewhere| Ok(rustix::stdio::dup2_stderr(&elsewhere)?))
+        .and_then(|()| Ok(set_parent_process_death_signal(None)?));
+    if let Err(error) = left {
+        tracing::warn!(%error, "cannot go on without the program that started this one");
+    }
+}
+
+fn journal() -> io::Result<OwnedFd> {
+    let mut stream = UnixStream::connect(JOURNAL)?;
+    stream.write_all(JOURNAL_HEADER.as_bytes())?;
+    stream.shutdown(Shutdown::Read)?;
+    Ok(stream.into())
+}

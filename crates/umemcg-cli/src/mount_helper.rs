@@ -1,0 +1,219 @@
+//! The helper of mount(8), so that `/etc/fstab` and `mount -t fuse.umemcg SOURCE POINT` serve a
+//! mount.
+//!
+//! mount(8) calls `mount.TYPE` for a type that the kernel does not mount alone, and this program
+//! acts as that if it is called by that name. It starts `umemcg mount` with what the options say,
+//! shows what the daemon says on stderr until it serves ([`crate::detachment`]), and ends then. Its
+//! exit codes are those of mount(8).
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::thread::JoinHandle;
+
+use clap::{ArgAction, Parser};
+
+use crate::detachment::has_journal;
+use crate::mount_options::{DaemonOptions, read_environment};
+use crate::stores::is_store_url;
+
+/// The name by which mount(8) calls this program.
+const NAME: &str = "mount.fuse.umemcg";
+/// The source of a mount of volumes, as the mount table shows it.
+const VOLUMES: &str = "volumes";
+/// The exit code of `umemcg mount` for an invalid command line or configuration.
+const USAGE: i32 = 2;
+/// What tells a daemon of its service manager, which is not that of a program that runs mount(8).
+const SERVICE_VARIABLES: [&str; 4] = ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "JOURNAL_STREAM"];
+
+/// The arguments that mount(8) gives its helpers.
+#[derive(Debug, Parser)]
+#[command(name = NAME, about = "Called by mount(8): serves a mount in the background")]
+struct HelperArguments {
+    /// Directory, URL of a store, or `volumes`
+    source: PathBuf,
+    /// Mount point
+    point: PathBuf,
+    /// Options of mount(8) and of `umemcg mount`, separated by commas
+    #[arg(short, action = ArgAction::Append)]
+    options: Vec<String>,
+    /// Pass over unknown options
+    #[arg(short)]
+    sloppy: bool,
+    /// Mount nothing
+    #[arg(short)]
+    fake: bool,
+    /// Log events while the daemon starts
+    #[arg(short)]
+    verbose: bool,
+    #[arg(short, hide = true)]
+    read_only: bool,
+    #[arg(short, hide = true)]
+    write: bool,
+    #[arg(short, hide = true)]
+    no_record: bool,
+    #[arg(short = 't', hide = true)]
+    kind: Option<String>,
+    #[arg(short = 'N', hide = true)]
+    namespace: Option<PathBuf>,
+}
+
+/// Why nothing is mounted.
+enum Refusal {
+    /// The options or the configuration are wrong.
+    Invocation(String),
+    /// The mount failed.
+    Failed(String),
+}
+
+/// Returns whether this program was called as the helper.
+pub fn is_called_for() -> bool {
+    let name = std::env::args_os().next().map(PathBuf::from);
+    name.as_deref().and_then(Path::file_name).is_some_and(|name| name == NAME)
+}
+
+/// Runs the helper.
+pub fn run() -> ExitCode {
+    let arguments = match HelperArguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(u8::from(error.use_stderr()));
+        }
+    };
+    let (message, code) = match mount(&arguments) {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(Refusal::Invocation(message)) => (message, 1),
+        Err(Refusal::Failed(message)) => (message, 32),
+    };
+    let _ = writeln!(io::stderr(), "{NAME}: {message}");
+    ExitCode::from(code)
+}
+
+fn mount(arguments: &HelperArguments) -> Result<(), Refusal> {
+    if arguments.namespace.is_some() {
+        return Err(Refusal::Invocation(
+            "option -N is not supported; use nsenter(1) to enter another mount namespace".into(),
+        ));
+    }
+    let mut text = arguments.options.join(",");
+    if arguments.read_only {
+        text.push_str(",ro");
+    }
+    let options = DaemonOptions::parse(&text, arguments.sloppy).map_err(Refusal::Invocation)?;
+    let mut command = daemon_command(arguments, &options).map_err(Refusal::Failed)?;
+    if let Some(path) = &options.environment {
+        command.envs(read_environment(path).map_err(Refusal::Failed)?);
+    }
+    if arguments.fake {
+        return Ok(());
+    }
+    let started = start(&mut command);
+    started.map_err(|error| Refusal::Failed(format!("cannot start the daemon: {error}")))?
+}
+
+/// Returns the command that serves the mount.
+fn daemon_command(arguments: &HelperArguments, options: &DaemonOptions) -> Result<Command, String> {
+    let program = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+    let absolute = |path: &Path| {
+        std::path::absolute(path).map_err(|error| format!("cannot resolve {}: {error}", path.display()))
+    };
+    let mut command = Command::new(program);
+    command.arg0("umemcg").args(has_journal().then_some("--log-format=journald"));
+    command.args(arguments.verbose.then_some("--verbose"));
+    command.args(["mount", "--detached"]).args(&options.arguments);
+    if !options.flags.is_empty() {
+        let names: Vec<_> = options.flags.iter().map(|flag| flag.name()).collect();
+        command.arg(format!("--mount-flags={}", names.join(",")));
+    }
+    // No path begins with a dash: each is absolute.
+    let source = &arguments.source;
+    match source.to_str() {
+        _ if options.shows_volumes => {}
+        Some(VOLUMES) => {}
+        Some(text) if is_store_url(text) => drop(command.arg(source)),
+        _ => drop(command.arg(absolute(source)?)),
+    }
+    command.arg(absolute(&arguments.point)?);
+    for name in SERVICE_VARIABLES {
+        command.env_remove(name);
+    }
+    // A daemon in a directory of a file system would keep it from being unmounted.
+    command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    Ok(command)
+}
+
+/// Starts the daemon, and returns when it serves or has ended.
+fn start(command: &mut Command) -> io::Result<Result<(), Refusal>> {
+    let mut daemon = command.spawn()?;
+    let said = daemon.stderr.take().map(show);
+    let serves = reads_line(&mut daemon)?;
+    // Once it serves, it writes elsewhere, so this ends in any case.
+    let _ = said.map(JoinHandle::join);
+    if serves {
+        return Ok(Ok(()));
+    }
+    let status = daemon.wait()?;
+    let message = format!("nothing is mounted: the daemon ended with {status}");
+    Ok(Err(match status.code() {
+        Some(USAGE) => Refusal::Invocation(message),
+        _ => Refusal::Failed(message),
+    }))
+}
+
+/// Waits for the line that says that a daemon serves. Returns whether it came.
+fn reads_line(daemon: &mut Child) -> io::Result<bool> {
+    let Some(stdout) = daemon.stdout.take() else { return Ok(false) };
+    Ok(BufReader::new(stdout).read_until(b'\n', &mut Vec::new())? > 0)
+}
+
+/// Shows the lines of a daemon on stderr, without their priorities for the journal.
+fn show(from: impl Read + Send + 'static) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            let _ = writeln!(io::stderr(), "{NAME}: {}", without_priority(&line));
+        }
+    })
+}
+
+fn without_priority(line: &str) -> &str {
+    let rest = line.strip_prefix('<').and_then(|rest| rest.split_once('>'));
+    match rest {
+        Some((priority, text)) if priority.len() == 1 && priority.as_bytes()[0].is_ascii_digit() => text,
+        _ => line,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsString;
+
+    fn words(line: &str) -> Vec<OsString> {
+        let arguments = HelperArguments::try_parse_from(line.split_whitespace()).unwrap();
+        let options = DaemonOptions::parse(&arguments.options.join(","), arguments.sloppy).unwrap();
+        let command = daemon_command(&arguments, &options).unwrap();
+        let words = command.get_args().map(OsString::from);
+        words.skip_while(|word| word != "mount").collect()
+    }
+
+    #[test]
+    fn the_helper_takes_what_mount_calls_it_with() {
+        let line = "mount.fuse.umemcg /data /mnt -s -n -v -o rw,noexec,pool=1G -t fuse.umemcg";
+        let expected = ["mount", "--detached", "--pool=1G", "--mount-flags=noexec", "/data", "/mnt"];
+        assert_eq!(words(line), expected);
+        let line = "mount.fuse.umemcg volumes /mnt -o config=/etc/umemcg/a.toml";
+        assert_eq!(words(line), ["mount", "--detached", "--config=/etc/umemcg/a.toml", "/mnt"]);
+        assert_eq!(
+            words("mount.fuse.umemcg s3://bucket/p /mnt"),
+            ["mount", "--detached", "s3://bucket/p", "/mnt"]
+        );
+    }
+
+    #[test]
+    fn priorities_are_for_the_journal_alone() {
+        assert_eq!(without_priority("<3>cannot mount"), "cannot mount");
+        assert_eq!(without_priority("<file>"), "<file>");
+    }
+}
