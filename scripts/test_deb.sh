@@ -29,6 +29,7 @@ until_true() {
 }
 # Runs a command in the container.
 inside() { nsenter --target "$init" --all --root --wdns=/ -- env DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 "$@"; }
+main_process() { inside systemctl show --property=MainPID --value "$unit"; }
 # Prints the files that a package can leave behind. dpkg, systemd and the caches of others keep files of their own.
 files() {
     { inside find /etc /usr /lib /opt /mnt /srv /var /run/umemcg /run/umemcg-control -xdev \
@@ -102,6 +103,7 @@ inside apt-get install -qq --yes "/packages/${package##*/}" >>"$work/apt.log" 2>
 inside umemcg --version
 inside man --pager=cat umemcg | grep umemcg >/dev/null
 inside man --pager=cat umount.fuse.umemcg | grep umemcg >/dev/null
+inside man --pager=cat mount.fuse.umemcg | grep fstab >/dev/null
 inside bash -c '. /usr/share/bash-completion/bash_completion && _completion_loader umemcg; complete -p umemcg'
 inside zsh -fc 'autoload -U compinit && compinit -D && echo "zsh: ${_comps[umemcg]}"' | grep _umemcg
 inside fish -c 'complete --do-complete "umemcg "' >/dev/null
@@ -126,6 +128,20 @@ inside systemctl reload "$unit" 2>/dev/null && fail "a reload of a mistake succe
 inside sed -i '$d' /etc/umemcg/demo.toml
 inside systemctl reload "$unit"
 
+step "a daemon that is stuck is ended and started again"
+is_served_anew() {
+    local now
+    now=$(main_process)
+    [ "$now" != "$1" ] && [ "$now" != 0 ] && [ "$(inside timeout 5 cat "$point/kept/before" 2>/dev/null)" = kept ]
+}
+inside bash -c "echo kept >$point/kept/before && umemcg sync $point"
+stuck=$(main_process)
+inside kill -STOP "$stuck"
+until_true is_served_anew "$stuck"
+inside journalctl --quiet --no-pager --output=cat --unit="$unit" | grep -i 'watchdog timeout'
+[ "$(inside systemctl show --property=NRestarts --value "$unit")" = 1 ] || fail "systemd has not restarted the daemon"
+inside rm "$point/kept/before"
+
 step "what another program changes in the directory is seen"
 inside bash -c "echo one >/srv/kept/outside; cat $point/kept/outside; echo other >/srv/kept/outside" >/dev/null
 is_other() { [ "$(inside cat "$point/kept/outside")" = other ]; }
@@ -133,7 +149,6 @@ until_true is_other
 inside rm "$point/kept/outside"
 
 step "an upgrade while a file on the mount is written"
-main_process() { inside systemctl show --property=MainPID --value "$unit"; }
 before=$(main_process)
 inside bash -c "exec > $point/kept/file; until [ -e /enough ]; do echo line || exit 1; sleep 0.02; done" &
 writer=$!
@@ -146,6 +161,22 @@ until_true grown
 [ "$(main_process)" = "$before" ] || fail "the upgrade has restarted the daemon"
 inside systemctl is-active --quiet "$unit"
 inside grep -q '"48M"' /etc/umemcg/demo.toml || fail "the upgrade has changed the configuration"
+
+step "mounts of /etc/fstab"
+inside bash -c 'mkdir /srv/table /mnt/table && cp /etc/fstab /etc/fstab.before 2>/dev/null || :
+    echo "/srv/table /mnt/table fuse.umemcg pool=64M,x-systemd.requires-mounts-for=/srv 0 0" >>/etc/fstab'
+inside mount -a
+inside mount -a
+inside findmnt --noheadings --output SOURCE,FSTYPE /mnt/table
+[ "$(inside grep -c ' /mnt/table ' /proc/self/mountinfo)" = 1 ] || fail "mount -a mounts it twice"
+inside bash -c 'echo one >/mnt/table/file && umount /mnt/table && grep one /srv/table/file' >/dev/null
+# As at the start of the machine.
+inside systemctl daemon-reload
+inside systemctl start mnt-table.mount
+inside bash -c 'echo two >/mnt/table/file && systemctl stop mnt-table.mount && grep two /srv/table/file' >/dev/null
+inside mountpoint --quiet /mnt/table && fail "still mounted"
+inside bash -c 'rm -r /srv/table /mnt/table && sed -i /fuse.umemcg/d /etc/fstab && rm -f /etc/fstab.before'
+inside systemctl daemon-reload
 
 step "a removal while it is written is refused"
 inside apt-get remove -qq --yes umemcg >>"$work/apt.log" 2>&1 && fail "the package is removed under a busy mount"

@@ -50,13 +50,14 @@ impl<L: FnMut() -> Vec<u32>> Watchdog<L> {
                 self.manager.status("serving");
             }
         } else if !was_in_trouble {
+            // First, because a log that hangs may be what the threads are stuck in.
+            self.manager.status("stuck: a thread that receives requests does not come back");
             let process = std::process::id();
             tracing::error!(
                 threads = ?stuck,
                 "threads that receive requests are stuck, so the service manager gets no sign of life; \
                  /proc/{process}/task/THREAD/stack shows where they are"
             );
-            self.manager.status("stuck: a thread that receives requests does not come back");
         }
     }
 }

@@ -7,8 +7,9 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
+use std::time::Duration;
 
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
@@ -95,6 +96,11 @@ impl Service {
                 return message;
             }
         }
+    }
+
+    /// Returns whether no message comes for a time.
+    pub fn is_silent_for(&self, time: Duration) -> bool {
+        self.messages.recv_timeout(time) == Err(RecvTimeoutError::Timeout)
     }
 
     /// Drops the messages that have come.

@@ -1,6 +1,7 @@
 //! What the service manager is told.
 
 use std::fs;
+use std::time::Duration;
 
 use rustix::process::Signal;
 
@@ -52,6 +53,20 @@ fn a_store_that_hangs_is_no_reason_for_a_restart() {
     assert!(!reader.is_finished(), "it waits for the store");
     store.signal(Signal::CONT);
     assert_eq!(reader.join().unwrap(), b"here");
+    assert!(service.end().0.success());
+}
+
+/// With it, the threads that receive requests stand still.
+#[test]
+fn a_daemon_that_is_stopped_gives_no_sign_of_life() {
+    needs_mount!();
+    let service = Service::start(None, &[]);
+    service.told("WATCHDOG=1");
+    service.signal(Signal::STOP);
+    // Ten times as long as its watchdog waits. What it had said before comes first.
+    until("it says nothing", || service.is_silent_for(Duration::from_secs(1)));
+    service.signal(Signal::CONT);
+    service.told("WATCHDOG=1");
     assert!(service.end().0.success());
 }
 
