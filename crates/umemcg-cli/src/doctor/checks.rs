@@ -1,8 +1,10 @@
 //! The checks of `umemcg doctor`: what the facts mean, and what to do about them.
 
+use std::time::Duration;
+
 use umemcg_fuse::Tracking;
 
-use super::facts::{Facts, StagingFacts};
+use super::facts::{Facts, StagingFacts, StoreTimes};
 use super::finding::{Finding, Severity};
 use crate::table::human_bytes;
 
@@ -22,6 +24,9 @@ const WATCHES_USED: u64 = 4;
 const BESIDE_BYTES: u64 = 64 << 20;
 /// Tenths of the pool that suffice for it and all that goes with it.
 const POOL_TENTHS: u64 = 12;
+/// The time for a small request from which a store is slow: a bucket in the same region answers
+/// within a tenth of it.
+const STORE_SLOW: Duration = Duration::from_millis(200);
 /// One part in this many of a staging directory should be free at least.
 const STAGING_PART: u64 = 10;
 
@@ -58,14 +63,7 @@ pub fn findings(facts: &Facts) -> Vec<Finding> {
         Ok(()) => ok("directory", format!("volume `{volume}`: it can be read")),
         Err(error) => fail("directory", format!("volume `{volume}`: {error}"), "create it, or change `dir`"),
     }));
-    findings.extend(facts.stores.iter().map(|(volume, answer)| match answer {
-        Ok(()) => ok("store", format!("volume `{volume}`: it answers")),
-        Err(error) => fail(
-            "store",
-            format!("volume `{volume}`: {error}"),
-            "check the URL, `endpoint`, the network, and the credentials in the daemon's environment",
-        ),
-    }));
+    findings.extend(facts.stores.iter().map(|(volume, answer)| store(volume, answer.as_ref())));
     findings.extend(facts.stagings.iter().map(staging));
     findings
 }
@@ -250,6 +248,34 @@ fn huge_pages(modes: Option<&str>) -> Finding {
     }
 }
 
+fn store(volume: &str, answer: Result<&StoreTimes, &String>) -> Finding {
+    const CHECK: &str = "store";
+    match answer {
+        Err(error) => fail(
+            CHECK,
+            format!("volume `{volume}`: {error}"),
+            "check the URL, `endpoint`, the network, and the credentials in the daemon's environment",
+        ),
+        Ok(StoreTimes { first, further }) => {
+            let ms = |time: &Duration| format!("{:.1} ms", time.as_secs_f64() * 1e3);
+            let found = format!(
+                "volume `{volume}`: it answers in {}; the first request took {}",
+                ms(further),
+                ms(first)
+            );
+            if *further < STORE_SLOW {
+                return ok(CHECK, found);
+            }
+            warn(
+                CHECK,
+                format!("{found}: each miss, and each open that asks again, waits as long"),
+                "use a bucket in the daemon's region, and look for a proxy or a slow name server between them; \
+                 else `freshness = \"ttl=5s\"` asks less often, and a larger pool misses less",
+            )
+        }
+    }
+}
+
 fn staging(facts: &StagingFacts) -> Finding {
     const CHECK: &str = "staging";
     let StagingFacts { volume, dir, max_bytes, free_bytes } = facts;
@@ -305,9 +331,13 @@ mod tests {
             huge_pages: Some("always [madvise] never".into()),
             config: Some(Ok(())),
             directories: vec![("a".into(), Ok(()))],
-            stores: vec![("s".into(), Ok(()))],
+            stores: vec![("s".into(), Ok(answered_in(20)))],
             stagings: vec![staged(Ok(20 * GIB))],
         }
+    }
+
+    fn answered_in(ms: u64) -> StoreTimes {
+        StoreTimes { first: Duration::from_secs(1), further: Duration::from_millis(ms) }
     }
 
     fn staged(free_bytes: Result<u64, String>) -> StagingFacts {
@@ -331,7 +361,7 @@ mod tests {
     #[test]
     fn each_bad_machine_is_told_its_one_trouble() {
         use Severity::{Fail, Warn};
-        let cases: [(Spoil, Severity, &str, &str); 23] = [
+        let cases: [(Spoil, Severity, &str, &str); 24] = [
             (|facts| facts.kernel = "4.19.0".into(), Fail, "kernel", "5.4"),
             (|facts| facts.kernel = "6.1.0-18".into(), Warn, "kernel", "6.9"),
             (|facts| facts.kernel = "6.12.0".into(), Warn, "kernel", "6.14"),
@@ -357,6 +387,7 @@ mod tests {
             (|facts| facts.config = Some(Err("f:3: what".into())), Fail, "configuration", "line"),
             (|facts| facts.directories[0].1 = Err("gone".into()), Fail, "directory", "create it"),
             (|facts| facts.stores[0].1 = Err("no answer".into()), Fail, "store", "credentials"),
+            (|facts| facts.stores[0].1 = Ok(answered_in(300)), Warn, "store", "region"),
             (|facts| facts.stagings[0] = staged(Err("read-only".into())), Fail, "staging", "create it"),
             (|facts| facts.stagings[0] = staged(Ok(GIB)), Fail, "staging", "make room"),
             (|facts| facts.stagings[0] = staged(Ok(10 * GIB)), Warn, "staging", "make room"),

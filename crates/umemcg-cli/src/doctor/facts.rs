@@ -3,12 +3,15 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Access, access, statvfs};
 use rustix::process::{Resource, getrlimit};
 use umemcg::{Engine, EngineConfig};
 use umemcg_control::Style;
 use umemcg_fuse::{ProcessClassifier, Tracking};
+use umemcg_vfs::VolumeSpec;
+use umemcg_vfs::object::Bucket;
 
 use super::arguments::DoctorArguments;
 use crate::config::Config;
@@ -24,6 +27,9 @@ const FUSE_DEVICE: &str = "/dev/fuse";
 const FUSE_CONFIG: &str = "/etc/fuse.conf";
 const WATCHES: &str = "/proc/sys/fs/fanotify/max_user_groups";
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+
+/// Requests to a store after the first.
+const NR_FURTHER_REQUESTS: usize = 5;
 
 /// An error as a message for the user.
 pub type Answer<T> = Result<T, String>;
@@ -59,10 +65,19 @@ pub struct Facts {
     pub config: Option<Answer<()>>,
     /// The volumes in directories, and whether each can be listed.
     pub directories: Vec<(String, Answer<()>)>,
-    /// The volumes of objects, and whether their stores answer.
-    pub stores: Vec<(String, Answer<()>)>,
+    /// The volumes of objects, and how fast their stores answer.
+    pub stores: Vec<(String, Answer<StoreTimes>)>,
     /// The staging directories.
     pub stagings: Vec<StagingFacts>,
+}
+
+/// How long a store takes to answer a small request.
+#[derive(Debug, Clone, Copy)]
+pub struct StoreTimes {
+    /// The first, which also finds the server and credentials, and connects.
+    pub first: Duration,
+    /// The median of those that follow.
+    pub further: Duration,
 }
 
 /// A staging directory.
@@ -79,7 +94,7 @@ pub struct StagingFacts {
 }
 
 impl Facts {
-    /// Reads the machine, and the configuration if one is given. Asks each store once.
+    /// Reads the machine, and the configuration if one is given. Asks each store a few times.
     pub fn gather(arguments: &DoctorArguments) -> Self {
         let read = arguments.config.as_deref().map(read_config);
         let config = match &read {
@@ -175,10 +190,28 @@ fn trial_engine() -> Answer<Arc<Engine>> {
     Engine::new(EngineConfig::new(MIN_POOL_BYTES)).map_err(|error| error.to_string())
 }
 
-/// Opens a volume of objects read only, which asks its store.
-fn ask(source: &StoreSource) -> Answer<()> {
-    let opened = spec_of(&read_only(source)?)?.open(&trial_engine()?, 0);
-    opened.map(drop).map_err(|error| error.to_string())
+/// Asks the store of a volume of objects, as its start does, and then a few times more.
+fn ask(source: &StoreSource) -> Answer<StoreTimes> {
+    match spec_of(&read_only(source)?)? {
+        VolumeSpec::Objects(config) => times_of(&*config.bucket),
+        VolumeSpec::Directory(_) | VolumeSpec::Tmpfs(_) => Err("it is not a volume of objects".into()),
+    }
+}
+
+/// Returns how long a bucket takes to list one name.
+fn times_of(bucket: &dyn Bucket) -> Answer<StoreTimes> {
+    let request = || {
+        let begun = Instant::now();
+        let listed = bucket.list("", None, 1);
+        listed.map(|_| begun.elapsed()).map_err(|error| format!("{}: {error}", bucket.url()))
+    };
+    let first = request()?;
+    let mut further = [Duration::ZERO; NR_FURTHER_REQUESTS];
+    for time in &mut further {
+        *time = request()?;
+    }
+    further.sort_unstable();
+    Ok(StoreTimes { first, further: further[NR_FURTHER_REQUESTS / 2] })
 }
 
 /// Returns a volume without its writes: what is staged belongs to the daemon that serves it.

@@ -69,6 +69,36 @@ pub fn figure(listing: &str, name: &str) -> u64 {
     rest.split([',', '}']).next().unwrap().parse().unwrap()
 }
 
+/// Runs `umemcg doctor` on a volume of `s3://bucket/p`; returns what it says of the store.
+fn diagnosis(endpoint: &str, bucket: &str) -> (Option<i32>, serde_json::Value) {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("umemcg.toml");
+    let text = format!("[volumes.v]\nstore = \"s3://{bucket}/p\"\nendpoint = \"{endpoint}\"\n")
+        + "region = \"us-east-1\"\n";
+    fs::write(&config, text).unwrap();
+    let mut doctor = Command::new(PROGRAM);
+    doctor.args(["doctor", "--json", "--pool", "8M", "--config"]).arg(&config);
+    let ended = run(None, doctor);
+    let findings: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    let of_store = findings.as_array().unwrap().iter().find(|finding| finding["check"] == "store");
+    (ended.status.code(), of_store.unwrap_or_else(|| panic!("{ended:?}")).clone())
+}
+
+#[test]
+#[ignore = "needs moto and the feature object (make test-object)"]
+fn the_doctor_tells_how_fast_a_store_of_objects_answers() {
+    let moto = Moto::start();
+    moto.python("put('p/file', b'x')");
+    let (_, found) = diagnosis(&moto.endpoint, "bucket");
+    let text = found["finding"].as_str().unwrap();
+    let (_, rest) = text.split_once("volume `v`: it answers in ").unwrap_or_else(|| panic!("{found}"));
+    let ms: f64 = rest.split_once(" ms").unwrap().0.parse().unwrap();
+    assert!(ms > 0.0 && (found["severity"] == "ok") == (ms < 200.0), "{found}");
+    let (code, found) = diagnosis(&moto.endpoint, "absent");
+    assert_eq!((code, &found["severity"]), (Some(1), &"fail".into()), "{found}");
+    assert!(found["advice"].as_str().unwrap().contains("check the URL"), "{found}");
+}
+
 #[test]
 #[ignore = "needs moto and the feature object (make test-object)"]
 fn objects_are_read_by_real_programs_within_limits() {
