@@ -19,6 +19,7 @@ needs=(
     "find findutils"
     "busybox busybox"
     "tmux tmux"
+    "curl curl"
     "groff groff-base"
     "python3 python3"
     "perl perl-base"

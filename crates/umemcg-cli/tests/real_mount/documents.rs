@@ -27,6 +27,57 @@ fn experiments_with_limits_print_what_their_page_says() {
     assert!(walks.len() < 3, "{walks:?}");
 }
 
+/// Each command of docs/operating.md is run: those of the walk by `make test-deb`, and the others
+/// here, with files and a port of the test's own.
+#[test]
+fn commands_for_operators_run_as_their_page_says() {
+    needs_mount!();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let page = fs::read_to_string(root.join("docs/operating.md")).unwrap();
+    let chapters = page.split("\n## ").filter(|chapter| chapter.contains("\n```sh\n"));
+    let chapters = chapters.map(|chapter| (chapter.lines().next().unwrap(), steps_of(chapter)));
+    let commands: Vec<(&str, Vec<String>)> =
+        chapters.map(|(name, steps)| (name, steps.into_iter().map(|step| step.script).collect())).collect();
+    let names: Vec<&str> = commands.iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, ["Before the first start", "A walk from a fresh machine", "Watching it"]);
+    let (doctor, watch) = (&commands[0].1, &commands[2].1);
+    assert_eq!((doctor.len(), watch.len()), (1, 1));
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (serve, look) = watch[0].split_once('\n').unwrap();
+    let script = format!(
+        "mkdir data mnt cg
+         printf '[volumes.data]\\ndir = \"data\"\\n' > node.toml
+         umemcg() {{ command umemcg \"$@\" || [ \"$1 $?\" = 'doctor 1' ]; }}
+         {}
+         mkfifo ready; exec 3<> ready
+         {serve} >&3 & read -r served <&3
+         {look}
+         command umemcg umount mnt",
+        doctor[0]
+    );
+    let script =
+        script.replace("/etc/umemcg/node.toml", "node.toml").replace("127.0.0.1:9470", &free.to_string());
+    let ended = run(None, shell(&script, TempDir::with_prefix("umemcg-test-page-").unwrap().path()));
+    let printed = ended.good();
+    assert!(printed.contains("configuration    it is valid"), "{ended:?}");
+    assert!(printed.contains("{\"check\":\"kernel\""), "{ended:?}");
+    assert!(printed.contains("umemcg_memory_usage_bytes{group=\"/\""), "{ended:?}");
+}
+
+/// Returns a shell in a directory that finds the program under test.
+fn shell(script: &str, directory: &Path) -> Command {
+    let bin = Path::new(PROGRAM).parent().unwrap().display().to_string();
+    let path = format!("{bin}:{}", std::env::var("PATH").unwrap());
+    // Whatever happens to the page, no mount and no daemon stays.
+    let script = format!(
+        "set -euo pipefail
+         trap 'umount -l mnt cg 2>/dev/null || :; kill $(jobs -p) 2>/dev/null || :' EXIT\n{script}"
+    );
+    let mut shell = Command::new("bash");
+    shell.arg("-c").arg(&script).current_dir(directory).env("PATH", path);
+    shell
+}
+
 /// Walks through a page of the repository. Returns the first output that is not as shown.
 #[track_caller]
 fn walk(page: &str) -> Result<(), String> {
@@ -34,19 +85,11 @@ fn walk(page: &str) -> Result<(), String> {
     let steps = steps_of(&fs::read_to_string(root.join(page)).unwrap());
     assert!(steps.iter().any(|step| step.output.is_some()), "{page} shows no output");
     let dir = TempDir::with_prefix("umemcg-test-page-").unwrap();
-    // Whatever happens to the page, no mount and no daemon stays.
-    let mut script = String::from(
-        "set -euo pipefail
-         trap 'umount -l mnt cg 2>/dev/null || :; kill $(jobs -p) 2>/dev/null || :' EXIT\n",
-    );
+    let mut script = String::new();
     for step in &steps {
         script += &format!("{}\necho '{END_OF_BLOCK}'\n", step.script);
     }
-    let bin = Path::new(PROGRAM).parent().unwrap().display().to_string();
-    let path = format!("{bin}:{}", std::env::var("PATH").unwrap());
-    let mut shell = Command::new("bash");
-    shell.arg("-c").arg(&script).current_dir(dir.path()).env("PATH", path);
-    let ended = run(None, shell);
+    let ended = run(None, shell(&script, dir.path()));
     let printed: Vec<_> = ended.stdout.split(&format!("{END_OF_BLOCK}\n")).collect();
     assert!(ended.status.success(), "{page} fails after {} blocks: {ended:?}", printed.len() - 1);
     for (step, printed) in steps.iter().zip(printed) {
