@@ -44,7 +44,7 @@ WORKSPACE = --workspace --exclude umemcg-object --exclude umemcg-csi
 # built again.
 HEAVY = -p umemcg-object -p umemcg-csi -p umemcg-cli --features umemcg-cli/csi,umemcg-cli/object
 
-.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-together-objects test-metrics test-names test-object test-object-crash run-object lint-heavy test-csi fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench bench-object experiments lint check-portable package check-packages deps build generated deb test-deb install build-ahead clean
+.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-together-objects test-metrics test-names test-object test-object-crash run-object lint-heavy test-csi fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench bench-object experiments lint check-portable package check-packages deps build generated deb test-deb image test-image install build-ahead clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 14
@@ -262,6 +262,16 @@ test-deb: deb ## the package in a clean Debian with systemd: installed, used, up
 	DEB_VERSION=9.0.0-1 scripts/deb.sh "$(TARGET)/release/umemcg" "$(DEB)/generated" "$(DEB)/higher"
 	scripts/test_deb.sh "$(DEB)"/umemcg_*.deb "$(DEB)/higher/umemcg_9.0.0-1_$$(dpkg --print-architecture).deb" "$(DEB)/test"
 
+# The program that builds images, and what the image begins with.
+CONTAINERS ?= $(firstword $(foreach program,podman buildah docker,$(if $(shell command -v $(program)),$(program))) podman)
+BASE ?= docker.io/library/debian:bookworm-slim
+image: deb ## an image of the Debian package, named umemcg (deploy/container/Containerfile; BASE, CONTAINERS)
+	$(CONTAINERS) build --file deploy/container/Containerfile --build-arg BASE="$(BASE)" --tag umemcg "$(DEB)"
+
+test-image: deb ## the image, built on a Debian that is made of packages, and a mount in it
+	@scripts/deps.sh --image
+	scripts/test_image.sh "$(DEB)"/umemcg_*.deb "$(abspath $(TARGET))/image"
+
 # The profile of `make build`, whose libraries have the same features: `make install` builds them once.
 generated: deps ## write man pages and shell completions to DIR/man and DIR/completions (default target/generated)
 	$(CARGO) build --release --locked -p umemcg-generate
@@ -274,10 +284,12 @@ install: build ## install the program, its man pages and completions below PREFI
 	install -D -m 755 $(TARGET)/release/umemcg $(DESTDIR)$(or $(PREFIX),/usr/local)/bin/umemcg
 	install -D -m 644 -t $(DESTDIR)$(or $(PREFIX),/usr/local)/share/man/man1 $(TARGET)/generated/man/*.1
 	install -D -m 644 -t $(DESTDIR)$(or $(PREFIX),/usr/local)/share/man/man5 $(TARGET)/generated/man/*.5
+	install -D -m 644 -t $(DESTDIR)$(or $(PREFIX),/usr/local)/share/man/man8 $(TARGET)/generated/man/*.8
 	install -D -m 644 $(TARGET)/generated/completions/umemcg.bash $(DESTDIR)$(or $(PREFIX),/usr/local)/share/bash-completion/completions/umemcg
 	install -D -m 644 -t $(DESTDIR)$(or $(PREFIX),/usr/local)/share/zsh/site-functions $(TARGET)/generated/completions/_umemcg
 	install -D -m 644 -t $(DESTDIR)$(or $(PREFIX),/usr/local)/share/fish/vendor_completions.d $(TARGET)/generated/completions/umemcg.fish
 	install -d $(DESTDIR)/sbin
+	ln -sf $(or $(PREFIX),/usr/local)/bin/umemcg $(DESTDIR)/sbin/mount.fuse.umemcg
 	ln -sf $(or $(PREFIX),/usr/local)/bin/umemcg $(DESTDIR)/sbin/umount.fuse.umemcg
 
 # Errors are left to the targets that need what was not built.
@@ -296,5 +308,3 @@ build-ahead: ## build what CI's later targets run (test-object, test-c, test-pyt
 
 clean: ## remove what was built
 	$(CARGO) clean
-	install -D -m 644 -t $(DESTDIR)$(or $(PREFIX),/usr/local)/share/man/man8 $(TARGET)/generated/man/*.8
-	ln -sf $(or $(PREFIX),/usr/local)/bin/umemcg $(DESTDIR)/sbin/mount.fuse.umemcg

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Installs what building and testing need and this machine lacks, from Debian's packages. Prints nothing when
 # nothing is missing. With --bench also what the benchmarks compare with, with --c, --python
-# --rocksdb, --metrics, --object, --csi and --deb what tests the C library, the Python package, RocksDB's block cache, the
-# metrics, volumes of objects, the CSI plugin and the Debian package, with --object-peers the other mounts that volumes
-# of objects are compared with.
+# --rocksdb, --metrics, --object, --csi, --deb and --image what tests the C library, the Python package, RocksDB's block
+# cache, the metrics, volumes of objects, the CSI plugin, the Debian package and its image, with --object-peers the other
+# mounts that volumes of objects are compared with.
 set -euo pipefail
 
 # command or file that shows it is there, then the package that brings it
@@ -48,6 +48,7 @@ for argument in "$@"; do
         needs+=("dh debhelper" "lintian lintian" "dpkg-buildpackage dpkg-dev" "mmdebstrap mmdebstrap")
         needs+=("systemd-nspawn systemd-container" "nsenter util-linux")
         ;;
+    --image) needs+=("buildah buildah" "mmdebstrap mmdebstrap") ;;
     --metrics) needs+=("promtool prometheus") ;;
     # Other Pythons than Debian's bring it along.
     --object)
@@ -60,7 +61,7 @@ for argument in "$@"; do
         peers=1
         ;;
     --python) python3 -c "import ensurepip" 2>/dev/null || needs+=("/usr/lib/python3*/ensurepip python3-venv") ;;
-    *) echo "deps.sh: unknown argument $argument (known: --bench, --c, --csi, --deb, --metrics, --object, --object-peers, --python, --rocksdb)" >&2; exit 2 ;;
+    *) echo "deps.sh: unknown argument $argument (known: --bench, --c, --csi, --deb, --image, --metrics, --object, --object-peers, --python, --rocksdb)" >&2; exit 2 ;;
     esac
 done
 
