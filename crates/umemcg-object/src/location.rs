@@ -121,15 +121,7 @@ pub fn open(text: &str, options: &ObjectOptions) -> Result<Arc<dyn Bucket>, Loca
             Store::google(builder.build().map_err(settings)?)
         }
         ObjectStoreScheme::MicrosoftAzure => {
-            let mut builder = MicrosoftAzureBuilder::from_env()
-                .with_url(text)
-                .with_retry(retries())
-                .with_client_options(client_options())
-                .with_http_connector(connector)
-                .with_skip_signature(options.anonymous);
-            if let Some(endpoint) = &endpoint {
-                builder = builder.with_endpoint(endpoint.clone());
-            }
+            let builder = azure(text, options, endpoint.as_deref(), connector);
             let account = builder.get_config_value(&AzureConfigKey::AccountName);
             let store = builder.build().map_err(settings)?;
             if let Some(account) = account.filter(|_| !options.anonymous) {
@@ -249,6 +241,24 @@ fn google(
         .with_skip_signature(options.anonymous);
     match endpoint {
         Some(endpoint) => builder.with_base_url(endpoint),
+        None => builder,
+    }
+}
+
+fn azure(
+    url: &str,
+    options: &ObjectOptions,
+    endpoint: Option<&str>,
+    connector: CountingConnector,
+) -> MicrosoftAzureBuilder {
+    let builder = MicrosoftAzureBuilder::from_env()
+        .with_url(url)
+        .with_retry(retries())
+        .with_client_options(client_options())
+        .with_http_connector(connector)
+        .with_skip_signature(options.anonymous);
+    match endpoint {
+        Some(endpoint) => builder.with_endpoint(endpoint.to_owned()),
         None => builder,
     }
 }
