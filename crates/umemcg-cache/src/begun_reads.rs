@@ -45,6 +45,11 @@ impl BegunReads {
         self.0.try_claim_spare(Claimant::on_store(group, source), 1)
     }
 
+    /// Returns how many reads are begun on a store, and how many wait to be.
+    pub(crate) fn on_store(&self, source: StoreId) -> (u64, u64) {
+        self.0.on_store(source)
+    }
+
     /// Hands the claim of one read to `take`, which must not wait: immediately, or on the thread
     /// that ends another.
     pub(crate) fn when_room(&self, group: &Group, source: StoreId, take: TakeClaim) {

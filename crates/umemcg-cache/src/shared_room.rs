@@ -84,6 +84,8 @@ struct Claims {
     by_party: HashMap<Party, u64>,
     /// Only those that wait.
     waiting: HashMap<Claimant, VecDeque<Waiter>>,
+    /// How many wait on each store; only those on which some do.
+    waiting_on: HashMap<StoreId, usize>,
     /// The keys of `waiting`; the next comes first.
     turns: VecDeque<Claimant>,
     /// Made for those that waited, and not handed over yet.
@@ -95,6 +97,14 @@ struct Claims {
 impl Claims {
     fn of_party(&self, party: Party) -> u64 {
         self.by_party.get(&party).copied().unwrap_or(0)
+    }
+
+    fn waits_no_more(&mut self, claimant: Claimant) {
+        let Some(store) = claimant.store else { return };
+        match self.waiting_on.get_mut(&store) {
+            Some(nr) if *nr > 1 => *nr -= 1,
+            _ => drop(self.waiting_on.remove(&store)),
+        }
     }
 
     fn give_back(&mut self, claimant: Claimant, nr: u64) {
@@ -149,6 +159,9 @@ impl SharedRoom {
                 if is_next {
                     claims.turns.push_back(claimant);
                 }
+                if let Some(store) = claimant.store {
+                    *claims.waiting_on.entry(store).or_default() += 1;
+                }
                 return claims.waiting.entry(claimant).or_default().push_back(Waiter { nr, take });
             }
             self.make(&mut claims, claimant, nr)
@@ -192,6 +205,7 @@ impl SharedRoom {
                 nr_full = 0;
                 let waiter = claims.waiting.get_mut(&claimant).and_then(VecDeque::pop_front);
                 if let Some(Waiter { nr, take }) = waiter {
+                    claims.waits_no_more(claimant);
                     let claim = self.make(claims, claimant, nr);
                     claims.made.push_back((take, claim));
                 }
@@ -221,6 +235,13 @@ impl SharedRoom {
             claims = self.claims.lock();
         }
         claims.is_handing_over = false;
+    }
+
+    /// Returns how much is claimed on a store, and how many requests wait for more.
+    pub(crate) fn on_store(&self, store: StoreId) -> (u64, u64) {
+        let claims = self.claims.lock();
+        let nr_waiting = claims.waiting_on.get(&store).copied().unwrap_or(0);
+        (claims.of_party(Party::Store(store)), nr_waiting as u64)
     }
 
     /// Returns how much is claimed, and how many queues wait.
@@ -287,6 +308,7 @@ mod tests {
         let claims = room.claims.lock();
         assert_eq!(claims.nr, 0);
         assert!(claims.by_party.is_empty() && claims.waiting.is_empty() && claims.turns.is_empty());
+        assert!(claims.waiting_on.is_empty());
     }
 
     #[test]
@@ -352,6 +374,8 @@ mod tests {
         let mut full: Vec<_> = [on(1, 1), on(1, 2), on(2, 1), on(2, 2)].map(|of| all(&room, of)).into();
         let waiting = wait(&room, &[on(1, 1), on(1, 1), on(1, 1), on(3, 3), on(3, 3), on(4, 4)]);
         assert!(waiting.try_recv().is_err());
+        let on_stores = || [1, 2, 3, 4].map(|store| room.on_store(StoreId(store)));
+        assert_eq!(on_stores(), [(32, 3), (30, 0), (1, 2), (1, 1)]);
         let mut next = || {
             drop(full[0].pop());
             let (at, claim) = waiting.try_recv().unwrap();
@@ -360,6 +384,7 @@ mod tests {
             at
         };
         assert_eq!([(); 6].map(|()| next()), [0, 3, 5, 1, 4, 2]);
+        assert_eq!(on_stores(), [(29, 0), (30, 0), (3, 0), (2, 0)]);
         drop((full, firsts, waiting));
         check_empty(&room);
     }

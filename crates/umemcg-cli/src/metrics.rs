@@ -7,7 +7,7 @@ use std::sync::Arc;
 use umemcg_fuse::Daemon;
 use umemcg_metrics::{
     GroupDepth, MetricsListener, MetricsServer, RequestDurations, StoreFigures, Surroundings, TrafficFigures,
-    VolumeFigures, exposition,
+    VolumeFigures, WorkFigures, exposition,
 };
 use umemcg_vfs::VolumeKind;
 use umemcg_vfs::object::{LATENCY_BOUNDS_MS, StoreState, StoreTraffic};
@@ -86,6 +86,12 @@ fn figures_of(state: &StoreState) -> StoreFigures {
         failures: figures.failures,
         is_well: state.trouble.is_none(),
         traffic: state.traffic.as_ref().map(traffic_of),
+        work: WorkFigures {
+            nr_reads_begun: state.work.nr_reads_begun,
+            nr_reads_waiting: state.work.nr_reads_waiting,
+            nr_uploads_running: state.work.nr_uploads_running,
+            nr_uploads_waiting: state.work.nr_uploads_waiting,
+        },
     }
 }
 

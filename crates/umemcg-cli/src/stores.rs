@@ -314,6 +314,7 @@ mod tests {
             trouble: None,
             figures,
             traffic: None,
+            work: object::StoreWork::default(),
             hidden_keys: Vec::new(),
             has_more_hidden: false,
             staged: vec![object::StagedFile {

@@ -22,4 +22,4 @@ pub use exposition::{GroupDepth, Surroundings, VolumeFigures, exposition};
 pub use families::SERIES_PER_GROUP;
 pub use server::{MetricsAddress, MetricsListener, MetricsServer, WrongAddress};
 pub use stores::StoreFigures;
-pub use traffic::{RequestDurations, TrafficFigures};
+pub use traffic::{RequestDurations, TrafficFigures, WorkFigures};

@@ -7,7 +7,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 
-use crate::traffic::{self, TrafficFigures};
+use crate::traffic::{self, TrafficFigures, WorkFigures};
 
 /// What the store of a volume has been asked so far.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,6 +30,8 @@ pub struct StoreFigures {
     pub is_well: bool,
     /// What all volumes of the store ask it, if that is counted.
     pub traffic: Option<TrafficFigures>,
+    /// What waits for the store, and what goes on there.
+    pub work: WorkFigures,
 }
 
 /// Encodes the figures of stores, each with the label of its volume.
@@ -86,5 +88,8 @@ pub(crate) fn encode(encoder: &mut DescriptorEncoder<'_>, stores: &[(String, &St
     for (volume, store) in stores {
         metric.encode_family(&[("volume", volume.as_str())])?.encode_gauge(&u64::from(store.is_well))?;
     }
-    traffic::encode(encoder, stores.iter().filter_map(|(_, store)| store.traffic.as_ref()))
+    traffic::encode(
+        encoder,
+        stores.iter().filter_map(|(_, store)| Some((store.traffic.as_ref()?, store.work))),
+    )
 }

@@ -23,6 +23,19 @@ pub struct TrafficFigures {
     pub durations: Vec<RequestDurations>,
 }
 
+/// What waits for a store, and what goes on there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WorkFigures {
+    /// Reads of all volumes of the store that are begun.
+    pub nr_reads_begun: u64,
+    /// Reads of all volumes of the store that wait to be begun.
+    pub nr_reads_waiting: u64,
+    /// Uploads of the volume in the background that are under way.
+    pub nr_uploads_running: u64,
+    /// Files of the volume that wait for one.
+    pub nr_uploads_waiting: u64,
+}
+
 /// How long the answers to requests of one kind took.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RequestDurations {
@@ -36,14 +49,19 @@ pub struct RequestDurations {
     pub sum_seconds: f64,
 }
 
-/// Encodes the traffic of stores. Of two with one name the first is shown: they are the same.
+/// Encodes the traffic of stores. Of two with one name the first is shown, since they are the same,
+/// with the uploads of both.
 pub(crate) fn encode<'a>(
     encoder: &mut DescriptorEncoder<'_>,
-    traffic: impl Iterator<Item = &'a TrafficFigures>,
+    traffic: impl Iterator<Item = (&'a TrafficFigures, WorkFigures)>,
 ) -> fmt::Result {
     let mut stores = BTreeMap::new();
-    for figures in traffic {
-        stores.entry(labels::escaped(&figures.store).into_owned()).or_insert(figures);
+    for (figures, of_volume) in traffic {
+        let name = labels::escaped(&figures.store).into_owned();
+        let none = WorkFigures { nr_uploads_running: 0, nr_uploads_waiting: 0, ..of_volume };
+        let (_, work) = stores.entry(name).or_insert((figures, none));
+        work.nr_uploads_running += of_volume.nr_uploads_running;
+        work.nr_uploads_waiting += of_volume.nr_uploads_waiting;
     }
     if stores.is_empty() {
         return Ok(());
@@ -56,7 +74,7 @@ pub(crate) fn encode<'a>(
         unit.as_ref(),
         MetricType::Histogram,
     )?;
-    for (store, figures) in &stores {
+    for (store, (figures, _)) in &stores {
         for durations in &figures.durations {
             let labels = [("store", store.as_str()), ("kind", durations.kind)];
             let mut buckets = durations.nr_within.clone();
@@ -71,20 +89,33 @@ pub(crate) fn encode<'a>(
             )?;
         }
     }
-    type Figure = fn(&TrafficFigures) -> u64;
-    let gauges: [(&str, &str, Figure); 2] = [
-        ("umemcg_store_requests_waiting", "Requests that wait because a store throttles", |store| {
-            store.nr_waiting
-        }),
-        ("umemcg_store_requests_under_way", "Requests that a store has not answered", |store| {
-            store.nr_under_way
-        }),
-    ];
-    for (name, help, figure) in gauges {
+    for (name, help, figure) in GAUGES {
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (store, figures) in &stores {
-            metric.encode_family(&[("store", store.as_str())])?.encode_gauge(&figure(figures))?;
+        for (store, (figures, work)) in &stores {
+            metric.encode_family(&[("store", store.as_str())])?.encode_gauge(&figure(figures, work))?;
         }
     }
     Ok(())
 }
+
+type Gauge = fn(&TrafficFigures, &WorkFigures) -> u64;
+
+/// One series each for a store: name, help, and the figure.
+const GAUGES: [(&str, &str, Gauge); 6] = [
+    ("umemcg_store_requests_waiting", "Requests that wait because a store throttles", |store, _| {
+        store.nr_waiting
+    }),
+    ("umemcg_store_requests_under_way", "Requests that a store has not answered", |store, _| {
+        store.nr_under_way
+    }),
+    ("umemcg_store_reads_begun", "Reads that a store has begun and not ended", |_, work| work.nr_reads_begun),
+    ("umemcg_store_reads_waiting", "Reads that wait to be begun, without a thread", |_, work| {
+        work.nr_reads_waiting
+    }),
+    ("umemcg_store_uploads_running", "Uploads in the background that are under way", |_, work| {
+        work.nr_uploads_running
+    }),
+    ("umemcg_store_uploads_waiting", "Files that wait for an upload in the background", |_, work| {
+        work.nr_uploads_waiting
+    }),
+];

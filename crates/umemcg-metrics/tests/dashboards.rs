@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use umemcg::{Engine, EngineConfig};
 use umemcg_metrics::{
-    GroupDepth, RequestDurations, StoreFigures, Surroundings, TrafficFigures, VolumeFigures, exposition,
+    GroupDepth, RequestDurations, StoreFigures, Surroundings, TrafficFigures, VolumeFigures, WorkFigures,
+    exposition,
 };
 
 #[derive(Debug)]
@@ -28,6 +29,7 @@ impl Surroundings for OneBucket {
             failures: 0,
             is_well: true,
             traffic: Some(traffic),
+            work: WorkFigures::default(),
         };
         let name = "bucket".into();
         vec![VolumeFigures { name, kind: "objects", nr_open: 0, used_bytes: Some(0), store: Some(store) }]

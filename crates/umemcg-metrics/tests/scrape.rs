@@ -13,7 +13,7 @@ use std::time::Duration;
 use umemcg::{Engine, EngineConfig};
 use umemcg_metrics::{
     GroupDepth, MetricsAddress, MetricsListener, RequestDurations, SERIES_PER_GROUP, StoreFigures,
-    Surroundings, TrafficFigures, VolumeFigures, exposition,
+    Surroundings, TrafficFigures, VolumeFigures, WorkFigures, exposition,
 };
 
 const MIB: u64 = 1 << 20;
@@ -49,6 +49,12 @@ impl Surroundings for TwoVolumes {
                     sum_seconds: 1.5,
                 }],
             }),
+            work: WorkFigures {
+                nr_reads_begun: 8,
+                nr_reads_waiting: 9,
+                nr_uploads_running: 10,
+                nr_uploads_waiting: 11,
+            },
         };
         vec![
             volume("data \"1\"", "directory", None, None),
@@ -91,8 +97,17 @@ fn latencies_of_a_store_are_shown_once_for_all_its_volumes() {
     let within = |bound: &str| of("bucket", &format!("le=\"{bound}\","));
     assert_eq!(["0.005", "0.01", "0.1", "+Inf"].map(within), [3.0, 3.0, 5.0, 6.0]);
     assert_eq!((of("count", ""), of("sum", "")), (6.0, 1.5));
-    assert_eq!(samples[r#"umemcg_store_requests_waiting{store="s3://b at http://\"x\""}"#], 2.0);
-    assert_eq!(samples[r#"umemcg_store_requests_under_way{store="s3://b at http://\"x\""}"#], 5.0);
+}
+
+#[test]
+fn what_waits_for_a_store_is_shown_once_for_it() {
+    let text = scrape(&engine(), GroupDepth::default());
+    let samples = samples(&text);
+    let gauge =
+        |name: &str| samples[format!(r#"umemcg_store_{name}{{store="s3://b at http://\"x\""}}"#).as_str()];
+    assert_eq!(["requests_waiting", "requests_under_way"].map(gauge), [2.0, 5.0]);
+    assert_eq!(["reads_begun", "reads_waiting"].map(gauge), [8.0, 9.0], "the same for each volume");
+    assert_eq!(["uploads_running", "uploads_waiting"].map(gauge), [20.0, 22.0], "of both volumes");
 }
 
 fn engine() -> Arc<Engine> {

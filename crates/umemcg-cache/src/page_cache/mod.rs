@@ -20,7 +20,7 @@ use crate::dirty::DirtyLimits;
 use crate::file::{File, FileParts};
 use crate::file_table::FileTable;
 use crate::quota::{GuardedQuota, PageQuota};
-use crate::store::{BackingStore, GuardedStore, NoStore};
+use crate::store::{BackingStore, GuardedStore, NoStore, StoreId};
 
 /// The page cache of one pool.
 pub struct PageCache {
@@ -130,6 +130,12 @@ impl PageCache {
     /// Gives memory of unused index nodes back to the operating system.
     pub fn trim_nodes(&self) {
         self.core.nodes().trim();
+    }
+
+    /// Returns how many reads a store has begun and not ended, and how many wait to be begun. The
+    /// store is known by its [`source_id`](BackingStore::source_id).
+    pub fn nr_reads_begun_and_waiting(&self, source: StoreId) -> (u64, u64) {
+        self.core.begun_reads().on_store(source)
     }
 
     /// Makes all flushers check which files have become due.

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use super::file_attributes::FileAttributes;
-use super::latency::StoreTraffic;
+use super::latency::{StoreTraffic, StoreWork};
 use super::part_bytes::PartBytes;
 use super::staged_file::StagedFile;
 use crate::attr::Timestamp;
@@ -176,6 +176,8 @@ pub struct StoreState {
     pub figures: BucketFigures,
     /// What all volumes of the bucket ask it; none where that is not counted.
     pub traffic: Option<StoreTraffic>,
+    /// What waits for it, and what goes on there.
+    pub work: StoreWork,
     /// Keys that listings came across and that cannot be shown as paths.
     pub hidden_keys: Vec<String>,
     /// There are more of them.

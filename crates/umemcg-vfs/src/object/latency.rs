@@ -13,6 +13,19 @@ pub struct StoreTraffic {
     pub latencies: Vec<LatencyFigures>,
 }
 
+/// What waits for a store, and what goes on there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StoreWork {
+    /// Reads of all volumes of the bucket that are begun and have not ended.
+    pub nr_reads_begun: u64,
+    /// Reads of all volumes of the bucket that wait to be begun.
+    pub nr_reads_waiting: u64,
+    /// Uploads of this volume in the background that are under way.
+    pub nr_uploads_running: u64,
+    /// Files of this volume that wait for such an upload.
+    pub nr_uploads_waiting: u64,
+}
+
 /// How long the answers to requests of one kind took: until they began for what is read as it
 /// comes, until they were complete for others.
 #[derive(Debug, Clone, PartialEq, Eq)]

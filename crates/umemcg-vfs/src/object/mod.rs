@@ -93,7 +93,7 @@ pub use file_attributes::FileAttributes;
 use file_attributes::{SYMLINK_BYTES_MAX, changes_attributes};
 use file_labels::FileLabels;
 use key_parts::key_part;
-pub use latency::{LATENCY_BOUNDS_MS, LatencyFigures, StoreTraffic};
+pub use latency::{LATENCY_BOUNDS_MS, LatencyFigures, StoreTraffic, StoreWork};
 use listing::OpenDirectory;
 use node::Facts;
 use objects::Objects;
@@ -176,6 +176,19 @@ impl ObjectVolume {
     pub fn stop_uploads(&self) {
         if let Some(drafts) = &self.drafts {
             drafts.uploader.stop();
+        }
+    }
+
+    fn work(&self) -> StoreWork {
+        let source = self.objects.bucket.source_id().unwrap_or(self.objects.store_id);
+        let reads = self.objects.engine.cache().nr_reads_begun_and_waiting(source);
+        let uploads = self.drafts.as_ref().map(|drafts| drafts.uploader.nr_running_and_waiting());
+        let (nr_running, nr_waiting) = uploads.unwrap_or_default();
+        StoreWork {
+            nr_reads_begun: reads.0,
+            nr_reads_waiting: reads.1,
+            nr_uploads_running: nr_running as u64,
+            nr_uploads_waiting: nr_waiting as u64,
         }
     }
 
@@ -330,6 +343,7 @@ impl Volume for ObjectVolume {
             trouble: bucket.trouble(),
             figures: bucket.figures(),
             traffic: bucket.traffic(),
+            work: self.work(),
             hidden_keys,
             has_more_hidden,
             staged: self.drafts.as_ref().map_or_else(Vec::new, |drafts| drafts.staged(NR_STAGED_MAX)),

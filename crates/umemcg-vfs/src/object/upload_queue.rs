@@ -99,6 +99,11 @@ impl UploadQueue {
         self.running.values().sum()
     }
 
+    /// Returns how many files wait for an upload, also for one that is tried again later.
+    pub(super) fn nr_waiting(&self) -> usize {
+        self.due.values().map(BTreeSet::len).sum()
+    }
+
     /// Returns when the next upload may begin; `None` while none may before another has ended. A
     /// volume has one at a time until one has succeeded, and after one that has failed.
     pub(super) fn next_due(&self) -> Option<Instant> {

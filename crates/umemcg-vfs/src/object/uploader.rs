@@ -127,6 +127,13 @@ impl Uploader {
         let _ = POOL.start_dispatcher();
     }
 
+    /// Returns how many uploads are under way, and how many files wait for one.
+    pub(super) fn nr_running_and_waiting(&self) -> (usize, usize) {
+        let state = POOL.state.lock();
+        let queue = state.volumes.get(&self.volume).map(|member| &member.queue);
+        queue.map_or((0, 0), |queue| (queue.nr_running(), queue.nr_waiting()))
+    }
+
     /// Begins no more uploads, and waits for those under way. No lock may be held.
     pub(super) fn stop(&self) {
         let mut state = POOL.state.lock();
