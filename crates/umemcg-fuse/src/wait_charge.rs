@@ -23,6 +23,12 @@ use crate::wire::request::{shorten_write, write_payload};
 /// The cost of a request in addition to its message: the request itself, its entry among those that
 /// can be interrupted, and its place in the queue.
 pub const REQUEST_BYTES: u64 = 512;
+/// What a parked read costs in addition to [`REQUEST_BYTES`]: its steps so far, its reply, and what
+/// it waits for.
+pub const PARKED_READ_BYTES: u64 = 1024;
+/// What each of its pages costs: a place in the answer, and one in what the store fills. The pages
+/// themselves are charged as pages.
+pub const PARKED_PAGE_BYTES: u64 = 32;
 /// The bytes of a write that are kept regardless of limits, rounded up to the end of a page.
 pub const KEPT_BYTES_MIN: usize = 16 << 10;
 /// Bytes that a mount lends to waiting writes: enough for 256 of the largest.
@@ -124,6 +130,15 @@ pub(crate) fn charge_held(group: &Group) -> AccountedCharge {
     AccountedCharge::forced(group, REQUEST_BYTES, StatItem::SlabUnreclaimable)
 }
 
+/// Returns the charge of a parked read of so many bytes, whether there is room or not: it has been
+/// begun, and others may wait for its pages.
+pub(crate) fn charge_parked(group: &Group, size: usize) -> AccountedCharge {
+    // It may begin and end within a page.
+    let nr_pages = (size / PAGE_SIZE + 2) as u64;
+    let bytes = REQUEST_BYTES + PARKED_READ_BYTES + nr_pages * PARKED_PAGE_BYTES;
+    AccountedCharge::forced(group, bytes, StatItem::SlabUnreclaimable)
+}
+
 /// Turns a message that was cut off into the valid message of a shorter request.
 pub(crate) fn close(header: &mut InHeader, message: &mut [u8]) {
     if (header.len as usize) > message.len() {
@@ -210,6 +225,17 @@ mod tests {
         assert!((300..400).contains(&nr_cut), "{nr_cut} of 500");
         let most = (8 << 20) + 500 * (KEPT_BYTES_MIN + PAGE_SIZE + 1024) as u64;
         assert!(group.usage_bytes() <= most, "{} of {most}", group.usage_bytes());
+    }
+
+    #[test]
+    fn a_parked_read_is_charged_for_its_pages_and_gives_that_back() {
+        let (_engine, group) = group(0);
+        let before = group.stat_local(StatItem::SlabUnreclaimable);
+        let charge = charge_parked(&group, 1 << 20);
+        let charged = group.stat_local(StatItem::SlabUnreclaimable) - before;
+        assert_eq!(charged as u64, REQUEST_BYTES + PARKED_READ_BYTES + 258 * PARKED_PAGE_BYTES);
+        drop(charge);
+        assert_eq!(group.stat_local(StatItem::SlabUnreclaimable), before);
     }
 
     #[test]

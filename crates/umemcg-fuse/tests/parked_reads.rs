@@ -95,7 +95,9 @@ fn reads_that_wait_for_their_store_hold_no_threads() {
         let nr_begun = ground.volume.answerer.nr_begun();
         // The mount still answers, and one more read of a page is no read of the store.
         assert_eq!(ground.mount.path("1").metadata().unwrap().len(), 200 * PAGE as u64);
-        let charged = ground.engine.root().usage_bytes();
+        let root = ground.engine.root();
+        let charged = root.usage_bytes();
+        let kept = root.stat_local(StatItem::SlabUnreclaimable) / NR_READS as i64;
         ground.volume.answerer.answer();
         for (nr, reader) in readers.into_iter().enumerate() {
             let (file, offset) = place(nr);
@@ -104,6 +106,7 @@ fn reads_that_wait_for_their_store_hold_no_threads() {
         assert_eq!(nr_begun, NR_READS);
         assert!(are_few.is_some(), "{waiting:?}");
         assert!(charged >= (NR_READS * PAGE) as u64, "{charged} bytes are charged");
+        assert!(kept >= 1536, "{kept} bytes are charged beside the pages of each");
         assert!(counts().nr_threads <= NR_THREADS_GOING_ON_MAX, "when they went on: {:?}", counts());
     });
     ground.wait_settled();

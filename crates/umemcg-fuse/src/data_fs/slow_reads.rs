@@ -2,8 +2,9 @@
 //!
 //! Where the store begins reads, the worker does not wait for it: the request is parked
 //! ([`crate::parking`]), and the worker that takes it up again does the next step. Parked, it is
-//! charged as one that waits, has its file open, and keeps the kernel informed of nothing: what
-//! goes through the kernel's page cache goes on with its reply.
+//! charged as one that waits and for what it has of its answer ([`charge_parked`]), has its file
+//! open, and keeps the kernel informed of nothing: what goes through the kernel's page cache goes
+//! on with its reply.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -23,7 +24,7 @@ use crate::errno::ToErrno;
 use crate::reply::{Answer, Delay, Reply};
 use crate::request::Request;
 use crate::thread_pool::Keys;
-use crate::wait_charge::{charge_answer, charge_held};
+use crate::wait_charge::{PARKED_READ_BYTES, REQUEST_BYTES, charge_answer, charge_parked};
 use crate::wire::InHeader;
 use crate::wire::request::ReadIn;
 
@@ -52,6 +53,12 @@ struct SlowRead {
     /// What its steps have charged.
     charged_bytes: u64,
 }
+
+/// The store has it in a callback, and then the queue.
+const _: () = assert!(
+    2 * (size_of::<SlowRead>() + size_of::<StartedRead>() + size_of::<Reply>()) as u64
+        <= REQUEST_BYTES + PARKED_READ_BYTES
+);
 
 impl DataFs {
     pub(super) fn read(&self, request: &Request<'_>, arg: &ReadIn, reply: &mut Reply) {
@@ -96,8 +103,7 @@ impl DataFs {
             Ok(ReadStep::Waits(waiting)) => match self.parking.get().and_then(|lot| lot.park(slow.keys)) {
                 Some(place) => {
                     let me = self.me.clone();
-                    // Parked, it holds no more than a request that waits.
-                    let held = charge_held(&group);
+                    let held = charge_parked(&group, slow.size);
                     let reply = reply.take();
                     return waiting.when_ready(move |read| {
                         place.resume(reply, move |reply| {
