@@ -121,6 +121,23 @@ fn an_open_sees_another_version_than_was_listed() {
     w.bucket.delete("d/0009");
     assert_eq!(errno(w.open("d/0009", OFlags::RDONLY)), Some(Errno::NOENT));
     assert_eq!(errno(w.attr("d/0009")), Some(Errno::NOENT));
+    // As does a read.
+    let file = w.open("d/0010", OFlags::RDONLY).unwrap();
+    w.bucket.put("d/0010", "another");
+    assert_eq!(errno(w.read(&file)), Some(Errno::STALE));
+    assert_eq!(w.attr("d/0010").unwrap().size, 7);
+    drop((file, directory));
+}
+
+#[test]
+fn what_was_listed_is_believed_for_its_time_only() {
+    let time = Duration::from_millis(20);
+    let w = world_with(Freshness::Ttl(time));
+    let directory = begin_listing(&w, "d", "0000");
+    let listed = Instant::now();
+    w.bucket.put("d/0001", "another");
+    wait_for("the time is over", || listed.elapsed() > time);
+    assert_eq!(w.attr("d/0001").unwrap().size, 7);
     drop(directory);
 }
 
@@ -193,7 +210,11 @@ fn a_directory_that_is_renamed_has_its_copies() {
     let directory = begin_listing(&w, "e", "0");
     w.rename("e", "f", RenameFlags::empty()).unwrap();
     for nr in 0..5 {
-        assert_eq!(w.get(&format!("f/{nr}")).unwrap(), b"1");
+        // At once, as the same version that a lookup finds.
+        let found = w.find(&format!("f/{nr}")).unwrap();
+        let file = w.volume.open(&w.me, found.node, OFlags::RDONLY).unwrap();
+        assert_eq!(w.read(&file).unwrap(), b"1");
+        w.volume.forget(found.node, 1);
     }
     assert_eq!(errno(w.find("e").map(|entry| entry.node)), Some(Errno::NOENT));
     assert_ne!(w.find("f").unwrap().node, NodeId::ROOT);
@@ -281,7 +302,12 @@ fn change_here(w: &World, names: &Names, nr: usize) {
     let put = |at| {
         // It is empty first, which all see.
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
-        let file = names.change(&[(at, Some(0))], || w.create_with(name(at), flags)).unwrap();
+        let file = names.change(&[(at, Some(0))], || match w.create_with(name(at), flags) {
+            // As a kernel does, when what it knew by the name is found to be gone.
+            Err(error) if error.errno() == Errno::STALE => w.create_with(name(at), flags),
+            created => created,
+        });
+        let file = file.unwrap();
         let write = || w.write(&file, 0, &vec![b'x'; nr]).and_then(|()| file.flush());
         names.change(&[(at, len)], write).unwrap();
     };

@@ -85,6 +85,30 @@ fn a_rename_deletes_nothing_that_another_program_stored() {
     assert_eq!((w.stored("g"), w.stored("h").unwrap()), (None, b"OURS!".into()));
 }
 
+/// Until all is deleted the store has both names, and a lookup finds the old one.
+#[test]
+fn a_name_that_was_renamed_is_gone_at_once() {
+    for (from, to, key, method) in [("f", "g", "f", "HEAD"), ("d", "e", "d/f", "DELETE")] {
+        let w = World::new();
+        [key, "d/last"].iter().for_each(|key| w.bucket.put(key, "bytes"));
+        let (other, is_copied, is_seen) =
+            (w.of_thread(2), AtomicBool::new(false), Arc::<AtomicBool>::default());
+        let seen = Arc::clone(&is_seen);
+        w.bucket.on_request(move |at, of| {
+            is_copied.fetch_or(at == "COPY", SeqCst);
+            if is_copied.load(SeqCst) && (at, of) == (method, key) && !seen.swap(true, SeqCst) {
+                // As a kernel does, which keeps it.
+                other.find(from).unwrap();
+            }
+        });
+        w.rename(from, to, RenameFlags::empty()).unwrap();
+        assert!(is_seen.load(SeqCst));
+        assert_eq!(errno(w.attr(from)), Some(Errno::NOENT), "{from}");
+        w.attr(to).unwrap();
+        w.bucket.on_request(|_, _| {});
+    }
+}
+
 /// As some programs keep the metadata of what they replace.
 #[test]
 fn a_mark_that_another_program_kept_is_not_ours() {

@@ -174,6 +174,11 @@ impl Node {
         self.nr_staged > 0
     }
 
+    /// Returns whether it is open to be written, or was, and may have what the store had not told.
+    pub(super) fn is_written(&self) -> bool {
+        self.stream.is_some() || self.content.as_ref().is_some_and(|content| content.draft().is_some())
+    }
+
     /// Returns whether it is there even if the store has nothing of it.
     pub(super) fn is_shown_empty(&self) -> bool {
         self.emptied.is_some()

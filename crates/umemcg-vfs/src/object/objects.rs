@@ -384,7 +384,7 @@ impl Objects {
     }
 
     /// Notes that a name stood for nothing, or for something else, at a time.
-    fn unlink(&self, parent: NodeId, name: &str, at: Instant) {
+    pub(super) fn unlink(&self, parent: NodeId, name: &str, at: Instant) {
         self.open_listings.outdate_name(parent, name);
         if let Some(lists) = self.lists() {
             let removed = self.tree.lock().unlink(lists, parent, name, at);

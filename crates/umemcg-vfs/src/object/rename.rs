@@ -130,6 +130,20 @@ impl Renaming<'_> {
         Ok(())
     }
 
+    /// Forgets what was found under the old name until it was deleted in the store; not a file that
+    /// was made there.
+    fn forget_old(&self) {
+        let (objects, (parent, name), at) = (&self.volume.objects, self.from, Instant::now());
+        let is_new = {
+            let mut tree = objects.tree.lock();
+            tree.note_emptied(parent);
+            tree.child(parent, name).is_some_and(|(_, found)| found.is_written())
+        };
+        if !is_new {
+            objects.unlink(parent, name, at);
+        }
+    }
+
     /// Deletes an object that has a new name, in the version that was copied if one was.
     fn delete_old(&self, key: &str, copied: Option<&ObjectInfo>) -> Result<(), Errno> {
         let objects = &self.volume.objects;
@@ -137,7 +151,9 @@ impl Renaming<'_> {
             Some(info) => objects.bucket.delete_version(key, info),
             None => objects.bucket.delete(key),
         };
-        left_alone(deleted).map_err(|error| objects.failures.report(&error))
+        left_alone(deleted).map_err(|error| objects.failures.report(&error))?;
+        self.forget_old();
+        Ok(())
     }
 
     fn copy(
@@ -258,7 +274,9 @@ impl Renaming<'_> {
         self.rename_in_tree(node, None);
         self.move_known(node, &moved);
         self.follow_below(&prefix)?;
-        Ok(self.delete_copied(&prefix, &keys)?)
+        self.delete_copied(&prefix, &keys)?;
+        self.forget_old();
+        Ok(())
     }
 
     /// Deletes objects that were copied, but what another program has stored in their place
