@@ -15,10 +15,10 @@
 //! ```
 //!
 //! 1. A page is missing: a window is read, of which the reader waits for its part
-//!    ([`plan`](Readahead::plan), [`begin_window`](Readahead::begin_window)).
+//!    (`plan`, `begin_window`).
 //! 2. The reader comes to the mark. A read that hits declines there once
-//!    ([`is_due`](Readahead::is_due)), because it must not charge; the read that takes its place
-//!    asks for the next window ([`plan_ahead`](Readahead::plan_ahead)).
+//!    (`is_due`), because it must not charge; the read that takes its place
+//!    asks for the next window (`plan_ahead`).
 //! 3. A reader that comes to the next window before the store has it is faster than one window at a
 //!    time, and has one more begun from then on, up to [`WINDOWS_AHEAD_MAX`].
 //!
@@ -69,7 +69,7 @@ pub struct Readahead {
 
 /// How far a reader may be read ahead for, in pages.
 #[derive(Debug, Clone, Copy)]
-pub struct AheadBounds {
+pub(crate) struct AheadBounds {
     /// The largest window that is worth its memory; see [`Readahead::window_max`].
     pub window_max: u64,
     /// Most that may be ahead of the reader.
@@ -115,7 +115,7 @@ impl Readahead {
     /// Returns whether a read up to `last` comes to the mark: it has to have the next window begun,
     /// which a hit must not. Once for each mark.
     #[inline]
-    pub fn is_due(&self, last: u64) -> bool {
+    pub(crate) fn is_due(&self, last: u64) -> bool {
         last >= self.mark.load(Ordering::Relaxed) && self.take_mark()
     }
 
@@ -126,7 +126,7 @@ impl Readahead {
 
     /// Returns the largest window in pages: `wanted` within the bounds of this state, or as far as
     /// they go.
-    pub fn window_max(&self, wanted: Option<u64>) -> u64 {
+    pub(crate) fn window_max(&self, wanted: Option<u64>) -> u64 {
         let (first, max) = self.bounds;
         wanted.map_or(max, |wanted| wanted.clamp(first, max))
     }
@@ -134,7 +134,7 @@ impl Readahead {
     /// Returns how many pages to read from `page` on, which is missing, when `needed` are asked
     /// for. `asked_first` is the page where the whole request starts, `window_max` the largest
     /// [window](Self::window_max). Called before [`note`](Self::note).
-    pub fn plan(&self, asked_first: u64, (page, needed): (u64, u64), window_max: u64) -> u64 {
+    pub(crate) fn plan(&self, asked_first: u64, (page, needed): (u64, u64), window_max: u64) -> u64 {
         let before = self.next_page.load(Ordering::Relaxed);
         let asked_end = self.asked_end.load(Ordering::Relaxed);
         let last = self.window.load(Ordering::Relaxed);
@@ -161,7 +161,7 @@ impl Readahead {
 
     /// Notes that pages up to `end` are being read of a [plan](Self::plan), for a read up to
     /// `last`: the next sequential read has more begun.
-    pub fn begin_window(&self, last: u64, end: u64) {
+    pub(crate) fn begin_window(&self, last: u64, end: u64) {
         if self.window.load(Ordering::Relaxed) > 0 {
             self.asked_end.store(end, Ordering::Relaxed);
             self.mark.store(last + 1, Ordering::Relaxed);
@@ -169,7 +169,7 @@ impl Readahead {
     }
 
     /// Notes that the reader waits for pages that the store has begun to read.
-    pub fn note_wait(&self) {
+    pub(crate) fn note_wait(&self) {
         if self.window.load(Ordering::Relaxed) > 0 {
             self.nr_windows.fetch_or(HAS_WAITED, Ordering::Relaxed);
         }
@@ -177,7 +177,7 @@ impl Readahead {
 
     /// Returns the window to begin beside a read of `asked`, if one is due. Called before
     /// [`note`](Self::note). The caller begins it, or calls [`cut`](Self::cut).
-    pub fn plan_ahead(&self, asked: &Range<u64>, bounds: AheadBounds) -> Option<Range<u64>> {
+    pub(crate) fn plan_ahead(&self, asked: &Range<u64>, bounds: AheadBounds) -> Option<Range<u64>> {
         let before = self.next_page.load(Ordering::Relaxed);
         let last = self.window.load(Ordering::Relaxed);
         let asked_end = self.asked_end.load(Ordering::Relaxed);
@@ -218,7 +218,7 @@ impl Readahead {
 
     /// Notes that of a window [planned](Self::plan_ahead) only the pages up to `end` were begun.
     /// The rest is tried again when the reader has come on.
-    pub fn cut(&self, asked: &Range<u64>, window: &Range<u64>, end: u64) {
+    pub(crate) fn cut(&self, asked: &Range<u64>, window: &Range<u64>, end: u64) {
         let order = Ordering::Relaxed;
         if self.asked_end.compare_exchange(window.end, end, order, order).is_ok() {
             self.mark.store(asked.end + self.bounds.0 / RETRIES, Ordering::Relaxed);

@@ -4,9 +4,11 @@
 use quick_xml::Reader;
 use quick_xml::events::Event;
 
-/// Elements of a listing that stand for one key, with the element inside that has the key: of S3
-/// and Google, then of Azure.
-const ENTRIES: [(&[u8], &[u8]); 4] =
+/// An element of a listing that stands for one key, with the element inside that has the key.
+type EntryNames = (&'static [u8], &'static [u8]);
+
+/// Those of S3 and Google, then of Azure.
+const ENTRIES: [EntryNames; 4] =
     [(b"Contents", b"Key"), (b"CommonPrefixes", b"Prefix"), (b"Blob", b"Name"), (b"BlobPrefix", b"Name")];
 
 /// Returns whether each name in a key can be one of a path. A slash at the end stands for a
@@ -32,7 +34,7 @@ pub(crate) fn without_hidden(body: &[u8], hidden: &mut Vec<String>) -> Option<Ve
     // Up to here the body was kept or left out.
     let mut done = 0;
     // Where an entry begins, and what it is.
-    let mut entry: Option<(usize, (&[u8], &[u8]))> = None;
+    let mut entry: Option<(usize, EntryNames)> = None;
     let mut key: Option<String> = None;
     let mut is_in_key = false;
     loop {

@@ -18,9 +18,12 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
 }
 
+/// Stores an object under a key.
+type Put<'a> = dyn Fn(&str, &[u8]) + 'a;
+
 /// Another client of the same bucket.
 struct Client<'a> {
-    put: Box<dyn Fn(&str, &[u8]) + 'a>,
+    put: Box<Put<'a>>,
     delete: Box<dyn Fn(&str) + 'a>,
 }
 

@@ -37,7 +37,7 @@ const _: () = assert!(
 
 impl File {
     /// Reads without ever sleeping, if every page is cached; the pages stay pinned while the result
-    /// lives. Clipped at the end of the file. Declines once at each [mark](Readahead::is_due) of
+    /// lives. Clipped at the end of the file. Declines once at each mark of
     /// read-ahead, so that [`read`](Self::read) or [`step_read`](Self::step_read) begins what is
     /// next.
     #[inline]
