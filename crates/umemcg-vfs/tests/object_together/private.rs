@@ -365,11 +365,12 @@ impl Private {
         let (from, to) = (self.name(), self.name());
         let must_be_new = self.dice.one_in(3);
         let flags = if must_be_new { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
+        let stored = self.stored(from);
         let result = self.w().rename(&self.path(from), &self.path(to), flags);
         let known = (self.names.get(from).copied(), self.names.contains_key(to));
         match (known, result) {
             (_, Err(error)) if is_excused(error.errno()) => {
-                self.check_both(from, to);
+                self.check_both(from, to, stored);
                 self.remove(from);
                 self.remove(to);
             }
@@ -388,8 +389,8 @@ impl Private {
         }
     }
 
-    /// After a renaming that failed each name has what it had, or the new one what it was to get.
-    fn check_both(&mut self, from: &'static str, to: &'static str) {
+    /// Each name has what it had; or the new one what it was to get, and the old what was `stored`.
+    fn check_both(&mut self, from: &'static str, to: &'static str, stored: Option<Vec<u8>>) {
         let found = [from, to].map(|name| {
             let path = self.path(name);
             self.insist("a read", |w| {
@@ -409,11 +410,13 @@ impl Private {
                 assert!(*errno == Errno::NOENT && target.is_none(), "{from} to {to}: {errno}, lost");
             }
         }
+        let is_moved = source.is_some_and(|known| found[1].as_ref() == Ok(&known.bytes));
+        let is_old = |bytes: &Vec<u8>| is_moved && stored.as_ref() == Some(bytes);
         match &found[0] {
-            Ok(bytes) => assert!(is(source, bytes), "{from} to {to}: another source"),
+            Ok(bytes) => assert!(is(source, bytes) || is_old(bytes), "{from} to {to}: another source"),
             Err(errno) => {
-                let is_moved = source.is_none_or(|known| found[1].as_ref() == Ok(&known.bytes));
-                assert!(*errno == Errno::NOENT && is_moved, "{from} to {to}: {errno}, lost");
+                let is_gone = *errno == Errno::NOENT && (is_moved || source.is_none());
+                assert!(is_gone, "{from} to {to}: {errno}, lost");
             }
         }
     }
