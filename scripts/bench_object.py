@@ -6,6 +6,9 @@ blocks of 4 KiB are read at random places of the file, with nothing cached; 256 
 of seconds, requests that came to the store, and the most memory that the mount's process had resident, as docs/objects.md has
 it. umemcg reads the blocks in a group of 16 MiB; the others have no groups, and their defaults.
 
+Then, of umemcg alone, how long a tenant waits for blocks that it has cached, while another streams through ten times the pool,
+reading and writing.
+
 Arguments: the program umemcg, the counting proxy (`cargo build -p umemcg-object --example counting_proxy`), the virtual
 environment with `weed` and `juicefs`, and the scale (1; smaller ones have less of everything).
 """
@@ -153,6 +156,7 @@ class Peer:
 
 class Umemcg(Peer):
     name = "umemcg"
+    POOL_MIB = 128
 
     def __init__(self, store):
         super().__init__(store)
@@ -160,8 +164,9 @@ class Umemcg(Peer):
             os.mkdir(f"{self.dir}/{name}")
 
     def command(self):
-        return [program, "mount", "s3://bench", self.mnt, "--control", f"{self.dir}/cg", "--pool", "128M", "--endpoint",
-                self.store.endpoint, "--region", "us-east-1", "--staging", f"{self.dir}/staging", "--attributes", "uniform"]
+        return [program, "mount", "s3://bench", self.mnt, "--control", f"{self.dir}/cg", "--pool", f"{self.POOL_MIB}M",
+                "--endpoint", self.store.endpoint, "--region", "us-east-1", "--staging", f"{self.dir}/staging",
+                "--attributes", "uniform"]
 
     def in_group(self, command):
         group = f"{self.dir}/cg/reader"
@@ -236,6 +241,80 @@ for _ in range(int(sys.argv[2])):
 """
 
 
+# Reads a file, and then blocks of it at a steady rate. Prints how long each read took, from the shortest on.
+READ_STEADILY = """
+import os, random, sys, time
+path, seconds, rate = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
+file = os.open(path, os.O_RDONLY)
+while os.read(file, 1 << 20):
+    pass
+blocks = os.fstat(file).st_size // 4096
+places, took, start = random.Random(1), [], time.monotonic()
+for nr in range(int(seconds * rate)):
+    time.sleep(max(start + nr / rate - time.monotonic(), 0))
+    at = places.randrange(blocks) * 4096
+    before = time.perf_counter()
+    assert len(os.pread(file, 4096, at)) == 4096
+    took.append(time.perf_counter() - before)
+print(*(f"{seconds * 1e6:.0f}" for seconds in sorted(took)))
+"""
+STEADY_SECONDS, STEADY_READS_PER_SECOND = max(20 * scale, 2), 1000
+
+
+class Neighbours:
+    """A tenant with its blocks in the cache, and another beside it, on one volume of one daemon."""
+
+    LIMIT_MIB = 32
+
+    def __init__(self, peer):
+        self.peer, self.rows = peer, []
+        # Ten times the pool.
+        nr_times = 10 * Umemcg.POOL_MIB // BIG_MIB + 1
+        self.beside = {
+            "nobody": None,
+            "two busy loops": "while :; do :; done & while :; do :; done",
+            "a reader of ten times the pool": f"for i in $(seq {nr_times}); do cat {peer.path('big')} >/dev/null; done",
+            "a writer of ten times the pool":
+                f"for i in $(seq {nr_times}); do cp {peer.path('big')} {peer.path('copied')}; done",
+        }
+
+    def group(self, name):
+        group = f"{self.peer.dir}/cg/{name}"
+        os.mkdir(group)
+        with open(f"{group}/memory.max", "w") as limit:
+            limit.write(f"{self.LIMIT_MIB}m")
+        return group
+
+    def figure(self, group, name):
+        with open(f"{group}/memory.stat") as stat:
+            return next(int(line.split()[1]) for line in stat if line.startswith(f"{name} "))
+
+    def all(self):
+        self.peer.start()
+        quiet, noisy = self.group("quiet"), self.group("noisy")
+        enter = 'echo $$ > "$0"/cgroup.procs; exec "$@"'
+        read = [sys.executable, "-c", READ_STEADILY, self.peer.path("own"), str(STEADY_SECONDS), str(STEADY_READS_PER_SECOND)]
+        for what, script in self.beside.items():
+            neighbour = script and subprocess.Popen(["sh", "-c", enter, noisy, "sh", "-c", script], start_new_session=True)
+            before = [self.figure(quiet, name) for name in ("cache_hit", "cache_miss")]
+            run = subprocess.run(["sh", "-c", enter, quiet, *read], check=True, stdout=subprocess.PIPE, text=True)
+            hits, misses = (self.figure(quiet, name) - value for name, value in zip(("cache_hit", "cache_miss"), before))
+            if neighbour:
+                os.killpg(neighbour.pid, signal.SIGKILL)
+                neighbour.wait()
+            took = list(map(int, run.stdout.split()))
+            at = [took[min(int(len(took) * part), len(took) - 1)] for part in (0.5, 0.99, 0.999)]
+            with open(f"{noisy}/memory.peak") as peak:
+                most = int(peak.read()) >> 20
+            self.rows.append(f"| {what} | " + " | ".join(f"{us} µs" for us in at) + f" | {hits}, {misses} | {most} MiB |")
+            print(f"  beside {what}: {self.rows[-1]}", file=sys.stderr)
+        self.peer.stop()
+
+    def table(self):
+        print("\n| beside | p50 | p99 | p99.9 | hits, misses of the daemon | neighbour at most |\n|---|---|---|---|---|---|")
+        print("\n".join(self.rows))
+
+
 class Run:
     """What one mount is measured doing."""
 
@@ -297,11 +376,15 @@ def main():
                 print(f"  {run.peer.name}: {error}", file=sys.stderr)
                 run.peer.stop()
             runs.append(run)
+        assert store.put("/bench/own", os.urandom(16 << 20))
+        neighbours = Neighbours(runs[0].peer)
+        neighbours.all()
         print("| |", " | ".join(run.peer.name for run in runs), "|")
         print("|---|" + "---|" * len(runs))
         for what, label in rows.items():
             print(f"| {label} |", " | ".join(run.cells.get(what, "failed") for run in runs), "|")
         print("| resident at most |", " | ".join(f"{run.peer.resident} MiB" for run in runs), "|")
+        neighbours.table()
     finally:
         store.end()
         shutil.rmtree(work, ignore_errors=True)
