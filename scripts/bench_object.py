@@ -271,7 +271,7 @@ class Neighbours:
         # Ten times the pool.
         nr_times = 10 * Umemcg.POOL_MIB // BIG_MIB + 1
         self.beside = {
-            "nobody": None,
+            "no neighbour": None,
             "two busy loops": "while :; do :; done & while :; do :; done",
             "a reader of ten times the pool": f"for i in $(seq {nr_times}); do cat {peer.path('big')} >/dev/null; done",
             "a writer of ten times the pool":
