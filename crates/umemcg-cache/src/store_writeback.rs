@@ -423,8 +423,7 @@ impl StoreWriteback {
     pub(crate) fn forget(&self, file: &dyn DirtyFile) {
         let removed = {
             let mut queue = self.queue.lock();
-            // While the file is on a list it stays this group's.
-            file.dirty_owner().group().and_then(|group| queue.dirty.remove(&group, file))
+            queue.dirty.remove(file)
         };
         if let Some(file) = removed {
             self.retire(&file);
