@@ -264,7 +264,7 @@ test-deb: deb ## the package in a clean Debian with systemd: installed, used, up
 
 # The program that builds images, and what the image begins with.
 CONTAINERS ?= $(firstword $(foreach program,podman buildah docker,$(if $(shell command -v $(program)),$(program))) podman)
-BASE ?= docker.io/library/debian:bookworm-slim
+BASE ?= debian:bookworm-slim
 image: deb ## an image of the Debian package, named umemcg (deploy/container/Containerfile; BASE, CONTAINERS)
 	$(CONTAINERS) build --file deploy/container/Containerfile --build-arg BASE="$(BASE)" --tag umemcg "$(DEB)"
 

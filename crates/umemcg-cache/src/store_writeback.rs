@@ -421,10 +421,7 @@ impl StoreWriteback {
 
     /// Lets go of a discarded file now, unless the flusher is at it and does so.
     pub(crate) fn forget(&self, file: &dyn DirtyFile) {
-        let removed = {
-            let mut queue = self.queue.lock();
-            queue.dirty.remove(file)
-        };
+        let removed = self.queue.lock().dirty.remove(file);
         if let Some(file) = removed {
             self.retire(&file);
         }

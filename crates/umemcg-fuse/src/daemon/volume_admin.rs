@@ -167,7 +167,7 @@ impl Daemon {
         match refused {
             RemoveError::Busy { name, nr_open, .. } => {
                 let member = self.volumes.find(name.as_ref());
-                let example = member.and_then(|member| self.filesystem.example_of_open(&member));
+                let example = member.map(|member| self.filesystem.example_of_open(&member));
                 RemoveError::Busy { name, nr_open, example }
             }
             refused => refused,

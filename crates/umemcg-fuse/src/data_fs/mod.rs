@@ -175,16 +175,19 @@ impl DataFs {
     }
 
     /// Returns something open on a volume, in words.
-    pub fn example_of_open(&self, member: &Arc<Member>) -> Option<String> {
+    pub fn example_of_open(&self, member: &Arc<Member>) -> String {
         let is_file = |opened: &Opened<dyn VolumeFile>| Arc::ptr_eq(&opened.on, member);
         if let Some(opened) = self.files.find(is_file) {
             let path = member.volume().path_of(opened.file.node());
-            return Some(path.map_or("a file without a name".into(), |path| format!("{path:?}")));
+            return path.map_or("a file without a name".into(), |path| format!("{path:?}"));
         }
         let is_dir =
             |dir: &OpenDir| matches!(dir, OpenDir::In { opened, .. } if Arc::ptr_eq(&opened.on, member));
-        // The kernel has closed what a request still uses.
-        self.dirs.find(is_dir).map(|_| "a directory".into()).or(Some("one of a request in progress".into()))
+        match self.dirs.find(is_dir) {
+            Some(_) => "a directory".into(),
+            // The kernel has closed it.
+            None => "one that a request still uses".into(),
+        }
     }
 
     /// Returns the group that pays for a request that arrives; `opener` is the group of the file
