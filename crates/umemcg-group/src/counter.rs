@@ -65,9 +65,6 @@ pub struct CounterNode {
     soft_limit: AtomicU64,
     /// (C) while allocated: the node above, or [`NO_NODE`].
     parent: AtomicU32,
-    /// (A) The nearest ancestor that was alive at the last lookup: a shortcut, which never skips a
-    /// living node.
-    forward: AtomicU32,
     /// (C) while allocated: levels above this one.
     depth: AtomicU32,
     /// (A) The group has been removed. Never cleared while the node is allocated.
@@ -86,7 +83,6 @@ impl Default for CounterNode {
             failcnt: AtomicU64::new(0),
             soft_limit: AtomicU64::new(UNLIMITED),
             parent: AtomicU32::new(NO_NODE),
-            forward: AtomicU32::new(NO_NODE),
             depth: AtomicU32::new(0),
             dead: AtomicBool::new(false),
             in_excess: AtomicBool::new(false),
@@ -108,7 +104,6 @@ impl CounterNode {
         self.soft_limit.store(UNLIMITED, Ordering::Relaxed);
         self.in_excess.store(false, Ordering::Relaxed);
         self.parent.store(parent, Ordering::Relaxed);
-        self.forward.store(parent, Ordering::Relaxed);
         self.depth.store(depth, Ordering::Relaxed);
         self.dead.store(false, Ordering::Relaxed);
         // Release: a thread that reaches the node through its word sees the fields above.
@@ -387,17 +382,6 @@ impl CounterNode {
     pub fn is_dead(&self) -> bool {
         // Acquire: pairs with `mark_dead`.
         self.dead.load(Ordering::Acquire)
-    }
-
-    /// Returns the next node to try when this group is dead: the parent, or a shortcut to a higher
-    /// ancestor.
-    pub fn forward(&self) -> u32 {
-        self.forward.load(Ordering::Relaxed)
-    }
-
-    /// Remembers a shortcut. `ancestor` must be above this node, so it outlives it.
-    pub fn set_forward(&self, ancestor: u32) {
-        self.forward.store(ancestor, Ordering::Relaxed);
     }
 }
 

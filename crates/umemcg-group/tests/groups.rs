@@ -92,6 +92,25 @@ fn a_removed_groups_charges_belong_to_the_next_living_group() {
 }
 
 #[test]
+fn what_a_group_inherited_is_its_own_until_it_hands_over() {
+    let tree = GroupTree::new(64 * MIB);
+    let a = create(&tree, tree.root(), "a");
+    let b = create(&tree, &a, "b");
+    let charge = b.try_charge(MIB).unwrap();
+    tree.remove(&b, nothing).unwrap();
+    let whose = |owner: OwnerId| (owner.resolve().id(), owner.try_resolve().map(|group| group.id()));
+    let mut during = None;
+    tree.remove(&a, |_, _| {
+        // What is charged now is the root's; the look-up must not lead past `a` afterwards either.
+        assert!(Arc::ptr_eq(&b.try_charge(4096).unwrap().owner().resolve(), tree.root()));
+        during = Some(whose(charge.owner()));
+    })
+    .unwrap();
+    assert_eq!(during, Some((a.id(), Some(a.id()))));
+    assert_eq!(whose(charge.owner()), (tree.root().id(), Some(tree.root().id())));
+}
+
+#[test]
 fn a_removed_group_charges_its_parent() {
     let tree = GroupTree::new(64 * MIB);
     let a = create(&tree, tree.root(), "a");

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use numbers::{Numbers, OBJECT_BYTES};
 use support::{create, reclaimer, remove};
-use umemcg_group::StatItem;
+use umemcg_group::{Group, StatItem};
 use umemcg_reclaim::{ListLru, Reason, Verdict};
 
 const POOL: u64 = 64 << 20;
@@ -211,6 +211,34 @@ fn an_object_can_be_removed_while_a_walk_rotates_it() {
         }
         stop.store(true, Relaxed);
     });
+}
+
+#[test]
+fn an_object_leaves_the_list_that_its_group_was_spliced_to() {
+    let (tree, reclaimer) = reclaimer(POOL, 1);
+    let id = reclaimer.reserve_shrinker();
+    let lru = ListLru::new(&reclaimer, &id, 0);
+    let parent = create(&tree, tree.root(), "a");
+    let child = create(&tree, &parent, "b");
+    let charge = child.try_charge(4096).unwrap();
+    let [first, second, third, other] = [0, 1, 2, 9].map(|token| lru.reserve(token).unwrap());
+    lru.add(tree.root().owner(), 0, other);
+    for slot in [first, second, third] {
+        lru.add(charge.owner(), 0, slot);
+    }
+    remove(&tree, &reclaimer, &child);
+    // The parent is marked as removed, and has the list still.
+    let splice = |dying: &Arc<Group>, root: &Arc<Group>| {
+        assert!(lru.remove(0, second) && lru.touch(0, first));
+        reclaimer.splice_to_parent(dying, root);
+    };
+    tree.remove(&parent, splice).unwrap();
+    let mut left = Vec::new();
+    lru.walk(tree.root(), 0, 9, |_, token, _| {
+        left.push(token);
+        Verdict::Removed
+    });
+    assert_eq!((left, lru.count(tree.root(), 0)), (vec![9, 2, 0], 0));
 }
 
 #[test]

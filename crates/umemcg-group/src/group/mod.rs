@@ -379,20 +379,12 @@ fn note_node_freed(above: u32) {
 
 /// Accounts for the state of a removed group below `above`, which is about to be uncharged.
 fn note_state_freed(above: OwnerId, bytes: u64) {
-    let mut at = above.0;
-    // Bounded by the depth of the tree. If no living group is found, the tree is gone.
-    loop {
-        if let Some(group) = GROUPS.get(at).and_then(|slot| slot.load_full()) {
-            return group.stat_add(StatItem::GroupState, -(bytes as i64));
-        }
-        match LEDGER.living(at) {
-            living if living == at => return,
-            living => at = living,
-        }
-    }
+    // If no group is found, the tree is gone.
+    let Some(group) = above.try_resolve() else { return };
+    group.stat_add(StatItem::GroupState, -(bytes as i64));
 }
 
-/// The living group of each counter node. Empty as soon as the group is removed.
+/// The group of each counter node, until it has handed over to its parent all that it had.
 static GROUPS: Table<ArcSwapOption<Group>> = Table::new();
 
 /// Identifies what something is charged to: a group or, once that has been removed, the nearest
@@ -426,7 +418,9 @@ impl OwnerId {
         LEDGER.node(self.0)
     }
 
-    /// Returns the nearest living group.
+    /// Returns the group that has what is charged to this owner: the group itself, or the nearest
+    /// above that has not handed over what it had. A group that is marked as removed has it until
+    /// then, also that of groups removed before.
     ///
     /// # Panics
     /// When the whole tree is gone.
@@ -436,8 +430,7 @@ impl OwnerId {
         self.with_group(Arc::clone)
     }
 
-    /// Calls `use_it` with the nearest living group. Saves the two atomic operations of
-    /// [`resolve`](Self::resolve).
+    /// Calls `use_it` with that group. Saves the two atomic operations of [`resolve`](Self::resolve).
     ///
     /// # Panics
     /// When the whole tree is gone.
@@ -448,26 +441,27 @@ impl OwnerId {
             if let Some(group) = &*GROUPS.get(at).expect("an owner has had a group").load() {
                 return use_it(group);
             }
-            // Removed, so its node is dead and leads up. Bounded by the depth of the tree.
-            assert!(LEDGER.node(at).forward() != NO_NODE, "{self:?} belongs to a tree that is gone");
-            at = LEDGER.living(at);
+            // One level at a time: the next may be dead and still have everything. Bounded by the
+            // depth of the tree.
+            at = LEDGER.node(at).parent();
+            assert!(at != NO_NODE, "{self:?} belongs to a tree that is gone");
         }
     }
 
-    /// Returns the nearest living group of a handle that nothing keeps alive, such as that of a
-    /// shadow entry: `None` or another group if the handle has been freed since.
+    /// Returns the same for a handle that nothing keeps alive, such as that of a shadow entry: `None`
+    /// or another group if the handle has been freed since.
     #[doc(hidden)]
     pub fn try_resolve(self) -> Option<Arc<Group>> {
         let mut at = self.0;
-        // Bounded, because a stale handle may lead anywhere.
-        for _ in 0..64 {
+        // Bounded by the levels above, because a stale handle may lead anywhere.
+        for _ in 0..=self.node().depth() {
             if at == NO_NODE {
                 break;
             }
             if let Some(group) = GROUPS.get(at).and_then(|slot| slot.load_full()) {
                 return Some(group);
             }
-            at = LEDGER.node(at).forward();
+            at = LEDGER.node(at).parent();
         }
         None
     }

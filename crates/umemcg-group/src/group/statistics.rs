@@ -126,7 +126,7 @@ fn apply_one(pending: Pending) {
         {
             return apply_to_group(group, pending);
         }
-        at = LEDGER.node(at).forward();
+        at = LEDGER.node(at).parent();
     }
 }
 
