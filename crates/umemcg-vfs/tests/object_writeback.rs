@@ -4,7 +4,7 @@
 mod common;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::memory_bucket::{ChangeFault, MemoryBucket};
 use common::object_world::{NEVER, World, errno, pattern, wait_for};
@@ -184,6 +184,27 @@ fn a_lost_race_is_found_in_the_background_and_told() {
     drop(file);
     assert_eq!(std::fs::read(&w.staged()[0].path).unwrap(), b"ours");
     wait_for("theirs is shown", || w.get("a").unwrap() == b"theirs");
+}
+
+#[test]
+fn who_is_told_of_a_loss_finds_what_was_lost() {
+    let w = World::writing_back();
+    for n in 0..50 {
+        let key = format!("f{n}");
+        w.bucket.gate.close();
+        let file = w.create(&key).unwrap();
+        w.write(&file, 0, b"ours").unwrap();
+        file.fsync(false).unwrap();
+        w.bucket.put(&key, "theirs");
+        w.bucket.gate.open();
+        let until = Instant::now() + Duration::from_secs(60);
+        while errno(file.fsync(false)) != Some(Errno::IO) {
+            assert!(Instant::now() < until, "never told of {key}");
+        }
+        let staged = w.staged().into_iter().find(|staged| staged.key == key).unwrap();
+        assert!(staged.is_lost, "{staged:?}");
+        assert_eq!(std::fs::read(&staged.path).unwrap(), b"ours");
+    }
 }
 
 #[test]

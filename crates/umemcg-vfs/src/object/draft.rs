@@ -313,20 +313,21 @@ impl Draft {
         }
     }
 
-    /// Keeps it in `lost/`, for good, after `tell` has told the open files, of which none may be
-    /// opened or flushed in between. Returns the path.
+    /// Keeps it in `lost/`, for good; `tell` then tells the open files, of which none may be opened
+    /// or flushed in between: who is told may look there. Returns the path.
     pub(super) fn lose(&self, key: &str, tell: impl FnOnce()) -> std::path::PathBuf {
         if let Err(errno) = self.sync_bytes() {
             tracing::error!(key, %errno, "what is kept of a staged file may be incomplete");
         }
         let _alone = self.recording.take();
+        let path = self.staging.lose(self.serial, key);
         {
             let mut progress = self.progress.lock();
             tell();
             (progress.fate, progress.is_noted) = (Fate::Lost, false);
         }
         self.room.keep();
-        self.staging.lose(self.serial, key)
+        path
     }
 
     /// Begins an upload, by the thread that has the turn; `None` when the store has all, or is to
