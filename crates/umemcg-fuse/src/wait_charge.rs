@@ -13,7 +13,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use umemcg::internal::AccountedCharge;
+use umemcg::internal::{AccountedCharge, Reclaimer};
 use umemcg::{Group, StatItem};
 use umemcg_base::{LeafMutex, PAGE_SIZE};
 
@@ -130,13 +130,16 @@ pub(crate) fn charge_held(group: &Group) -> AccountedCharge {
     AccountedCharge::forced(group, REQUEST_BYTES, StatItem::SlabUnreclaimable)
 }
 
-/// Returns the charge of a parked read of so many bytes, whether there is room or not: it has been
-/// begun, and others may wait for its pages.
-pub(crate) fn charge_parked(group: &Group, size: usize) -> AccountedCharge {
+/// Returns the charge of a parked read of so many bytes; reclaims in one round if there is no room.
+/// If there is none after that, it is charged all the same: it has been begun, and others may wait
+/// for its pages.
+pub(crate) fn charge_parked(reclaimer: &Reclaimer, group: &Arc<Group>, size: usize) -> AccountedCharge {
     // It may begin and end within a page.
     let nr_pages = (size / PAGE_SIZE + 2) as u64;
     let bytes = REQUEST_BYTES + PARKED_READ_BYTES + nr_pages * PARKED_PAGE_BYTES;
-    AccountedCharge::forced(group, bytes, StatItem::SlabUnreclaimable)
+    let charge = reclaimer.charge_opportunistic(group, bytes, &|| false);
+    let charge = charge.unwrap_or_else(|_| group.charge_forced(bytes));
+    AccountedCharge::new(charge, StatItem::SlabUnreclaimable)
 }
 
 /// Turns a message that was cut off into the valid message of a shorter request.
@@ -229,9 +232,9 @@ mod tests {
 
     #[test]
     fn a_parked_read_is_charged_for_its_pages_and_gives_that_back() {
-        let (_engine, group) = group(0);
+        let (engine, group) = group(0);
         let before = group.stat_local(StatItem::SlabUnreclaimable);
-        let charge = charge_parked(&group, 1 << 20);
+        let charge = charge_parked(engine.reclaimer(), &group, 1 << 20);
         let charged = group.stat_local(StatItem::SlabUnreclaimable) - before;
         assert_eq!(charged as u64, REQUEST_BYTES + PARKED_READ_BYTES + 258 * PARKED_PAGE_BYTES);
         drop(charge);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::late_volume::LateVolume;
 use common::{TIMEOUT, TestMount, can_mount, end_of, within};
-use umemcg::{Engine, EngineConfig, StatItem};
+use umemcg::{Engine, EngineConfig, Group, StatItem};
 use umemcg_fuse::{DataFs, Lifetimes, RootOnly, Unmount};
 use umemcg_vfs::{RemoveError, Volumes};
 
@@ -33,11 +33,16 @@ struct Ground {
 impl Ground {
     fn new() -> Self {
         let engine = Engine::new(EngineConfig::new(64 << 20)).unwrap();
+        let root = Arc::clone(engine.root());
+        Self::paid_by(engine, root)
+    }
+
+    fn paid_by(engine: Arc<Engine>, group: Arc<Group>) -> Self {
         let byte = |file: usize, at: usize| (at / 7 + at / PAGE * 31 + file * 101) as u8;
         let contents: Vec<Vec<u8>> =
             (0..NR_FILES).map(|file| (0..200 * PAGE).map(|at| byte(file, at)).collect()).collect();
         let volume = LateVolume::new(&engine, contents.clone());
-        let payer = Arc::new(RootOnly(Arc::clone(engine.root())));
+        let payer = Arc::new(RootOnly(group));
         let volumes = Volumes::single(Arc::clone(&volume) as _);
         let data_fs = DataFs::new(&engine, volumes, payer, Lifetimes::default()).unwrap();
         Self { mount: TestMount::new(data_fs), volume, engine, contents }
@@ -112,6 +117,34 @@ fn reads_that_wait_for_their_store_hold_no_threads() {
     ground.wait_settled();
     ground.mount.unmount(Unmount::ByForce).unwrap();
     assert!(ground.mount.session.wait(Some(TIMEOUT)));
+}
+
+#[test]
+fn a_parked_read_makes_room_for_what_it_keeps() {
+    if !can_mount() {
+        return;
+    }
+    let engine = Engine::new(EngineConfig::new(64 << 20)).unwrap();
+    let group = engine.create_group(engine.root(), "g".as_ref()).unwrap();
+    let limit = 1 << 20;
+    engine.set_max(&group, limit, &|| false);
+    let ground = Ground::paid_by(engine, Arc::clone(&group));
+    ground.volume.answerer.answer();
+    let read = |file: usize| {
+        let (open, mut bytes) = (ground.open(file), [0; 4 * PAGE]);
+        for at in (0..200 * PAGE).step_by(bytes.len()) {
+            open.read_exact_at(&mut bytes, at as u64).unwrap();
+            assert!(bytes == ground.contents[file][at..at + bytes.len()], "{at} of {file}");
+        }
+    };
+    std::thread::scope(|scope| {
+        for file in 0..NR_FILES {
+            let read = &read;
+            scope.spawn(move || (0..20).for_each(|_| read(file)));
+        }
+    });
+    assert!(group.peak_bytes() > limit - (64 << 10), "{} bytes: it was never full", group.peak_bytes());
+    assert!(group.peak_bytes() <= limit, "{} bytes of {limit}", group.peak_bytes());
 }
 
 #[test]

@@ -103,7 +103,7 @@ impl DataFs {
             Ok(ReadStep::Waits(waiting)) => match self.parking.get().and_then(|lot| lot.park(slow.keys)) {
                 Some(place) => {
                     let me = self.me.clone();
-                    let held = charge_parked(&group, slow.size);
+                    let held = charge_parked(self.engine.reclaimer(), &group, slow.size);
                     let reply = reply.take();
                     return waiting.when_ready(move |read| {
                         place.resume(reply, move |reply| {
