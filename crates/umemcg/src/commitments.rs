@@ -168,8 +168,9 @@ fn fits_roughly(group: &Arc<Group>, change: Change) -> bool {
     for at in levels_above(group) {
         let (own, below) = Share::read(at);
         let inside = held_bytes(at).saturating_add(pending).saturating_add(more).saturating_add(below);
-        if inside <= own {
-            return true; // Nothing changes above it.
+        // Nothing changes above it, but for a removed group: its accounts' bytes are the parent's.
+        if inside <= own && !at.is_dead() {
+            return true;
         }
         if inside > at.max_bytes() {
             return false;
@@ -327,5 +328,23 @@ mod tests {
         }
         assert_eq!((tree.commitments.nr_levels(), a.guaranteed_bytes(), b.guaranteed_bytes()), (0, 0, 0));
         assert!(!tree.commitments.is_any());
+    }
+
+    #[test]
+    fn accounts_of_a_removed_group_leave_what_others_are_guaranteed() {
+        let tree = Tree { tree: GroupTree::new(100 * UNIT), commitments: Commitments::default() };
+        let root = Arc::clone(tree.tree.root());
+        let (a, b) = (tree.child(&root, "a"), tree.child(&root, "b"));
+        let of_a = Holding::new(Arc::clone(&a));
+        tree.guarantee(&a, 30).unwrap();
+        tree.guarantee(&b, 50).unwrap();
+        tree.tree.remove(&a, |_, _| {}).unwrap();
+        // What is guaranteed to `a` stays so until its guarantee ends.
+        tree.hold(&of_a, 20).unwrap();
+        assert_eq!(tree.hold(&of_a, 1), Err((root.id(), 0)));
+        tree.commitments.end_guarantee(&a, 30 * UNIT);
+        tree.hold(&of_a, 30).unwrap();
+        assert_eq!(tree.hold(&of_a, 1), Err((root.id(), 0)));
+        tree.commitments.end_guarantee(&b, 50 * UNIT);
     }
 }
