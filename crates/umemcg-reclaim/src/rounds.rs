@@ -350,6 +350,21 @@ mod tests {
     }
 
     #[test]
+    fn a_walk_passes_a_group_that_is_about_to_hand_over() {
+        let pool = Pool::new();
+        let root = Arc::clone(pool.tree.root());
+        let [a, b, c] = ["A", "B", "C"].map(|name| pool.group(&root, name, UNLIMITED));
+        let mut seen = Vec::new();
+        let splice = |dying: &Arc<Group>, parent: &Arc<Group>| {
+            let walk = SharedWalk::new(&root, 1, Round::AllGroups);
+            seen.extend(walk.take(8).map(|group| group.id()));
+            pool.reclaimer.splice_to_parent(dying, parent);
+        };
+        pool.tree.remove(&b, splice).unwrap();
+        assert_eq!(seen, [&root, &a, &b, &c].map(|group| group.id()));
+    }
+
+    #[test]
     fn a_group_that_is_no_longer_in_excess_is_found_out_by_the_walk() {
         let pool = Pool::new();
         let root = Arc::clone(pool.tree.root());

@@ -106,10 +106,13 @@ impl Iterator for SharedWalk<'_> {
             Some(mine) if mine != position.generation => return None,
             Some(_) => {}
         }
-        // A group that died since is skipped to the start of the round: nothing is lost, its pages
-        // are the parent's. But for the root of the walk itself, from which the round would start
-        // for ever.
-        let is_place = |group: &Arc<Group>| Arc::ptr_eq(group, self.root) || !group.is_dead();
+        // From a group that has handed over to its parent, the round starts again: nothing is lost,
+        // its pages are the parent's. But for the root of the walk itself, from which the round
+        // would start for ever; so it would from a group that is about to hand over.
+        let is_place = |group: &Arc<Group>| {
+            let has_all = || group.owner().try_resolve().is_some_and(|now| Arc::ptr_eq(&now, group));
+            Arc::ptr_eq(group, self.root) || !group.is_dead() || has_all()
+        };
         let mut last = position.last.take().and_then(|weak| weak.upgrade()).filter(is_place);
         begins_again &= last.is_some();
         let mut below_too = true;
