@@ -259,10 +259,18 @@ impl Shrinker for Leased {
     }
 
     fn count(&self, target: &ShrinkTarget<'_>) -> Count {
-        match self.charged_bytes() / PAGE_SIZE_U64 {
-            pages if self.is_asked(target) && pages > 0 => Count::Objects(pages),
-            _ => Count::Empty,
+        let pages = self.charged_bytes() / PAGE_SIZE_U64;
+        if target.node != NODE || pages == 0 {
+            return Count::Empty;
         }
+        let payer = self.living();
+        if Arc::ptr_eq(target.group, &payer) {
+            return Count::Objects(pages);
+        }
+        // What is charged to a group that is being removed comes to its parent a moment after the
+        // shrinkers' bits.
+        let is_next = payer.is_dead() && payer.parent().is_some_and(|next| Arc::ptr_eq(target.group, next));
+        if is_next { Count::NothingNow } else { Count::Empty }
     }
 
     fn scan(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scan {

@@ -147,6 +147,23 @@ fn a_lease_that_releases_a_part_keeps_the_rest_in_sight() {
 }
 
 #[test]
+fn reclaim_in_the_midst_of_a_removal_keeps_the_lease_in_sight() {
+    let ground = Ground::new(8 * MIB);
+    ground.fill();
+    let engine = &ground.engine;
+    let before = ground.lease.charged_bytes();
+    let splice = |dying: &Arc<Group>, parent: &Arc<Group>| {
+        engine.reclaimer().splice_to_parent(dying, parent);
+        let _ = engine.reclaim(parent, MIB, &|| false);
+    };
+    engine.tree().remove(&ground.tenant, splice).unwrap();
+    let _ = engine.reclaim(engine.root(), 4 * MIB, &|| false);
+    let after = ground.lease.charged_bytes();
+    // The engine adjusts the lease meanwhile, by an eighth of what is used.
+    assert!(after < before - MIB, "{after} of {before} bytes are left");
+}
+
+#[test]
 fn a_leased_cache_shares_its_group_with_others() {
     let ground = Ground::new(8 * MIB);
     ground.fill();
