@@ -6,13 +6,15 @@
 mod numbers;
 mod support;
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, Weak};
 
 use numbers::{Numbers, OBJECT_BYTES};
 use support::{create, reclaimer, remove};
 use umemcg_group::{Group, StatItem};
-use umemcg_reclaim::{ListLru, Reason, Verdict};
+use umemcg_reclaim::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
+use umemcg_reclaim::{ListLru, Reason, Reclaimer, Verdict};
 
 const POOL: u64 = 64 << 20;
 
@@ -239,6 +241,61 @@ fn an_object_leaves_the_list_that_its_group_was_spliced_to() {
         Verdict::Removed
     });
     assert_eq!((left, lru.count(tree.root(), 0)), (vec![9, 2, 0], 0));
+}
+
+/// Keeps the number of its objects by group. Before it takes over from a removed group, the parent
+/// is reclaimed.
+#[derive(Debug)]
+struct ByGroup {
+    objects: Mutex<HashMap<u64, u64>>,
+    reclaimer: Weak<Reclaimer>,
+}
+
+impl Shrinker for ByGroup {
+    fn name(&self) -> String {
+        "by-group".into()
+    }
+
+    fn count(&self, target: &ShrinkTarget<'_>) -> Count {
+        match self.objects.lock().unwrap().get(&target.group.id()) {
+            Some(&nr @ 1..) => Count::Objects(nr),
+            _ => Count::Empty,
+        }
+    }
+
+    fn scan(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
+        let mut objects = self.objects.lock().unwrap();
+        let Some(left) = objects.get_mut(&target.group.id()) else { return Scan::Stop };
+        let scanned = nr.min(*left);
+        *left -= scanned;
+        Scan::Done(Scanned { scanned, freed_bytes: scanned * OBJECT_BYTES, releasing_bytes: 0 })
+    }
+
+    fn usage(&self, _: &ShrinkTarget<'_>) -> Usage {
+        Usage::default()
+    }
+
+    fn reparent(&self, dying: &Arc<Group>, parent: &Arc<Group>) {
+        self.reclaimer.upgrade().unwrap().drop_slab(parent, &|| false);
+        let mut objects = self.objects.lock().unwrap();
+        let moved = objects.remove(&dying.id()).unwrap_or(0);
+        *objects.entry(parent.id()).or_default() += moved;
+    }
+}
+
+#[test]
+fn objects_that_a_shrinker_keeps_by_group_are_found_in_the_parent() {
+    let (tree, reclaimer) = reclaimer(POOL, 1);
+    let id = reclaimer.reserve_shrinker();
+    let group = create(&tree, tree.root(), "a");
+    let objects = Mutex::new(HashMap::from([(group.id(), 50)]));
+    let shrinker = Arc::new(ByGroup { objects, reclaimer: Arc::downgrade(&reclaimer) });
+    let number = id.get();
+    let _registered = reclaimer.register_shrinker(id, Arc::<ByGroup>::clone(&shrinker));
+    reclaimer.note_objects(&group, 0, number);
+    remove(&tree, &reclaimer, &group);
+    reclaimer.drop_slab(tree.root(), &|| false);
+    assert_eq!(shrinker.objects.lock().unwrap()[&tree.root().id()], 0);
 }
 
 #[test]

@@ -280,8 +280,18 @@ impl Reclaimer {
     #[doc(alias = "memcg_reparent_objcgs")]
     pub fn splice_to_parent(&self, dying: &Arc<Group>, parent: &Arc<Group>) {
         splice_lists((self.arena(), self.list_slots()), (dying, parent), self.nr_nodes());
+        let part = GroupReclaim::of(parent, self.nr_nodes());
         for id in 0..self.shrinkers().high() {
             self.shrinkers().with(id, |shrinker| shrinker.reparent(dying, parent));
+            // The bits moved before the objects that the shrinker keeps by itself, so a count may
+            // have found nothing and cleared them. A bit too many costs one count.
+            for node in 0..self.nr_nodes() {
+                if let Some(place) = part.shrinker_bits(node).find(id) {
+                    // Open: the parent has a child until this removal is over.
+                    let _ = place.unit.set(place.bit);
+                }
+            }
         }
+        part.note_present(parent);
     }
 }

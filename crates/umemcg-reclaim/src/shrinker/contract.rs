@@ -107,5 +107,9 @@ pub trait Shrinker: Send + Sync + fmt::Debug {
     /// Takes over from a removed group: what this shrinker keeps for it outside any
     /// [`ListLru`](crate::ListLru) belongs to the parent from now on. The bit moves by itself.
     /// Called once for every group that is removed, whether or not the shrinker has objects of it.
+    ///
+    /// It must not add, remove or touch an object in a [`ListLru`](crate::ListLru) of the dying
+    /// group, nor wait for a thread that does: these lists are closed already, so such a thread
+    /// waits for the end of the removal.
     fn reparent(&self, _dying: &Arc<Group>, _parent: &Arc<Group>) {}
 }
