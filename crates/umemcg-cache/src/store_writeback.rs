@@ -16,7 +16,7 @@ use umemcg_reclaim::owner_from;
 
 use crate::dirty::bandwidth::{Bandwidth, RATE_FIRST};
 use crate::dirty::dirty_file::DirtyFile;
-use crate::dirty::lists::DirtyLists;
+use crate::dirty::lists::{DirtyLists, living};
 use crate::dirty::refusal::Refusals;
 use crate::dirty::throttle::PacingClock;
 use crate::dirty::unclean_counts::UncleanCounts;
@@ -462,20 +462,31 @@ impl StoreWriteback {
                         || turn.shared && file.dirty_owner().is_shared()
                         || file.is_stable()
                 };
-                let Some(file) = self.take(&turn.group, &mut turn.left, due) else { return false };
-                if self.write_turn(file, &turn.group, &mut round) {
-                    round.is_more = true;
-                    // The requested work is not done.
-                    self.urgent.fetch_or(urgent, Ordering::Release);
-                    if turn.all {
-                        self.want_flushed(&turn.group, FlushGoal::All);
+                let Some(file) = self.take(&turn.group, &mut turn.left, due) else {
+                    // What is left of a removed group's list is the parent's, whose turn may be over.
+                    if turn.left > 0 && turn.group.is_dead() {
+                        self.continue_later(turn, urgent, &mut round);
                     }
+                    return false;
+                };
+                if self.write_turn(file, &turn.group, &mut round) {
+                    self.continue_later(turn, urgent, &mut round);
                 }
                 turn.left > 0
             });
         }
         self.confirm(&mut round);
         round.error.map_or(Ok(round.is_more), Err)
+    }
+
+    /// Has the next round do what was requested of this one and is not done. A removed group's part
+    /// is its parent's.
+    fn continue_later(&self, turn: &GroupTurn, urgent: bool, round: &mut Round) {
+        round.is_more = true;
+        self.urgent.fetch_or(urgent, Ordering::Release);
+        if turn.all {
+            self.want_flushed(living(&turn.group), FlushGoal::All);
+        }
     }
 
     /// Writes a file for as long as its turn lasts; returns whether there may be more.

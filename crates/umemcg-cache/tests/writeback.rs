@@ -12,6 +12,7 @@ use common::{MemStore, Pool, group, pattern, pool};
 use parking_lot::Mutex;
 use umemcg_arena::{Arena, Segment};
 use umemcg_cache::{BackingStore, File, StoreId};
+use umemcg_reclaim::PageOwner;
 
 const MIB: u64 = 1 << 20;
 const NR_FILES: usize = 10;
@@ -137,6 +138,25 @@ fn a_store_that_hangs_with_many_files_holds_up_no_other() {
     file.start_writeback();
     until("the healthy store has it", || file.nr_unclean() == 0);
     stores[0].release();
+}
+
+#[test]
+fn a_round_writes_what_a_removed_group_hands_over_meanwhile() {
+    let pool = lazy_pool();
+    let tenant = group(&pool, "t", u64::MAX);
+    for parent in [&tenant, pool.root()] {
+        let child = pool.create_group(parent, "child".as_ref()).unwrap();
+        let stores = [MemStore::on_store(1), MemStore::on_store(1)];
+        let [first, second] = stores.each_ref().map(|store| pool.open_file(store.clone(), 0).unwrap());
+        first.write(parent, 0, &[1; 5000]).unwrap();
+        second.write(&child, 0, &[2; 5000]).unwrap();
+        stores[0].hang();
+        pool.cache().start_writeback(parent);
+        until("the flusher writes the parent's file", || has_begun(&stores[0]));
+        pool.remove_group(&child).unwrap();
+        stores[0].release();
+        until("the child's file is durable", || second.nr_unclean() == 0);
+    }
 }
 
 /// A file of 16 MiB that is dirty and not being written.
