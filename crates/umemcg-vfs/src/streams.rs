@@ -54,7 +54,10 @@ impl Streams {
     ) -> bool {
         let (owner, room, now) = (group.owner(), room_bytes / PAGE_SIZE_U64, clock(group));
         let before = last_open.replace(LastOpen { owner, at_page: now });
-        let is_soon = |at_page: u64| now.saturating_sub(at_page) <= room.saturating_mul(ROOMS_MAX);
+        // A later moment is of another group, which had this number before.
+        let is_soon = |at_page: u64| {
+            now.checked_sub(at_page).is_some_and(|read| read <= room.saturating_mul(ROOMS_MAX))
+        };
         let is_reused = before.is_some_and(|before| before.owner != owner || is_soon(before.at_page));
         let mut groups = self.since_page.lock();
         let since = since_page(&mut groups, owner, (now, room));
@@ -88,13 +91,53 @@ fn clock(group: &Group) -> u64 {
 /// Returns the moment after which a group's pages count as read once.
 fn since_page(groups: &mut HashMap<OwnerId, u64>, owner: OwnerId, (now, room): (u64, u64)) -> &mut u64 {
     if !groups.contains_key(&owner) && groups.len() >= NR_GROUPS_MIN && groups.len() == groups.capacity() {
-        groups.retain(|owner, _| owner.with_group(|group| group.owner() == *owner));
+        groups.retain(|owner, _| owner.try_resolve().is_some_and(|group| group.owner() == *owner));
     }
     let since = groups.entry(owner).or_insert(now);
-    *since = (*since).max(now.saturating_sub(room.saturating_mul(ROOMS_MAX)));
+    // A later moment is of another group, which had this number before.
+    *since = (*since).min(now).max(now.saturating_sub(room.saturating_mul(ROOMS_MAX)));
     since
 }
 
 fn note_reused(since: &mut u64, now: u64, nr_reused: u64) {
     *since = since.saturating_add(nr_reused.saturating_mul(READ_ONCE_PER_REUSED)).min(now);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use umemcg::internal::{GroupTree, apply_pending};
+
+    const ROOM_BYTES: u64 = 100 * PAGE_SIZE_U64;
+    /// A moment of a group that is gone, and whose number is used again.
+    const LONG_AGO: u64 = 1_000_000;
+
+    #[test]
+    fn a_group_streams_whose_number_was_another_groups() {
+        let tree = GroupTree::new(ROOM_BYTES);
+        let group = tree.root();
+        let streams = Streams::default();
+        streams.since_page.lock().insert(group.owner(), LONG_AGO);
+        assert!(!streams.is_streaming(group));
+        group.stat_add(StatItem::PgPgIn, 100);
+        apply_pending();
+        assert!(streams.is_streaming(group));
+        let mut last_open = Some(LastOpen { owner: group.owner(), at_page: LONG_AGO });
+        assert!(streams.note_open(group, ROOM_BYTES, PAGE_SIZE_U64, &mut last_open));
+    }
+
+    #[test]
+    fn groups_of_a_tree_that_is_gone_are_forgotten() {
+        let gone = GroupTree::new(1 << 30);
+        let mut groups = HashMap::new();
+        while groups.len() < NR_GROUPS_MIN || groups.len() < groups.capacity() {
+            let name = groups.len().to_string();
+            groups.insert(gone.create(gone.root(), name.as_ref()).unwrap().owner(), 0);
+        }
+        let (tree, nr) = (GroupTree::new(ROOM_BYTES), groups.len());
+        drop(gone);
+        since_page(&mut groups, tree.root().owner(), (0, 100));
+        // Groups of other tests may have some of the numbers by now.
+        assert!(groups.len() < nr);
+    }
 }
