@@ -133,6 +133,10 @@ impl ListLru {
                 continue;
             }
             if self.slots.is_linked(slot) {
+                // One that was made for it is found by a walk, which drops it.
+                if objects.chain.len() == 0 {
+                    list.set_bit();
+                }
                 return None;
             }
             objects.chain.push_tail(&self.slots, slot, owner.into_raw());

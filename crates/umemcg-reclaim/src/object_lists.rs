@@ -242,9 +242,8 @@ impl ObjectLists {
                 source.dead = true;
                 from.note_len(&source);
                 to.note_len(&target);
-                if target.chain.len() > 0 {
-                    to.set_bit();
-                }
+                // Also of a list that was made for objects which have left meanwhile: a walk drops it.
+                to.set_bit();
                 break;
             }
         }

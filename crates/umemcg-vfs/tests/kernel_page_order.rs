@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use common::page_kernel::{PAGE, kept};
 use common::{Fixture, ROOT, name};
-use umemcg::{Group, StatItem};
+use umemcg::{DropCaches, Group, StatItem};
 use umemcg_vfs::{Caller, IdleInode, KernelCache, Lookup, OFlags, Open, PageDrop, Volume, VolumeFile};
 
 const WINDOW: u64 = 64;
@@ -39,6 +39,37 @@ impl KernelCache for Obedient {
     }
 }
 
+/// A kernel that drops pages when the test says so.
+#[derive(Debug, Default)]
+struct Slow(Mutex<Vec<PageDrop>>);
+
+impl Slow {
+    fn nr_asked(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+
+    /// Drops the first of what it was asked for.
+    fn drop_first(&self, nr: usize) {
+        let drops: Vec<PageDrop> = self.0.lock().unwrap().drain(..nr).collect();
+        drops.into_iter().for_each(|drop| drop.task.done(true));
+    }
+}
+
+impl KernelCache for Slow {
+    fn asks_by_name(&self) -> bool {
+        false
+    }
+    fn let_go(&self, _: Vec<IdleInode>) -> bool {
+        true
+    }
+    fn keeps_pages(&self) -> bool {
+        true
+    }
+    fn drop_pages(&self, drops: Vec<PageDrop>) {
+        self.0.lock().unwrap().extend(drops);
+    }
+}
+
 struct World {
     fixture: Fixture,
     kernel: Arc<Obedient>,
@@ -47,9 +78,13 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let fixture = Fixture::new();
         let kernel: Arc<Obedient> = Arc::default();
-        fixture.vfs.set_kernel(Arc::<Obedient>::clone(&kernel));
+        Self::under(Arc::<Obedient>::clone(&kernel), kernel)
+    }
+
+    fn under(above: Arc<dyn KernelCache>, kernel: Arc<Obedient>) -> Self {
+        let fixture = Fixture::new();
+        fixture.vfs.set_kernel(above);
         let group = fixture.engine.create_group(fixture.engine.root(), "g".as_ref()).unwrap();
         Self { fixture, kernel, group }
     }
@@ -259,6 +294,26 @@ fn ghosts_go_with_their_file() {
     world.fixture.vfs.forget(node, u64::MAX);
     world.group.drain_own_stock();
     assert!(world.group.usage_bytes() <= before + SHARE_BYTES_MAX, "but for the head of a list");
+}
+
+#[test]
+fn the_lists_of_ghosts_go_with_the_last_of_them() {
+    let slow: Arc<Slow> = Arc::default();
+    let world = World::under(Arc::<Slow>::clone(&slow), Arc::default());
+    let engine = &world.fixture.engine;
+    let file = world.open("f", 8 * WINDOW);
+    world.read(&file, 0, 8 * WINDOW);
+    engine.reclaim(&world.group, 8 * WINDOW * PAGE, &|| slow.nr_asked() == 8).ok();
+    // Some are ghosts, and there is nothing to ask for.
+    slow.drop_first(4);
+    engine.reclaim(&world.group, PAGE, &|| true).ok();
+    engine.drop_caches(DropCaches::Objects, &|| false);
+    slow.drop_first(4);
+    let node = file.node();
+    drop(file);
+    world.fixture.vfs.forget(node, u64::MAX);
+    engine.drop_caches(DropCaches::Both, &|| false);
+    assert_eq!(world.group.usage_exact(), 0);
 }
 
 #[test]
