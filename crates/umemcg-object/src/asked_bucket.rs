@@ -305,15 +305,6 @@ impl Found {
     }
 }
 
-/// Returns whether a change's condition holds of what is there.
-pub(crate) fn holds(expected: &Expected, found: Option<&Found>) -> bool {
-    match expected {
-        Expected::Absent => found.is_none(),
-        Expected::Same(info) => found.is_some_and(|found| found.info.is_same(info)),
-        Expected::Anything => true,
-    }
-}
-
 /// Returns an ETag that a condition can be made of: a weak one never matches (RFC 9110, 13.1.1).
 pub(crate) fn strong_etag(info: &ObjectInfo) -> Option<&str> {
     info.etag.as_deref().filter(|etag| !etag.starts_with("W/"))

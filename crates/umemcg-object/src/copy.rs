@@ -13,7 +13,7 @@ use object_store::{CopyMode, CopyOptions, Error};
 use umemcg_vfs::object::{BucketError, Expected, ObjectInfo, ObjectSource};
 
 use crate::amendment::{AMENDMENT, Amendment};
-use crate::asked_bucket::{AskedBucket, Place, holds, strong_etag};
+use crate::asked_bucket::{AskedBucket, Place, strong_etag};
 use crate::refusal::Refusal;
 use crate::upload::{Upload, headers_of};
 
@@ -44,7 +44,7 @@ impl Copy<'_> {
         let mut round = 1;
         loop {
             let there = asked.find_any(self.to.0, &self.to.1)?;
-            if !holds(self.expected, there.as_ref()) {
+            if !self.expected.is_met_by(there.as_ref().map(|found| &found.info)) {
                 return Err(asked.changed("COPY", self.to.0, there.as_ref()));
             }
             // On what is there now: a request whose answer was lost may take effect late, and must

@@ -12,7 +12,7 @@ use object_store::Attributes;
 use umemcg_vfs::Timestamp;
 use umemcg_vfs::object::{BucketError, Expected, ObjectInfo};
 
-use crate::asked_bucket::{AskedBucket, Found, holds};
+use crate::asked_bucket::{AskedBucket, Found};
 
 /// See the module text.
 pub(crate) struct LocalDirectory<'a> {
@@ -50,7 +50,7 @@ impl<'a> LocalDirectory<'a> {
 
     pub(crate) fn make(&self, expected: &Expected) -> Result<ObjectInfo, BucketError> {
         let there = self.find()?;
-        if !holds(expected, there.as_ref()) {
+        if !expected.is_met_by(there.as_ref().map(|found| &found.info)) {
             return Err(self.asked.changed("PUT", self.key, there.as_ref()));
         }
         if let Some(found) = there {

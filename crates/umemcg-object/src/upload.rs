@@ -30,7 +30,7 @@ use umemcg_vfs::object::{
 };
 
 use crate::amendment::{AMENDMENT, Amendment};
-use crate::asked_bucket::{AskedBucket, Found, Place, etag_of, holds, strong_etag};
+use crate::asked_bucket::{AskedBucket, Found, Place, etag_of, strong_etag};
 use crate::http_layer::for_this_tenant;
 use crate::metadata::{attributes_of, mark_of, marked};
 use crate::store::PutCondition;
@@ -166,7 +166,7 @@ impl<'a> Upload<'a> {
             return Ok(None);
         }
         let found = self.asked.find_any(self.key, &self.place)?;
-        if holds(self.expected, found.as_ref()) {
+        if self.expected.is_met_by(found.as_ref().map(|found| &found.info)) {
             Ok(found)
         } else {
             Err(self.asked.changed(what, self.key, found.as_ref()))
@@ -192,7 +192,7 @@ impl<'a> Upload<'a> {
         match found {
             Some(found) if self.is_ours(&found) => Ok(Some(found.info)),
             _ if is_denied => Err(self.failed(what, error)),
-            found if !holds(self.expected, found.as_ref()) => {
+            found if !self.expected.is_met_by(found.as_ref().map(|found| &found.info)) => {
                 Err(self.asked.changed(what, self.key, found.as_ref()))
             }
             _ if is_refused => Ok(None),
@@ -201,9 +201,21 @@ impl<'a> Upload<'a> {
     }
 
     fn in_parts(&self, store: &Arc<dyn MultipartStore>) -> Result<ObjectInfo, BucketError> {
-        let upload = self.begin(store)?;
-        let parts = self.note(Some(&upload)).and_then(|()| self.send_parts(store, &upload));
+        let upload = self.begin_noted(store)?;
+        let parts = self.send_parts(store, &upload);
         self.end_parts(store, &upload, parts)
+    }
+
+    /// Begins an upload in parts, which is noted.
+    pub(crate) fn begin_noted(&self, store: &Arc<dyn MultipartStore>) -> Result<MultipartId, BucketError> {
+        let upload = self.begin(store)?;
+        match self.note(Some(&upload)) {
+            Ok(()) => Ok(upload),
+            Err(error) => {
+                self.give_up_noted(store, &upload);
+                Err(error)
+            }
+        }
     }
 
     /// Completes an upload of which these parts were sent, or gives it up.
@@ -228,17 +240,19 @@ impl<'a> Upload<'a> {
             }
             Err(error) => Ok(error),
         };
-        if self.give_up_parts(store, upload) {
-            let _ = self.note(None);
-        }
+        self.give_up_noted(store, upload);
         self.unended(error)
     }
 
     /// Ends an upload without an object, when no part of it is sent any more; returns whether it is
     /// over.
-    pub(crate) fn give_up_parts(&self, store: &Arc<dyn MultipartStore>, upload: &MultipartId) -> bool {
+    pub(crate) fn give_up_noted(&self, store: &Arc<dyn MultipartStore>, upload: &MultipartId) -> bool {
         // Twice: a part that was on its way may have come in after the first.
-        self.give_up(store, upload) && self.give_up(store, upload)
+        let is_over = self.give_up(store, upload) && self.give_up(store, upload);
+        if is_over {
+            let _ = self.note(None);
+        }
+        is_over
     }
 
     /// Says what became of an object whose upload failed before its end, or at it.
@@ -255,7 +269,7 @@ impl<'a> Upload<'a> {
     }
 
     /// Begins an upload in parts. It is noted before, since its id comes when there is one.
-    pub(crate) fn begin(&self, store: &Arc<dyn MultipartStore>) -> Result<MultipartId, BucketError> {
+    fn begin(&self, store: &Arc<dyn MultipartStore>) -> Result<MultipartId, BucketError> {
         if self.asked.store.takes_conditions {
             self.note(Some(UNKNOWN_UPLOAD))?;
         }

@@ -3,6 +3,9 @@
 
 mod common;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use common::memory_bucket::ChangeFault;
 use common::object_world::{World, errno, pattern};
 use rustix::io::Errno;
@@ -13,10 +16,6 @@ const NEW: OFlags = OFlags::RDWR.union(OFlags::CREATE);
 
 fn refused() -> ChangeFault {
     ChangeFault::Refused(BucketError::Unavailable("503".into()))
-}
-
-fn changed() -> ChangeFault {
-    ChangeFault::Refused(BucketError::Changed("412".into()))
 }
 
 #[test]
@@ -191,8 +190,14 @@ fn a_file_that_is_being_written_is_stored_under_its_new_name() {
     assert_eq!((w.bucket.keys(), w.get("moved").unwrap()), (vec!["moved".into()], b"Fresh!".into()));
     let file = w.open("moved", OFlags::RDWR).unwrap();
     w.write(&file, 0, b"x").unwrap();
-    w.bucket.fail_changes([changed()]);
+    let (rival, is_first) = (Arc::clone(&w.bucket), AtomicBool::new(true));
+    w.bucket.on_request(move |at, of| {
+        if (at, of) == ("PUT", "x") && is_first.swap(false, Relaxed) {
+            rival.put("x", "theirs");
+        }
+    });
     assert_eq!(errno(w.rename("moved", "x", RenameFlags::NOREPLACE)), Some(Errno::EXIST));
+    w.bucket.on_request(|_, _| {});
     file.flush().unwrap();
     assert_eq!(w.stored("moved").unwrap(), b"xresh!", "that was no loss");
 }

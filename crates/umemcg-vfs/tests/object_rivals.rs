@@ -52,6 +52,21 @@ fn changed() -> ChangeFault {
 }
 
 #[test]
+fn a_refusal_without_another_version_is_no_lost_race() {
+    let w = World::new();
+    w.bucket.put("old", "before");
+    for (name, file) in [("new", w.create("new")), ("old", w.open("old", OFlags::RDWR))] {
+        let file = file.unwrap();
+        w.write(&file, 0, b"ours!!").unwrap();
+        w.bucket.fail_changes([changed()]);
+        assert_eq!(errno(file.flush()), Some(Errno::IO));
+        assert!(w.staged().iter().all(|staged| !staged.is_lost), "{:?}", w.staged());
+        file.flush().unwrap();
+        assert_eq!(w.stored(name).unwrap(), b"ours!!");
+    }
+}
+
+#[test]
 fn a_renamed_directory_takes_no_unseen_version_for_its_own() {
     let w = World::new();
     w.bucket.put("d/read", "first");

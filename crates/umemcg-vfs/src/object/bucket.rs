@@ -99,6 +99,17 @@ pub enum Expected {
     Anything,
 }
 
+impl Expected {
+    /// Returns whether the condition holds of what is there.
+    pub fn is_met_by(&self, there: Option<&ObjectInfo>) -> bool {
+        match self {
+            Self::Absent => there.is_none(),
+            Self::Same(info) => there.is_some_and(|there| there.is_same(info)),
+            Self::Anything => true,
+        }
+    }
+}
+
 /// Why a request to a store failed. The texts name the store and the key.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum BucketError {
@@ -216,6 +227,25 @@ pub trait ObjectSource: Send + Sync + fmt::Debug {
     }
 }
 
+/// Where an upload in parts is noted whose bytes come while it goes on.
+pub trait UploadNote: Send + Sync + fmt::Debug {
+    /// Notes it, as [`ObjectSource::note_upload`] does.
+    ///
+    /// # Errors
+    /// As there.
+    fn note(&self, upload: Option<&str>) -> io::Result<()>;
+}
+
+/// Notes nothing: what a crash leaves behind is ended by a rule of the store, if at all.
+#[derive(Debug)]
+pub struct NoNote;
+
+impl UploadNote for NoNote {
+    fn note(&self, _: Option<&str>) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// An upload in parts that was begun, and whose bytes come while it goes on. One that is dropped
 /// before it is over is ended without an object, by a thread that serves no requests.
 #[allow(clippy::missing_errors_doc)]
@@ -307,12 +337,13 @@ pub trait Bucket: Send + Sync + fmt::Debug {
     /// Returns the length of a part of what [`begin_upload`](Self::begin_upload) begins.
     fn part_bytes(&self) -> u64;
     /// Begins an upload in parts, of an object that is stored under `expected` when it is
-    /// completed.
+    /// completed. It is noted until it is over.
     fn begin_upload(
         &self,
         key: &str,
         metadata: &Metadata,
         expected: &Expected,
+        note: Arc<dyn UploadNote>,
     ) -> Result<Arc<dyn PartedUpload>, BucketError>;
     /// Ends an upload in parts that a crash left behind, or for [`UNKNOWN_UPLOAD`] all of this key.
     /// One that is over is no error.

@@ -69,15 +69,16 @@ impl DraftUpload<'_> {
         };
         // It may have been changed by an upload of this draft whose answer was lost.
         let there = match bucket.head(key) {
-            Ok(there) => there,
-            Err(BucketError::NotFound(_)) => return Err(UploadError::Changed(changed)),
+            Ok(there) => Some(there),
+            Err(BucketError::NotFound(_)) => None,
             // What is there is not known.
             Err(error) => return Err(self.failed(&error)),
         };
-        match upload.before.number_of_unknown(draft.mark(), &there) {
+        let number_of = |there: &ObjectInfo| upload.before.number_of_unknown(draft.mark(), there);
+        match (there.as_ref().and_then(number_of), there) {
             // After a crash it may have more changes than were accepted.
-            Some(nr) if nr >= upload.nr_changes => Ok(there),
-            Some(_) => {
+            (Some(nr), Some(there)) if nr >= upload.nr_changes => Ok(there),
+            (Some(_), Some(there)) => {
                 draft.rebase(&there);
                 let again = bucket.upload(key, &source, &metadata, &Expected::Same(there));
                 again.map_err(|error| match error {
@@ -85,7 +86,11 @@ impl DraftUpload<'_> {
                     _ => self.failed(&error),
                 })
             }
-            None => Err(UploadError::Changed(changed)),
+            // No other version is there: two changes at once, of which a store may refuse both.
+            (_, there) if expected.is_met_by(there.as_ref()) => {
+                Err(self.failed(&BucketError::Unavailable(changed.to_string())))
+            }
+            _ => Err(UploadError::Changed(changed)),
         }
     }
 

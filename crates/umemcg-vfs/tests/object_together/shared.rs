@@ -123,12 +123,16 @@ impl Sharer {
                 // A sync may have stored it as it was begun.
                 return self.remove(&fresh);
             }
-        } else if self.dice.one_in(2) {
-            // Whether that is told or not, the renaming stores it.
-            let _ = file.flush();
         }
+        // Whether that is told or not, the renaming stores it.
+        let told = (!self.together.streams && self.dice.one_in(2)).then(|| file.flush());
         match w.rename(&fresh, &path, RenameFlags::empty()) {
-            Ok(()) => assert!(self.together.bucket.had(&path, &bytes), "{path}: renamed, and never there"),
+            Ok(()) => assert!(
+                self.together.bucket.had(&path, &bytes),
+                "{path}: renamed, and never there; {told:?} was told of {fresh}, in lost/: {}, stored: {}",
+                self.together.has_lost(&bytes),
+                self.together.bucket.had(&fresh, &bytes)
+            ),
             Err(error) => {
                 assert!(is_overtaken(error.errno()), "{fresh} to {path}: {error:?}");
                 self.remove(&fresh);
