@@ -41,6 +41,8 @@ mod pool;
 mod reload;
 mod service_manager;
 mod signals;
+#[cfg(any(feature = "object", test))]
+mod state_directory;
 mod stores;
 mod table;
 mod top;

@@ -226,6 +226,7 @@ fn open(
         gid: rustix::process::getegid().as_raw(),
         staging,
         streams: writes == Writes::Streamed,
+        upload_notes: if writes == Writes::Streamed { crate::state_directory::uploads() } else { None },
     }))
 }
 

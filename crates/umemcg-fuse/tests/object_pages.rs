@@ -52,6 +52,7 @@ impl Ground {
             uid: 0,
             gid: 0,
             streams: false,
+            upload_notes: None,
             staging: Some(StagingConfig::new(staging.path().to_owned(), 64 << 20)),
         };
         let volume = ObjectVolume::open(&engine, &config, 0).unwrap();

@@ -12,7 +12,7 @@ use object_store::{Error, MultipartId, MultipartUpload};
 use tokio::task::JoinHandle;
 use umemcg_base::LeafMutex;
 use umemcg_vfs::object::{
-    BucketError, Expected, Metadata, ObjectInfo, ObjectSource, PartBytes, PartEnd, PartedUpload,
+    BucketError, Expected, Metadata, ObjectInfo, ObjectSource, PartBytes, PartEnd, PartedUpload, UploadNote,
 };
 
 use crate::asked_bucket::AskedBucket;
@@ -27,6 +27,7 @@ pub(crate) struct StoreUpload {
     /// With a mark.
     metadata: Metadata,
     expected: Expected,
+    note: Arc<dyn UploadNote>,
     progress: Arc<LeafMutex<Progress>>,
 }
 
@@ -52,17 +53,20 @@ struct Progress {
 
 /// What the parts add up to.
 #[derive(Debug)]
-struct Sent(u64);
+struct Sent {
+    size: u64,
+    note: Arc<dyn UploadNote>,
+}
 
 impl ObjectSource for Sent {
     fn size(&self) -> u64 {
-        self.0
+        self.size
     }
     fn read_at(&self, _: u64, _: &mut [u8]) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
-    fn note_upload(&self, _: Option<&str>) -> io::Result<()> {
-        Ok(())
+    fn note_upload(&self, upload: Option<&str>) -> io::Result<()> {
+        self.note.note(upload)
     }
 }
 
@@ -76,13 +80,14 @@ impl StoreUpload {
     pub(crate) fn begin(
         asked: &Arc<AskedBucket>,
         key: &str,
-        metadata: &Metadata,
-        expected: &Expected,
+        (metadata, expected): (&Metadata, &Expected),
+        note: Arc<dyn UploadNote>,
     ) -> Result<Self, BucketError> {
         let metadata = marked(metadata);
-        let upload = Upload::new(asked, key, &Sent(0), &metadata, expected)?;
+        let nothing = Sent { size: 0, note: Arc::clone(&note) };
+        let upload = Upload::new(asked, key, &nothing, &metadata, expected)?;
         let way = match &asked.store.parts {
-            Some(store) => Way::Parts(Arc::clone(store), upload.begin(store)?),
+            Some(store) => Way::Parts(Arc::clone(store), upload.begin_noted(store)?),
             None => Way::Stream(upload.begin_stream()?),
         };
         let progress =
@@ -93,8 +98,13 @@ impl StoreUpload {
             key: key.to_owned(),
             metadata,
             expected: expected.clone(),
+            note,
             progress,
         })
+    }
+
+    fn sent(&self, size: u64) -> Sent {
+        Sent { size, note: Arc::clone(&self.note) }
     }
 
     /// Takes what ends it, after what is being sent; `None` if it is over.
@@ -164,7 +174,7 @@ impl PartedUpload for StoreUpload {
 
     fn complete(&self) -> Result<ObjectInfo, BucketError> {
         let (way, sent, size) = self.take(false).ok_or_else(|| self.over())?;
-        let source = Sent(size);
+        let source = self.sent(size);
         let upload = Upload::new(&self.asked, &self.key, &source, &self.metadata, &self.expected)?;
         upload.ended(match way {
             Way::Parts(store, id) => {
@@ -176,9 +186,10 @@ impl PartedUpload for StoreUpload {
 
     fn abort(&self) -> Result<(), BucketError> {
         let Some((way, ..)) = self.take(true) else { return Ok(()) };
-        let upload = Upload::new(&self.asked, &self.key, &Sent(0), &self.metadata, &self.expected)?;
+        let nothing = self.sent(0);
+        let upload = Upload::new(&self.asked, &self.key, &nothing, &self.metadata, &self.expected)?;
         match way {
-            Way::Parts(store, id) => match upload.give_up_parts(&store, &id) {
+            Way::Parts(store, id) => match upload.give_up_noted(&store, &id) {
                 true => Ok(()),
                 false => Err(BucketError::Unavailable(format!(
                     "DELETE of the upload {id} of {:?} in {}",
@@ -200,7 +211,7 @@ impl Drop for StoreUpload {
             (progress.way.take(), std::mem::take(&mut progress.under_way))
         };
         let Some(way) = way else { return };
-        let (asked, key) = (Arc::clone(&self.asked), self.key.clone());
+        let (asked, key, note) = (Arc::clone(&self.asked), self.key.clone(), Arc::clone(&self.note));
         drop(self.asked.runtime.spawn(async move {
             for part in under_way {
                 part.abort();
@@ -211,8 +222,9 @@ impl Drop for StoreUpload {
                 (Way::Stream(mut upload), _) => upload.abort().await,
                 (Way::Parts(..), Err(_)) => Ok(()),
             };
-            if let Err(error) = ended {
-                let _ = asked.failed("DELETE of an upload", &key, &error);
+            match ended {
+                Ok(()) | Err(Error::NotFound { .. }) => _ = note.note(None),
+                Err(error) => _ = asked.failed("DELETE of an upload", &key, &error),
             }
         }));
     }

@@ -11,7 +11,7 @@ use object_store::path::Path;
 use tokio::runtime::Handle;
 use umemcg_vfs::object::{
     Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, ObjectBody, ObjectInfo,
-    ObjectSource, PartedUpload, StoreTraffic, UNKNOWN_UPLOAD,
+    ObjectSource, PartedUpload, StoreTraffic, UNKNOWN_UPLOAD, UploadNote,
 };
 use umemcg_vfs::volume::StoreId;
 
@@ -197,8 +197,9 @@ impl Bucket for StoreBucket {
         key: &str,
         metadata: &Metadata,
         expected: &Expected,
+        note: Arc<dyn UploadNote>,
     ) -> Result<Arc<dyn PartedUpload>, BucketError> {
-        Ok(Arc::new(StoreUpload::begin(&self.asked, key, metadata, expected)?))
+        Ok(Arc::new(StoreUpload::begin(&self.asked, key, (metadata, expected), note)?))
     }
 
     fn abort_upload(&self, key: &str, upload: &str) -> Result<(), BucketError> {

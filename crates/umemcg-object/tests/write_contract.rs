@@ -4,7 +4,7 @@
 mod servers;
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use object_store::memory::InMemory;
 use servers::source::{Source, bytes_of};
@@ -12,7 +12,7 @@ use servers::{Azurite, Moto, SeaweedFs, Server};
 use umemcg_object::{ObjectOptions, StoreBucket, open};
 use umemcg_vfs::object::{
     Bucket, BucketError, Expected, Metadata, ObjectInfo, PartBytes, PartEnd, PartedUpload, UNKNOWN_UPLOAD,
-    UPLOAD_MARK,
+    UPLOAD_MARK, UploadNote,
 };
 
 /// What not every store has.
@@ -205,12 +205,38 @@ fn send(upload: &dyn PartedUpload, bytes: &[u8]) -> Result<(), BucketError> {
     receiver.recv_timeout(std::time::Duration::from_secs(60)).expect("an end")
 }
 
+/// What was noted of an upload, in order.
+#[derive(Debug, Default)]
+struct Notes(Mutex<Vec<Option<String>>>);
+
+impl UploadNote for Notes {
+    fn note(&self, upload: Option<&str>) -> std::io::Result<()> {
+        self.0.lock().unwrap().push(upload.map(str::to_owned));
+        Ok(())
+    }
+}
+
+impl Notes {
+    /// Checks that an upload which is over was noted with its id, if it has one, and is not any
+    /// more.
+    fn check(&self, what: &str) {
+        let noted = std::mem::take(&mut *self.0.lock().unwrap());
+        let is_id = |noted: &Option<String>| noted.as_ref().is_some_and(|id| id != UNKNOWN_UPLOAD);
+        let is_whole = matches!(&noted[..], [.., id, None] if is_id(id));
+        assert!(is_whole || noted.iter().all(Option::is_none), "{what}: {noted:?}");
+    }
+}
+
 fn parts_come_one_by_one(bucket: &dyn Bucket, abilities: Abilities) {
     let part = abilities.part_bytes;
     assert_eq!(bucket.part_bytes(), part as u64);
     let bytes = Source::pattern(2 * part + 4711, 5).bytes;
     let metadata = metadata(abilities);
-    let begin = |expected: &Expected| bucket.begin_upload("parts", &metadata, expected).unwrap();
+    let notes = Arc::<Notes>::default();
+    let begin = |expected: &Expected| {
+        let note = Arc::clone(&notes);
+        bucket.begin_upload("parts", &metadata, expected, note).unwrap()
+    };
     let upload = begin(&Expected::Absent);
     bytes.chunks(part).for_each(|part| send(&*upload, part).unwrap());
     assert!(matches!(bucket.head("parts"), Err(BucketError::NotFound(_))), "whole or not at all");
@@ -220,10 +246,12 @@ fn parts_come_one_by_one(bucket: &dyn Bucket, abilities: Abilities) {
     assert_eq!(metadata_of(&found), metadata);
     assert!(bytes_of(bucket, "parts").unwrap() == bytes);
     assert!(upload.complete().is_err() && send(&*upload, b"x").is_err(), "it is over");
+    notes.check("completed");
 
     let upload = begin(&Expected::Absent);
     send(&*upload, b"other").unwrap();
     is_changed(upload.complete());
+    notes.check("refused");
     let upload = begin(&Expected::Same(first));
     send(&*upload, b"other").unwrap();
     assert_eq!(upload.complete().unwrap().size, 5);
@@ -233,10 +261,16 @@ fn parts_come_one_by_one(bucket: &dyn Bucket, abilities: Abilities) {
     send(&*upload, &bytes[..part]).unwrap();
     upload.abort().unwrap();
     upload.abort().unwrap();
+    notes.check("given up");
     // One that is dropped is ended by another thread.
     let upload = begin(&Expected::Anything);
     send(&*upload, &bytes[..part]).unwrap();
     drop(upload);
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while Arc::strong_count(&notes) > 1 && std::time::Instant::now() < until {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    notes.check("dropped");
     assert_eq!(bytes_of(bucket, "parts").unwrap(), b"other");
 }
 

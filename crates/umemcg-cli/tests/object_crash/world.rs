@@ -125,19 +125,6 @@ impl World {
         values(&self.list("/bucket?uploads"), "UploadId").map(str::to_owned).collect()
     }
 
-    /// Ends those that daemons have left which remember nothing, as a rule of the bucket does.
-    /// Returns how many there were.
-    pub fn end_uploads(&self) -> usize {
-        let listed = self.list("/bucket?uploads");
-        let uploads: Vec<_> = values(&listed, "Key").zip(values(&listed, "UploadId")).collect();
-        for (key, upload) in &uploads {
-            let path = format!("/bucket/{key}?uploadId={upload}");
-            let (status, _) = self.weed.request("DELETE", &path, b"").unwrap();
-            assert!([204, 404].contains(&status), "{path}: {status}");
-        }
-        uploads.len()
-    }
-
     fn list(&self, path: &str) -> String {
         let (status, body) = self.weed.request("GET", path, b"").unwrap();
         let text = String::from_utf8(body).unwrap();

@@ -214,7 +214,7 @@ impl Mount {
                 false => command.arg("--page-cache").arg(whose),
             };
         }
-        command.current_dir("/");
+        command.current_dir("/").env("STATE_DIRECTORY", self.directory.path().join("state"));
         command
     }
 

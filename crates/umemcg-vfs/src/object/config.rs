@@ -70,4 +70,8 @@ pub struct ObjectConfig {
     /// New files and whole replacements are written to the store as they come, from memory. Of no
     /// meaning with a staging directory.
     pub streams: bool,
+    /// A directory on a local disk where the uploads in parts of streams are noted while they go
+    /// on: the next volume of the same URL ends those of a daemon that was killed. Volumes and
+    /// daemons may share it. Without it they stay until a rule of the store ends them.
+    pub upload_notes: Option<PathBuf>,
 }

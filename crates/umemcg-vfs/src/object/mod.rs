@@ -60,6 +60,7 @@ mod streaming;
 mod streams;
 mod tree;
 mod turns;
+mod upload_notes;
 mod upload_queue;
 mod upload_room;
 mod uploader;
@@ -84,8 +85,8 @@ use crate::volume::{Attributes, Lookup, Open, Volume, VolumeDir, VolumeFile, Vol
 pub use asking::asking_tenant;
 use bucket::read_placed;
 pub use bucket::{
-    Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, ObjectBody, ObjectInfo,
-    ObjectSource, PartEnd, PartedUpload, StoreState, UNKNOWN_UPLOAD, UPLOAD_MARK,
+    Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, NoNote, ObjectBody,
+    ObjectInfo, ObjectSource, PartEnd, PartedUpload, StoreState, UNKNOWN_UPLOAD, UPLOAD_MARK, UploadNote,
 };
 pub use config::{Freshness, ObjectConfig, STAGING_BYTES, StagingConfig};
 use drafts::Drafts;
@@ -104,6 +105,7 @@ use staging::Staging;
 use streams::Streams;
 use umemcg::Engine;
 use umemcg::files::{File, StoreId};
+use upload_notes::UploadNotes;
 
 /// The room that `df` shows, since no store tells its own: 1 EiB, in units of 4 KiB.
 const BLOCKS: u64 = 1 << 48;
@@ -149,7 +151,8 @@ impl ObjectVolume {
             replay::adopt_all(drafts, &config.bucket)?;
         }
         let streams = drafts.as_ref().filter(|drafts| drafts.staging.is_none());
-        let streams = streams.map(|drafts| Arc::new(Streams::new(drafts)));
+        let notes = || config.upload_notes.as_ref().map(|below| UploadNotes::open(below, &config.bucket));
+        let streams = streams.map(|drafts| Arc::new(Streams::new(drafts, notes())));
         Ok(Arc::new(Self { objects, drafts, streams }))
     }
 

@@ -342,7 +342,7 @@ fn try_to_write(dir: &Path) -> io::Result<()> {
 
 /// Returns the name of a volume's subdirectory: what can be read of the URL, and a hash of URL and
 /// server, which stays the same from release to release.
-fn subdirectory_of(url: &str, endpoint: Option<&str>) -> String {
+pub(super) fn subdirectory_of(url: &str, endpoint: Option<&str>) -> String {
     let kept = |c: char| if c.is_ascii_alphanumeric() || c == '.' || c == '_' { c } else { '-' };
     let mut readable: String = url.replace("://", "-").chars().map(kept).collect();
     readable.truncate(NAME_BYTES);

@@ -19,12 +19,15 @@ use rustix::io::Errno;
 use umemcg::{Engine, Group};
 use umemcg_base::{LeafMutex, assert_no_locks_held};
 
-use super::bucket::{Bucket, BucketError, Expected, ObjectInfo, ObjectSource, PartedUpload, UPLOAD_MARK};
+use super::bucket::{
+    Bucket, BucketError, Expected, NoNote, ObjectInfo, ObjectSource, PartedUpload, UPLOAD_MARK,
+};
 use super::content::Content;
 use super::draft_progress::number_of;
 use super::file_labels::{FileLabels, LabelChange};
 use super::part_bytes::{ChunkCharge, PartBytes};
 use super::parts_under_way::PartsUnderWay;
+use super::upload_notes::UploadNotes;
 use super::upload_room::{UploadCharge, UploadRoom};
 use crate::allowance::ReclaimEffort;
 use crate::attr::{NodeId, Timestamp};
@@ -87,6 +90,7 @@ pub(super) struct Stream {
     /// The old object, or one without bytes.
     pub(super) content: Arc<Content>,
     bucket: Arc<dyn Bucket>,
+    notes: Option<Arc<UploadNotes>>,
     /// What the marks of its uploads begin with.
     marks: String,
     progress: LeafMutex<Progress>,
@@ -151,8 +155,8 @@ impl ObjectSource for OnePart {
 impl Stream {
     /// Returns one that replaces `base`; `is_changed` if it is to be stored although nothing comes.
     pub(super) fn new(
-        node: NodeId,
-        (bucket, content): (&Arc<dyn Bucket>, Arc<Content>),
+        (node, content): (NodeId, Arc<Content>),
+        (bucket, notes): (&Arc<dyn Bucket>, Option<&Arc<UploadNotes>>),
         marks: String,
         (base, labels): (Option<ObjectInfo>, FileLabels),
         is_changed: bool,
@@ -174,8 +178,8 @@ impl Stream {
             nr_parts: 0,
             records: Vec::new(),
         };
-        let (bucket, progress) = (Arc::clone(bucket), LeafMutex::new(progress));
-        Arc::new(Self { node, content, bucket, marks, progress, under_way: Arc::default() })
+        let (bucket, notes, progress) = (Arc::clone(bucket), notes.map(Arc::clone), LeafMutex::new(progress));
+        Arc::new(Self { node, content, bucket, notes, marks, progress, under_way: Arc::default() })
     }
 
     /// Returns what has become of it.
@@ -407,7 +411,8 @@ impl Stream {
         }
         self.find_own(key)?;
         let (metadata, expected) = self.conditions();
-        let upload = self.bucket.begin_upload(key, &metadata, &expected)?;
+        let note = self.notes.as_ref().map_or_else(|| Arc::new(NoNote) as _, |notes| notes.of(key));
+        let upload = self.bucket.begin_upload(key, &metadata, &expected, note)?;
         self.progress.lock().upload = Some(Arc::clone(&upload));
         Ok(upload)
     }
@@ -569,7 +574,7 @@ impl Stream {
         if let Some(upload) = upload
             && let Err(error) = upload.abort()
         {
-            tracing::warn!(%error, "an upload in parts may be left in the store; a lifecycle rule ends it");
+            tracing::warn!(%error, "an upload in parts may be left in the store; the next start ends it");
         }
     }
 

@@ -23,6 +23,7 @@ use super::file_labels::{FileLabels, LabelChange};
 use super::node::{Facts, Told};
 use super::objects::Objects;
 use super::stream::{Payer, Stream, StreamError, StreamFate};
+use super::upload_notes::UploadNotes;
 use crate::attr::{NodeId, SetAttr};
 use crate::error::VfsError;
 
@@ -30,14 +31,16 @@ use crate::error::VfsError;
 #[derive(Debug)]
 pub(super) struct Streams {
     pub(super) drafts: Arc<Drafts>,
+    /// Of their uploads.
+    notes: Option<Arc<UploadNotes>>,
     /// (A) The number of the next one. Relaxed: only uniqueness matters.
     next: AtomicU64,
     attached: LeafMutex<BTreeMap<NodeId, Arc<Stream>>>,
 }
 
 impl Streams {
-    pub(super) fn new(drafts: &Arc<Drafts>) -> Self {
-        Self { drafts: Arc::clone(drafts), next: AtomicU64::new(0), attached: LeafMutex::default() }
+    pub(super) fn new(drafts: &Arc<Drafts>, notes: Option<Arc<UploadNotes>>) -> Self {
+        Self { drafts: Arc::clone(drafts), notes, next: AtomicU64::new(0), attached: LeafMutex::default() }
     }
 
     fn objects(&self) -> &Arc<Objects> {
@@ -55,7 +58,8 @@ impl Streams {
         is_changed: bool,
     ) -> Arc<Stream> {
         let marks = self.drafts.marks(self.next.fetch_add(1, Ordering::Relaxed));
-        Stream::new(node, (&self.objects().bucket, content), marks, (base, labels), is_changed)
+        let to = (&self.objects().bucket, self.notes.as_ref());
+        Stream::new((node, content), to, marks, (base, labels), is_changed)
     }
 
     /// Returns the stream of a new object, for [`attach`](Self::attach). May sleep for memory.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 use umemcg_vfs::Timestamp;
 use umemcg_vfs::object::{
     Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, ObjectBody, ObjectInfo,
-    ObjectSource, PartBytes, PartEnd, PartedUpload,
+    ObjectSource, PartBytes, PartEnd, PartedUpload, UNKNOWN_UPLOAD, UploadNote,
 };
 use umemcg_vfs::volume::StoreId;
 
@@ -108,6 +108,7 @@ struct MemoryUpload {
     metadata: Metadata,
     expected: Expected,
     id: String,
+    note: Arc<dyn UploadNote>,
     parts: Mutex<Vec<Vec<u8>>>,
 }
 
@@ -140,6 +141,7 @@ impl PartedUpload for MemoryUpload {
         self.bucket.call_hook("COMPLETE", &self.key);
         let bytes = self.parts.lock().unwrap().concat();
         self.bucket.uploads.lock().unwrap().remove(&self.id);
+        self.note.note(None).unwrap();
         let fault = self.bucket.next_fault();
         let len = bytes.len() as u64;
         let stored = self.bucket.change(&self.key, &self.expected, fault.as_ref(), |objects| {
@@ -160,6 +162,7 @@ impl PartedUpload for MemoryUpload {
 impl Drop for MemoryUpload {
     fn drop(&mut self) {
         self.bucket.uploads.lock().unwrap().remove(&self.id);
+        self.note.note(None).unwrap();
     }
 }
 
@@ -497,13 +500,16 @@ impl Bucket for MemoryBucket {
         key: &str,
         metadata: &Metadata,
         expected: &Expected,
+        note: Arc<dyn UploadNote>,
     ) -> Result<Arc<dyn PartedUpload>, BucketError> {
         self.count(&self.puts)?;
+        note.note(Some(UNKNOWN_UPLOAD)).unwrap();
         let id = format!("upload-{}", self.next_version.fetch_add(1, Ordering::Relaxed));
         self.uploads.lock().unwrap().insert(id.clone(), key.to_owned());
+        note.note(Some(&id)).unwrap();
         let bucket = self.me.lock().unwrap().upgrade().expect("a bucket for streams");
         let (key, metadata, expected) = (key.to_owned(), metadata.clone(), expected.clone());
-        Ok(Arc::new(MemoryUpload { bucket, key, metadata, expected, id, parts: Mutex::default() }))
+        Ok(Arc::new(MemoryUpload { bucket, key, metadata, expected, id, note, parts: Mutex::default() }))
     }
 
     fn abort_upload(&self, key: &str, upload: &str) -> Result<(), BucketError> {

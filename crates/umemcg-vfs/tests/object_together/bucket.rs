@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use umemcg_vfs::object::{
     Bucket, BucketError, BucketFigures, Expected, ListedPart, Metadata, ObjectBody, ObjectInfo, ObjectSource,
-    PartedUpload,
+    PartedUpload, UploadNote,
 };
 
 use crate::common::memory_bucket::MemoryBucket;
@@ -328,9 +328,11 @@ impl Bucket for FaultyBucket {
         key: &str,
         metadata: &Metadata,
         expected: &Expected,
+        note: Arc<dyn UploadNote>,
     ) -> Result<Arc<dyn PartedUpload>, BucketError> {
         let is_conditional = !matches!(expected, Expected::Anything);
-        let upload = self.change(key, false, || self.memory.begin_upload(key, metadata, expected))?;
+        let begin = || self.memory.begin_upload(key, metadata, expected, Arc::clone(&note));
+        let upload = self.change(key, false, begin)?;
         let me = self.me.upgrade().expect("it is in use");
         Ok(Arc::new(FaultyUpload::new(me, (key, is_conditional), upload)))
     }

@@ -231,6 +231,7 @@ impl Together {
             gid: 8,
             staging: (!self.streams).then(|| self.staging_config()),
             streams: self.streams,
+            upload_notes: self.streams.then(|| self.staging.path().to_owned()),
         };
         let until = Instant::now() + PATIENCE;
         let volume = loop {
@@ -289,16 +290,17 @@ impl Together {
     /// Describes what the pool holds.
     fn usage(&self) -> String {
         let root = self.engine.root();
-        let mut text = format!("  the pool has {} of {}:", root.usage_bytes(), root.max_bytes());
-        for item in [
-            StatItem::FileDirty,
-            StatItem::FileWriteback,
-            StatItem::FileUnstable,
-            StatItem::SlabReclaimable,
-            StatItem::SlabUnreclaimable,
-            StatItem::GroupState,
-        ] {
-            text += &format!(" {item:?} {}", root.stat_total(item));
+        let mut text = format!(
+            "  the pool has {} of {}, {} before:",
+            root.usage_exact(),
+            root.max_bytes(),
+            self.usage_before
+        );
+        for &item in StatItem::ALL {
+            let total = root.stat_total(item);
+            if total != 0 {
+                text += &format!(" {item:?} {total}");
+            }
         }
         text + "\n"
     }
