@@ -463,7 +463,7 @@ impl StoreWriteback {
                         || file.is_stable()
                 };
                 let Some(file) = self.take(&turn.group, &mut turn.left, due) else {
-                    // What is left of a removed group's list is the parent's, whose turn may be over.
+                    // What a removed group had is its parent's, whose turn may be over.
                     if turn.left > 0 && turn.group.is_dead() {
                         self.continue_later(turn, urgent, &mut round);
                     }

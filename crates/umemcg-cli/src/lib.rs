@@ -41,7 +41,7 @@ mod pool;
 mod reload;
 mod service_manager;
 mod signals;
-#[cfg(any(feature = "object", test))]
+#[cfg(feature = "object")]
 mod state_directory;
 mod stores;
 mod table;

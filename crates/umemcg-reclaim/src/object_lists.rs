@@ -242,7 +242,7 @@ impl ObjectLists {
                 source.dead = true;
                 from.note_len(&source);
                 to.note_len(&target);
-                // Also of a list that was made for objects which have left meanwhile: a walk drops it.
+                // Also of one that has got nothing, since all have left meanwhile: a walk drops it.
                 to.set_bit();
                 break;
             }

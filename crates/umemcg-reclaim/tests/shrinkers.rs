@@ -284,7 +284,7 @@ impl Shrinker for ByGroup {
 }
 
 #[test]
-fn objects_that_a_shrinker_keeps_by_group_are_found_in_the_parent() {
+fn objects_that_a_shrinker_keeps_by_group_go_to_the_parent() {
     let (tree, reclaimer) = reclaimer(POOL, 1);
     let id = reclaimer.reserve_shrinker();
     let group = create(&tree, tree.root(), "a");

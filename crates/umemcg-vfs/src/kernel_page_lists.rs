@@ -396,7 +396,7 @@ impl Shrinker for KernelPageShrinker {
     fn count(&self, target: &ShrinkTarget<'_>) -> Count {
         let Some(lists) = self.0.upgrade() else { return Count::Empty };
         match lists.count(target) {
-            // Not asked for any more, the group would keep the list of its ghosts when they are gone.
+            // Otherwise the group would keep the list of its ghosts when they are gone.
             0 if lists.ghosts.count(target.group, target.node) > 0 => Count::NothingNow,
             0 => Count::Empty,
             nr => Count::Objects(nr),

@@ -187,7 +187,7 @@ fn a_lost_race_is_found_in_the_background_and_told() {
 }
 
 #[test]
-fn who_is_told_of_a_loss_finds_what_was_lost() {
+fn a_program_that_is_told_of_a_loss_finds_the_bytes() {
     let w = World::writing_back();
     for n in 0..50 {
         let key = format!("f{n}");

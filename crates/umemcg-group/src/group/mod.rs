@@ -430,7 +430,8 @@ impl OwnerId {
         self.with_group(Arc::clone)
     }
 
-    /// Calls `use_it` with that group. Saves the two atomic operations of [`resolve`](Self::resolve).
+    /// Calls `use_it` with that group, which saves the two atomic operations of
+    /// [`resolve`](Self::resolve).
     ///
     /// # Panics
     /// When the whole tree is gone.
@@ -448,8 +449,8 @@ impl OwnerId {
         }
     }
 
-    /// Returns the same for a handle that nothing keeps alive, such as that of a shadow entry: `None`
-    /// or another group if the handle has been freed since.
+    /// Returns the same for a handle that nothing keeps alive, such as that of a shadow entry:
+    /// `None` or another group if the handle has been freed since.
     #[doc(hidden)]
     pub fn try_resolve(self) -> Option<Arc<Group>> {
         let mut at = self.0;

@@ -313,8 +313,8 @@ impl Draft {
         }
     }
 
-    /// Keeps it in `lost/`, for good; `tell` then tells the open files, of which none may be opened
-    /// or flushed in between: who is told may look there. Returns the path.
+    /// Keeps it in `lost/`, for good. Then `tell` tells the open files, of which none may be opened
+    /// or flushed in between: a program that is told may look there. Returns the path.
     pub(super) fn lose(&self, key: &str, tell: impl FnOnce()) -> std::path::PathBuf {
         if let Err(errno) = self.sync_bytes() {
             tracing::error!(key, %errno, "what is kept of a staged file may be incomplete");

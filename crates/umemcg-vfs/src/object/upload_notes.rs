@@ -56,8 +56,8 @@ struct Record {
 }
 
 impl UploadNotes {
-    /// Returns the notes of a bucket's uploads, after it has ended those that nobody has any more.
-    /// May sleep for the store.
+    /// Returns the notes of a bucket's uploads, after it has ended those that no daemon has any
+    /// more. May sleep for the store.
     pub(super) fn open(below: &Path, bucket: &Arc<dyn Bucket>) -> Arc<Self> {
         let dir = below.join(subdirectory_of(bucket.url(), bucket.endpoint()));
         Self::open_at(dir, &|key, upload| bucket.abort_upload(key, upload))
@@ -152,7 +152,7 @@ impl Record {
     }
 }
 
-/// Ends the uploads whose records nobody has locked.
+/// Ends the uploads whose records no daemon has locked.
 fn end_left(dir: &Path, abort: Abort<'_>) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_has_any_more_is_ended_once_the_store_answers() {
+    fn what_a_killed_daemon_left_is_ended_by_the_next_start() {
         let (store, below) = (Store::default(), tempfile::tempdir().unwrap());
         let dir = below.path().join("a");
         let (notes, _) = store.open(&dir);

@@ -118,11 +118,9 @@ impl Sharer {
                 return self.remove(&fresh);
             }
         };
-        if self.together.streams {
-            if !self.is_stored(&file, &bytes, false) {
-                // A sync may have stored it as it was begun.
-                return self.remove(&fresh);
-            }
+        if self.together.streams && !self.is_stored(&file, &bytes, false) {
+            // A sync may have stored it as it was begun.
+            return self.remove(&fresh);
         }
         // Whether that is told or not, the renaming stores it.
         let told = (!self.together.streams && self.dice.one_in(2)).then(|| file.flush());
