@@ -193,12 +193,13 @@ fn a_name_that_was_never_stored_is_not_found_in_what_was_listed() {
     let file = w.create("d/new").unwrap();
     w.write(&file, 0, b"new").unwrap();
     let directory = begin_listing(&w, "d", "new");
-    let failed = [BucketError::Unavailable("503".into()), BucketError::Changed("412".into())];
-    w.bucket.fail_changes(failed.map(ChangeFault::Refused));
+    w.bucket.fail_changes([ChangeFault::Refused(BucketError::Unavailable("503".into()))]);
     let _ = w.close(file);
+    w.bucket.put("d/new", "theirs");
     // Nothing but the listing knows the name when its file is lost.
     let _ = w.volume.syncfs();
     wait_for("its loss", || w.staged().iter().any(|staged| staged.is_lost));
+    w.bucket.delete("d/new");
     assert_eq!(errno(w.attr("d/new")), Some(Errno::NOENT));
     drop(directory);
 }
