@@ -37,12 +37,14 @@ FUZZ_TARGETS ?= $(patsubst fuzz/fuzz_targets/%.rs,%,$(wildcard fuzz/fuzz_targets
 POSIX_SCALE ?= full
 BENCH_SCALE ?= 1
 
-# All but the stores of objects and the CSI plugin, whose libraries are many; `make test-object` and `make test-csi`
-# have those.
-WORKSPACE = --workspace --exclude umemcg-object --exclude umemcg-csi
-# Those, and the program with them. Always all three: what is built of another selection has other features, and would be
-# built again.
-HEAVY = -p umemcg-object -p umemcg-csi -p umemcg-cli --features umemcg-cli/csi,umemcg-cli/object
+# Every test, check and fuzz target is built of this selection: with another, libraries would have other features, and
+# would be built again.
+ALL = --workspace --features umemcg-cli/csi,umemcg-cli/object --locked
+# Each test is a process of its own (.config/nextest.toml).
+NEXTEST = $(CARGO) nextest run $(ALL)
+export PATH := $(abspath $(TARGET))/tools:$(PATH)
+# The workspaces beside this one share the place of what they build.
+BESIDE = CARGO_TARGET_DIR="$(abspath $(TARGET))/beside" $(CARGO)
 
 .PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-together-objects test-metrics test-names test-object test-object-crash run-object lint-heavy test-csi fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench bench-object experiments lint check-portable package check-packages deps build generated deb test-deb image test-image install build-ahead clean
 
@@ -62,29 +64,27 @@ test: deps unit loom ## everything that the project promises, on this machine (u
 	@$(MAKE) test-together-engine TOGETHER_SECONDS=20 TOGETHER_FIRST=1
 
 # The development profile: it builds fast, and its assertions (lock ranks, accounting) are on.
-unit: deps ## unit, property and real-mount tests, without the models
-	$(CARGO) test $(WORKSPACE) --locked --no-fail-fast
+unit: deps ## unit, property and real-mount tests, and the examples of the documentation, without the models
+	$(NEXTEST)
+	$(CARGO) test $(ALL) --doc
 
-# With the whole workspace and some of its tests, here and below, the libraries have the features that
-# `make test` builds them with, and need not be built again.
 test-kernel-pages: deps ## the real-mount tests again, with the kernel's page cache in place of the daemon's
-	UMEMCG_TEST_PAGE_CACHE=kernel $(CARGO) test $(WORKSPACE) --locked --no-fail-fast --test real_mount --test crash
+	UMEMCG_TEST_PAGE_CACHE=kernel $(NEXTEST) -E 'package(umemcg-cli) & test(/^(real_mount|crash)::/)'
 
 loom: ## every interleaving of the protocols between threads, on the shipped types
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(TARGET)/loom" $(CARGO) test --profile loom --locked \
 		$(addprefix -p ,$(LOOM_CRATES)) --test loom_models
 
 scale: deps ## ten thousand volumes in one daemon, of directories and of objects, and a listing of ten million objects
-	$(CARGO) test --locked $(HEAVY) --test real_mount -- --ignored --nocapture ten_thousand ten_million
+	$(NEXTEST) --run-ignored only --no-capture -E 'test(/^real_mount::.*ten_(thousand|million)/)'
 
 test-posix: deps ## pjdfstest and fsx on real mounts: a directory in a group that reclaims all the time, with either page cache, a tmpfs volume, and a volume of objects
 	TARGET="$(TARGET)" POSIX_SCALE="$(POSIX_SCALE)" scripts/posix.sh
 
 test-crash: deps ## hundreds of kills of a daemon under load, thousands of power cuts with new seeds; every file checked
 	UMEMCG_CRASH_KILLS="$(CRASH_KILLS)" UMEMCG_CRASH_FIO_MIB="$(CRASH_FIO_MIB)" \
-		$(CARGO) test --locked -p umemcg-cli --test crash -- --nocapture
-	UMEMCG_CRASH_ROUNDS="$(CRASH_ROUNDS)" $(CARGO) test --locked -p umemcg-cache --test crash -- --nocapture cut
-	UMEMCG_CRASH_ROUNDS="$(CRASH_ROUNDS)" $(CARGO) test --locked -p umemcg-fuse --test power_cut -- --nocapture
+		$(NEXTEST) --no-capture -E 'package(umemcg-cli) & test(/^crash::/)'
+	UMEMCG_CRASH_ROUNDS="$(CRASH_ROUNDS)" $(NEXTEST) --no-capture -E 'test(/^crash::.*cut/) | test(/^power_cut::/)'
 
 test-together: test-together-engine test-together-mount test-together-objects ## everything at once against a sequential model, in three parts, TOGETHER_SECONDS each
 
@@ -96,21 +96,20 @@ test-together-engine: deps ## the half in one process, under a scheduler that a 
 		$(CARGO) test --profile loom --locked -p umemcg --test together -- --nocapture
 
 # The same against a real mount: processes, kernel and host are not the scheduler's, so a seed repeats what threads do, not when.
-# The whole workspace, as above; the half in one process is empty here.
 test-together-mount: deps ## the half on real mounts, with a daemon that is killed again and again
 	UMEMCG_TEST_PAGE_CACHE="$(TOGETHER_PAGE_CACHE)" UMEMCG_TOGETHER_SECONDS="$(TOGETHER_SECONDS)" $(if $(TOGETHER_SEED),UMEMCG_TOGETHER_SEED="$(TOGETHER_SEED)") \
 		$(if $(TOGETHER_FIRST),UMEMCG_TOGETHER_FIRST="$(TOGETHER_FIRST)") \
-		$(CARGO) test $(WORKSPACE) --locked --test together -- --nocapture
+		$(NEXTEST) --no-capture -E 'package(umemcg-cli) & test(/^together::/)'
 
 # Threads run as the system lets them: a seed repeats what they do, not when.
 test-together-objects: deps ## the same for volumes of objects, above a bucket in memory that fails and that another program changes
 	UMEMCG_TOGETHER_SECONDS="$(TOGETHER_SECONDS)" $(if $(TOGETHER_SEED),UMEMCG_TOGETHER_SEED="$(TOGETHER_SEED)") \
 		$(if $(TOGETHER_FIRST),UMEMCG_TOGETHER_FIRST="$(TOGETHER_FIRST)") \
-		$(CARGO) test $(WORKSPACE) --locked --test object_together -- --nocapture
+		$(NEXTEST) --no-capture -E 'test(/^object_together::/)'
 
 test-metrics: deps ## a real Prometheus scrapes a mount, and answers queries
 	@scripts/deps.sh --metrics
-	$(CARGO) test $(WORKSPACE) --locked --test real_mount -- --ignored prometheus
+	$(NEXTEST) --run-ignored only -E 'test(prometheus)'
 
 # The key of the account that each Azurite has, from its documents.
 AZURITE_KEY = Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==
@@ -119,19 +118,17 @@ OBJECT_ENVIRONMENT = OBJECT_SERVERS="$(abspath $(TARGET))/object-servers" \
 	AWS_ACCESS_KEY_ID=umemcg-test AWS_SECRET_ACCESS_KEY=umemcg-test-secret \
 	AZURE_STORAGE_ACCOUNT_NAME=devstoreaccount1 AZURE_STORAGE_ACCOUNT_KEY=$(AZURITE_KEY)
 
-# The units of the program run along, since the names of tests choose among packages.
-OBJECT_TESTS = --lib $(patsubst crates/umemcg-object/tests/%.rs,--test %,$(wildcard crates/umemcg-object/tests/*.rs))
+# What needs a server, and is left out of `make test` for that.
+OBJECT_TESTS = package(umemcg-object) | package(umemcg-cli) & test(/^(real_mount::(object|stag|synthetic)|object_crash::)/) - test(/ten_(thousand|million)/)
 
 test-object: deps ## volumes of objects, on real servers (moto, SeaweedFS, Azurite, fake-gcs-server) and through a real mount
 	@scripts/deps.sh --object
-	$(OBJECT_ENVIRONMENT) $(CARGO) test --locked $(HEAVY) $(OBJECT_TESTS) -- --include-ignored
-	$(OBJECT_ENVIRONMENT) $(CARGO) test --locked $(HEAVY) --test real_mount -- --ignored objects
-	$(OBJECT_ENVIRONMENT) $(CARGO) test --locked $(HEAVY) --test object_crash -- --include-ignored
+	$(OBJECT_ENVIRONMENT) $(NEXTEST) --run-ignored only -E '$(OBJECT_TESTS)'
 
 test-object-crash: deps ## hundreds of kills of a daemon under load, of the server of its volume of objects, and of both; every file checked
 	@scripts/deps.sh --object
 	$(OBJECT_ENVIRONMENT) UMEMCG_OBJECT_CRASH_ROUNDS="$(OBJECT_CRASH_ROUNDS)" \
-		$(CARGO) test --locked $(HEAVY) --test object_crash -- --include-ignored --nocapture
+		$(NEXTEST) --run-ignored all --no-capture -E 'test(/^object_crash::/)'
 
 run-object: deps ## a bucket as a volume of two tenants: a server, a mount, who holds what; cleans up
 	@scripts/deps.sh --object
@@ -140,7 +137,7 @@ run-object: deps ## a bucket as a volume of two tenants: a server, a mount, who 
 
 test-csi: deps ## the CSI plugin: unit tests, a killed plugin, CSI_CYCLES pods under writes, csi-sanity, the manifests (needs Go)
 	@scripts/deps.sh --csi
-	UMEMCG_CSI_CYCLES="$(CSI_CYCLES)" $(CARGO) test --locked $(HEAVY) --lib --test csi -- --nocapture
+	UMEMCG_CSI_CYCLES="$(CSI_CYCLES)" $(NEXTEST) -E 'package(umemcg-csi) | package(umemcg-cli) & test(/^csi::/)'
 	@# The program that the tests above have built.
 	scripts/csi.sh "$(TARGET)/debug/umemcg" "$(abspath $(TARGET))/csi-tools"
 

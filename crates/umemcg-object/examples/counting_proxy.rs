@@ -6,7 +6,7 @@
 
 use std::io::BufRead;
 
-#[path = "../tests/servers/proxy.rs"]
+#[path = "../tests/all/servers/proxy.rs"]
 #[allow(dead_code)]
 mod proxy;
 

@@ -1,7 +1,5 @@
 //! Marks that carry an ordering: the lock bit, "up to date", and the change from dirty to
 //! write-back.
-//!
-//! `RUSTFLAGS="--cfg loom" cargo test -p umemcg-arena --release --test loom_flags`
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;

@@ -6,8 +6,6 @@
 //! contents, and only then the mark that they are there. The claim: what the reader believes is one
 //! page's contents, whole. The twins drop one ordering or fence each, or change the order of two
 //! loads, and must fail.
-//!
-//! `RUSTFLAGS="--cfg loom" cargo test -p umemcg-arena --release --test loom_optimistic_read`
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, Ordering::Relaxed, fence};

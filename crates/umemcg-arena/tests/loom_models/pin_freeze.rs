@@ -5,8 +5,6 @@
 //! contents, and publishes the frame as another page. The claim: a reader that finds its page's
 //! identity reads its page's contents, and never while they change. The twins drop one ordering
 //! each, or check before pinning, and must fail.
-//!
-//! `RUSTFLAGS="--cfg loom" cargo test -p umemcg-arena --release --test loom_pin_freeze`
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;

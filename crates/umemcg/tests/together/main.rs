@@ -14,7 +14,7 @@
 #![cfg(schedule)]
 
 mod accounts;
-#[path = "../../../umemcg-cache/tests/common/disk.rs"]
+#[path = "../../../umemcg-cache/tests/all/common/disk.rs"]
 mod disk;
 mod disturbers;
 // Some of it only the half on real mounts needs.

@@ -11,7 +11,7 @@
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::disk::{CELL, Disk};
+use super::disk::{CELL, Disk};
 
 /// Largest file.
 pub const LEN_MAX: usize = 96 * 4096;

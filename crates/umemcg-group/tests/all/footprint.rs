@@ -1,0 +1,29 @@
+//! The cost of an empty group. Looks at the memory of the whole process, so it is a program of its
+//! own.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use umemcg_group::{GROUP_STATE_BYTES, Group, GroupTree};
+
+const NR_GROUPS: usize = 100_000;
+
+fn resident_bytes() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * rustix::param::page_size() as u64
+}
+
+#[test]
+fn an_empty_group_costs_no_more_than_is_charged_for_it() {
+    let tree = GroupTree::new(1 << 40);
+    let before = resident_bytes();
+    let groups: Vec<Arc<Group>> = (0..NR_GROUPS)
+        .map(|i| tree.create(tree.root(), &OsString::from(format!("group {i}"))).unwrap())
+        .collect();
+    let each = (resident_bytes() - before) / NR_GROUPS as u64;
+    println!("{each} bytes for an empty group");
+    assert!(each <= GROUP_STATE_BYTES, "{each} bytes for an empty group");
+    assert!(tree.root().usage_bytes() >= NR_GROUPS as u64 * GROUP_STATE_BYTES);
+    drop(groups);
+}

@@ -1,0 +1,41 @@
+//! Requests tell a store's client for which tenant they are, so that tenants can take turns.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+use crate::common::object_world::{World, pattern};
+use umemcg_vfs::object::asking_tenant;
+
+/// Returns the tenants and methods of the requests that something makes.
+fn asked(w: &World, act: impl FnOnce()) -> (BTreeSet<usize>, BTreeSet<String>) {
+    let seen = Arc::<Mutex<(BTreeSet<usize>, BTreeSet<String>)>>::default();
+    let here = Arc::clone(&seen);
+    w.bucket.on_request(move |method, _| {
+        let mut seen = here.lock().unwrap();
+        seen.0.insert(asking_tenant());
+        seen.1.insert(method.to_owned());
+    });
+    act();
+    w.bucket.on_request(|_, _| {});
+    seen.lock().unwrap().clone()
+}
+
+#[test]
+fn requests_are_of_the_tenant_that_asks() {
+    for w in [World::new(), World::streamed(64 << 20)] {
+        let other = w.of_group("other");
+        w.bucket.put("there", pattern(300_000, 1));
+        let use_files = |w: &World, name: &str| {
+            w.put(name, b"bytes").unwrap();
+            assert_eq!(w.get(name).unwrap(), b"bytes");
+            w.engine.drop_caches(umemcg::DropCaches::Both, &|| false);
+            assert_eq!(w.get("there").unwrap().len(), 300_000);
+        };
+        let (of_one, methods) = asked(&w, || use_files(&w, "a"));
+        assert!(["GET", "HEAD", "PUT"].iter().all(|method| methods.contains(*method)), "{methods:?}");
+        let (of_other, _) = asked(&w, || use_files(&other, "b"));
+        assert!(of_one.len() == 1 && of_other.len() == 1, "{of_one:?} {of_other:?}");
+        assert!(of_one.is_disjoint(&of_other) && !of_one.contains(&0), "{of_one:?} {of_other:?}");
+    }
+    assert_eq!(asking_tenant(), 0);
+}
