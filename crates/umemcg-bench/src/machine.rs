@@ -3,10 +3,10 @@
 use std::fmt;
 use std::fs;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The facts about the machine that the reader of a figure needs.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Machine {
     /// Processors that this process may use.
     pub nr_cores: usize,

@@ -44,6 +44,7 @@ mod neighbour_dirty;
 mod neighbour_load;
 mod object_cache;
 mod options;
+mod origin;
 mod plot;
 mod programs;
 mod progress;
@@ -253,10 +254,13 @@ fn run(options: &Options, benchmark: Benchmark) -> Result<Option<report::Report>
 
 fn main() -> ExitCode {
     let Arguments { options, benchmark } = Arguments::parse();
+    let is_tool = matches!(benchmark, Benchmark::NeighbourLoad(_) | Benchmark::Results(_) | Benchmark::Names);
+    // Before the run: the run is part of the load afterwards.
+    let origin = (!is_tool).then(origin::Origin::look);
     match run(&options, benchmark) {
-        Ok(None) => ExitCode::SUCCESS,
-        Ok(Some(report)) => {
-            if let Err(error) = report.print(options.json) {
+        Ok(report) => {
+            let Some((report, origin)) = report.zip(origin) else { return ExitCode::SUCCESS };
+            if let Err(error) = report.print(options.json, &origin) {
                 eprintln!("umemcg-bench: cannot print the report: {error}");
                 return ExitCode::from(2);
             }

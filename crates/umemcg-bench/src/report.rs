@@ -7,7 +7,7 @@ use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
 use crate::chart::Chart;
-use crate::machine::Machine;
+use crate::origin::Origin;
 use crate::stats::Samples;
 
 /// Everything that one benchmark found out.
@@ -15,8 +15,6 @@ use crate::stats::Samples;
 pub struct Report {
     /// The subcommand.
     pub benchmark: &'static str,
-    /// The machine that it ran on.
-    pub machine: Machine,
     /// The amount of work, as a part of the full size.
     pub scale: f64,
     /// Samples of each side.
@@ -93,6 +91,17 @@ pub enum Target {
     PagesAtMost(f64),
 }
 
+/// A report as it is printed with `--json`.
+#[derive(Debug, Serialize)]
+pub struct WithOrigin<'r> {
+    /// Commit, day and machine.
+    #[serde(flatten)]
+    pub origin: &'r Origin,
+    /// The rest.
+    #[serde(flatten)]
+    pub report: &'r Report,
+}
+
 impl Verdict {
     /// Judges a figure.
     pub fn new(what: impl Into<String>, value: f64, target: Target) -> Self {
@@ -161,11 +170,10 @@ impl Serialize for Verdict {
 }
 
 impl Report {
-    /// Creates an empty report of a benchmark on this machine.
+    /// Creates an empty report of a benchmark.
     pub fn new(benchmark: &'static str, scale: f64, rounds: usize) -> Self {
         Self {
             benchmark,
-            machine: Machine::look(),
             scale,
             rounds,
             sections: Vec::new(),
@@ -185,16 +193,16 @@ impl Report {
     ///
     /// # Errors
     /// When it is not read.
-    pub fn print(&self, json: bool) -> io::Result<()> {
+    pub fn print(&self, json: bool, origin: &Origin) -> io::Result<()> {
         let mut out = io::stdout().lock();
         if json {
-            serde_json::to_writer_pretty(&mut out, self)?;
+            serde_json::to_writer_pretty(&mut out, &WithOrigin { origin, report: self })?;
             return writeln!(out);
         }
         writeln!(
             out,
             "{}: {}; {} rounds in turns, scale {}",
-            self.benchmark, self.machine, self.rounds, self.scale
+            self.benchmark, origin.machine, self.rounds, self.scale
         )?;
         if self.compact {
             self.print_lines(&mut out)?;

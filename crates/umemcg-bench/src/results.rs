@@ -13,6 +13,7 @@ use serde::Deserialize;
 
 use crate::chart::{Chart, charts};
 use crate::options::Failure;
+use crate::origin::Origin;
 use crate::plot::{self, Bar};
 
 /// The contents of the page and its path.
@@ -29,11 +30,12 @@ pub struct Page {
     reports: Vec<PathBuf>,
 }
 
-/// A report as it is printed; see [`crate::report::Report`].
+/// A report as it is printed; see [`crate::report::WithOrigin`].
 #[derive(Debug, Deserialize)]
 struct Report {
     benchmark: String,
-    machine: Machine,
+    #[serde(flatten)]
+    origin: Origin,
     scale: f64,
     rounds: usize,
     sections: Vec<Section>,
@@ -42,15 +44,6 @@ struct Report {
     notes: Vec<String>,
     #[serde(default)]
     charts: Vec<Chart>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Machine {
-    nr_cores: usize,
-    processor: String,
-    memory_bytes: u64,
-    kernel: String,
-    load: f64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -102,9 +95,9 @@ impl Page {
     pub fn write(&self) -> Result<(), Failure> {
         let mut reports = Vec::new();
         for path in &self.reports {
-            let problem = format!("cannot read {}", path.display());
-            let text = fs::read_to_string(path).map_err(Failure::at(&problem))?;
-            reports.push(serde_json::from_str::<Report>(&text).map_err(Failure::at(&problem))?);
+            let text =
+                fs::read_to_string(path).map_err(Failure::at(&format!("cannot read {}", path.display())))?;
+            reports.push(read(&text).map_err(Failure::at(&path.display().to_string()))?);
         }
         let stem = self.page.file_stem().unwrap_or_default();
         let pictures = self.page.with_file_name(stem);
@@ -124,25 +117,39 @@ impl Page {
     }
 }
 
+/// Reads a report.
+fn read(text: &str) -> Result<Report, String> {
+    serde_json::from_str(text).map_err(|error| {
+        format!("no report of this version, which names commit, day and machine; measure it again ({error})")
+    })
+}
+
 /// Returns the text of the page; pictures are in the directory `pictures` beside it.
 fn page(reports: &[Report], command: &str, pictures: &Path) -> String {
     let mut out = format!(
         "# Results\n\nWritten by `{command}`; do not edit. Times differ from machine to machine, and with what else a machine does; \
-         the ratios, taken in turns in one run, are what counts.\n\n| | targets reached | missed |\n|---|---|---|\n"
+         the ratios, taken in turns in one run, are what counts.\n\n## Missed targets\n\n"
+    );
+    let missed = reports.iter().flat_map(Report::verdicts).filter(|(_, verdict)| !verdict.reached);
+    out.push_str(match missed.count() {
+        0 => "None.\n",
+        _ => "| experiment | figure | measured | target |\n|---|---|---:|---:|\n",
+    });
+    // Writing to a string cannot fail.
+    for report in reports {
+        for (section, verdict) in report.verdicts().filter(|(_, verdict)| !verdict.reached) {
+            let (name, what) = (&report.benchmark, cell(&label(section, verdict)));
+            let _ = writeln!(out, "| [{name}](#{name}) | {what} | {} | {} |", verdict.figure, verdict.bound);
+        }
+    }
+    out.push_str(
+        "\n## All experiments\n\n| experiment | targets reached | commit | day |\n|---|---:|---|---|\n",
     );
     for report in reports {
-        let missed: Vec<String> = report
-            .verdicts()
-            .filter(|(_, verdict)| !verdict.reached)
-            .map(|(section, verdict)| said(section, verdict))
-            .collect();
-        let (name, nr) = (&report.benchmark, report.nr_verdicts());
-        let _ = writeln!(
-            out,
-            "| [{name}](#{name}) | {} of {nr} | {} |",
-            nr - missed.len(),
-            cell(&missed.join("; "))
-        );
+        let nr_reached = report.verdicts().filter(|(_, verdict)| verdict.reached).count();
+        let (name, nr, origin) = (&report.benchmark, report.nr_verdicts(), &report.origin);
+        let (commit, day) = (origin.commit(), &origin.day);
+        let _ = writeln!(out, "| [{name}](#{name}) | {nr_reached} of {nr} | {commit} | {day} |");
     }
     for report in reports {
         report.write(&mut out, pictures);
@@ -150,10 +157,12 @@ fn page(reports: &[Report], command: &str, pictures: &Path) -> String {
     out
 }
 
-/// Returns a verdict in words.
-fn said(section: &Section, verdict: &Verdict) -> String {
-    let what = if verdict.what.is_empty() { String::new() } else { format!(", {}", verdict.what) };
-    format!("{}{what}: {} ({})", section.title, verdict.figure, verdict.bound)
+/// Returns the name of a judged figure.
+fn label(section: &Section, verdict: &Verdict) -> String {
+    match verdict.what.as_str() {
+        "" => section.title.clone(),
+        what => format!("{}: {what}", section.title),
+    }
 }
 
 impl Report {
@@ -171,10 +180,7 @@ impl Report {
         let bars: Vec<Bar> = self
             .verdicts()
             .map(|(section, verdict)| Bar {
-                label: match verdict.what.as_str() {
-                    "" => section.title.clone(),
-                    what => format!("{}: {what}", section.title),
-                },
+                label: label(section, verdict),
                 of_bound: verdict.of_bound(),
                 text: format!("{} ({})", verdict.figure, verdict.bound),
                 reached: verdict.reached,
@@ -184,14 +190,13 @@ impl Report {
     }
 
     fn write(&self, out: &mut String, pictures: &Path) {
-        let Machine { nr_cores, processor, memory_bytes, kernel, load } = &self.machine;
-        let gib = *memory_bytes as f64 / f64::from(1 << 30);
+        let Origin { day, machine, .. } = &self.origin;
         let (name, scale, rounds) = (&self.benchmark, self.scale, self.rounds);
         // Writing to a string cannot fail.
         let _ = write!(
             out,
-            "\n## {name}\n\n`umemcg-bench {name} --scale {scale} --rounds {rounds}` on {nr_cores} × {processor}, {gib:.1} GiB, Linux {kernel}, \
-             load {load:.1} at the start.\n"
+            "\n## {name}\n\n`umemcg-bench {name} --scale {scale} --rounds {rounds}` at commit {} on {day}; {machine} at the start.\n",
+            self.origin.commit()
         );
         if self.nr_verdicts() > 0 {
             let _ = write!(out, "\n![{name}]({}/{name}.svg)\n", pictures.display());
@@ -288,8 +293,9 @@ fn cell(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::Machine;
     use crate::report::{
-        MailFigure, Report as Printed, Section as PrintedSection, Target, Verdict as Printing,
+        MailFigure, Report as Printed, Section as PrintedSection, Target, Verdict as Printing, WithOrigin,
     };
     use crate::stats::Samples as Taken;
 
@@ -299,7 +305,10 @@ mod tests {
         report.sections = sections;
         report.notes.push("small files".into());
         report.mail.push(MailFigure { what: "elapsed".into(), mail: "601 s".into(), ours: "4 s".into() });
-        serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap()
+        let machine = Machine { kernel: "6.18".into(), nr_cores: 2, ..Machine::look() };
+        let (commit, day) = ("5f10029a5c31".into(), "2026-11-28".into());
+        let origin = Origin { commit, is_modified: benchmark == "charge", day, machine };
+        read(&serde_json::to_string(&WithOrigin { origin: &origin, report: &report }).unwrap()).unwrap()
     }
 
     fn section(title: &str, names: [&str; 2], verdicts: Vec<Printing>) -> PrintedSection {
@@ -325,9 +334,12 @@ mod tests {
         );
         let text = page(&[one, two], "make experiments", Path::new("results"));
         for expected in [
-            "| [hit](#hit) | 1 of 2 | copies, of pread: 1.50× (≥ 2×) |",
-            "| [charge](#charge) | 1 of 1 |  |",
-            "`umemcg-bench hit --scale 0.5 --rounds 5`",
+            "## Missed targets\n\n| experiment | figure | measured | target |\n|---|---|---:|---:|\n\
+             | [hit](#hit) | copies: of pread | 1.50× | ≥ 2× |\n\n## All",
+            "| [hit](#hit) | 1 of 2 | `5f10029a5c31` | 2026-11-28 |",
+            "| [charge](#charge) | 1 of 1 | `5f10029a5c31` (modified) | 2026-11-28 |",
+            "`umemcg-bench hit --scale 0.5 --rounds 5` at commit `5f10029a5c31` on 2026-11-28; 2 × ",
+            "`umemcg-bench charge --scale 0.5 --rounds 5` at commit `5f10029a5c31` (modified) on 2026-11-28; ",
             "![hit](results/hit.svg)",
             "| memcpy | 2.00 | 1.00 | 1234 |",
             "* of a | copy 0.90× ≤ 1.15× reached",
@@ -338,6 +350,20 @@ mod tests {
         ] {
             assert!(text.contains(expected), "{expected:?} in\n{text}");
         }
+    }
+
+    #[test]
+    fn a_page_without_misses_says_so() {
+        let reached = Printing::new("", 4.0, Target::NsAtMost(5.0));
+        let one = printed("hit", vec![section("copies", ["umemcg", "memcpy"], vec![reached])]);
+        assert!(page(&[one], "", Path::new("results")).contains("## Missed targets\n\nNone.\n\n## All"));
+    }
+
+    #[test]
+    fn a_report_without_a_commit_is_refused() {
+        let report = serde_json::to_string(&Printed::new("hit", 0.5, 5)).unwrap();
+        let error = read(&report).unwrap_err();
+        assert!(error.contains("measure it again") && error.contains("`commit`"), "{error}");
     }
 
     #[test]
