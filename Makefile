@@ -46,7 +46,7 @@ export PATH := $(abspath $(TARGET))/tools:$(PATH)
 # The workspaces beside this one share the place of what they build.
 BESIDE = CARGO_TARGET_DIR="$(abspath $(TARGET))/beside" $(CARGO)
 
-.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-together-objects test-metrics test-names test-object test-object-crash run-object lint-heavy test-csi fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench bench-object experiments results-age lint check-portable package check-packages deps build generated deb test-deb image test-image install build-ahead clean
+.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-together-objects test-metrics test-names test-object test-object-crash run-object lint-heavy test-csi fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench bench-object experiments results-age figures lint check-portable package check-packages deps build generated deb test-deb image test-image install build-ahead clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 14
@@ -226,6 +226,9 @@ experiments: deps ## every benchmark and experiment at full size, written to doc
 
 results-age: ## how many commits each experiment of docs/results.md is behind HEAD
 	@scripts/results_age.sh
+
+figures: ## put the figures of docs/results.md into the documents that link to them
+	UMEMCG_FIGURES=write $(CARGO) test --locked -p umemcg-tidy --test figures -- --nocapture quoted
 
 check-portable: ## type-checks the crate for macOS and Windows, where engines keep no pages
 	@scripts/check_portable.sh

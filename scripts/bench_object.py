@@ -379,6 +379,8 @@ def main():
         assert store.put("/bench/own", os.urandom(16 << 20))
         neighbours = Neighbours(runs[0].peer)
         neighbours.all()
+        commit = subprocess.check_output(["git", "describe", "--always", "--exclude=*", "--dirty= (modified)"], text=True)
+        print(f"At commit {commit.strip()} on {time.strftime('%F', time.gmtime())}:\n")
         print("| |", " | ".join(run.peer.name for run in runs), "|")
         print("|---|" + "---|" * len(runs))
         for what, label in rows.items():

@@ -6,10 +6,7 @@
 //! do, the entry that leads to the leaf shows the base. The leaves of a 1 GiB file do not fit in
 //! the processor's near caches, but the entries that lead to them do. The result is a guess: a
 //! thread that uses it checks the frame's identity, as after any lookup without the lock, and reads
-//! the leaf if the guess was wrong.
-//!
-//! Its gain (`umemcg-bench hit`, medians, one run with and without, 2 cores): a random hit of 4 KiB
-//! takes 326 ns instead of 399, one of 8 bytes in place 46 ns instead of 58.
+//! the leaf if the guess was wrong. docs/design/pages.md has its gain.
 //!
 //! The right identity is sufficient: at any time at most one frame that is not frozen carries the
 //! identity of a page, and that is the page's frame in the index, but for a moment under the index

@@ -3,9 +3,8 @@
 //! The time that a growth takes depends on the kind of memory to be reclaimed, never on the group
 //! that uses it:
 //!
-//! - clean pages and objects are reclaimed: 0.1 to 0.6 µs for each page, 1 µs at most by the
-//!   benchmark's target (`umemcg-bench guarantee` prints it for the machine that it runs on), so 1
-//!   GiB in less than 0.3 s;
+//! - clean pages and objects are reclaimed: 1 µs at most for each page by the target of
+//!   `umemcg-bench guarantee`, so 1 GiB in less than 0.3 s;
 //! - dirty data is written as fast as its store takes it, and its amount is bounded by the dirty
 //!   limit of the pool;
 //! - what other accounts hold comes when they give it back.
