@@ -42,6 +42,6 @@ pub use page_cache::{LostData, PageCache};
 pub use pinned::PinnedPages;
 pub use quota::PageQuota;
 pub use readahead::Readahead;
-pub use store::{BackingStore, StoreId};
+pub use store::{BackingStore, FILE_LEN_MAX, StoreId};
 pub use store_read::StoreRead;
 pub use umemcg_base::{ErrorCursor, ErrorSequence};

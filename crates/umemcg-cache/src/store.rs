@@ -5,9 +5,14 @@ use std::io;
 use std::sync::Arc;
 
 use umemcg_arena::{Arena, Segment};
-use umemcg_base::contained;
+use umemcg_base::{PAGE_SHIFT, PAGE_SIZE_U64, contained};
 
 use crate::store_read::StoreRead;
+
+/// Largest file: what a signed 64-bit offset can name, in whole pages.
+pub const FILE_LEN_MAX: u64 = i64::MAX as u64 & !(PAGE_SIZE_U64 - 1);
+/// The pages of such a file.
+const FILE_PAGES_MAX: u64 = FILE_LEN_MAX >> PAGE_SHIFT;
 
 /// The backing store (volume) of a file. Write-back is queued per store, so that a slow or hanging
 /// one holds up no other.
@@ -21,6 +26,10 @@ impl StoreId {
 
 /// One file of a backing store. All calls may block for as long as the store does; none is made
 /// with a lock that another file's user could want.
+///
+/// No write and no range of [`sync_range`](Self::sync_range) ends beyond [`FILE_LEN_MAX`], and no
+/// length is larger: offsets, lengths and their sums fit the signed 64-bit numbers of system calls.
+/// A read begins within the length with which the file was opened, or to which it has grown.
 ///
 /// A call that panics has failed: the panic is logged, and a thread that waits gets an error, as
 /// from any other failure.
@@ -64,7 +73,9 @@ pub trait BackingStore: Send + Sync + fmt::Debug {
     fn write_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize>;
 
     /// Returns when the data written to the range is durable as far as the store can say without
-    /// committing metadata (`sync_file_range` with waits, or `fdatasync`).
+    /// committing metadata (`sync_file_range` with waits, or `fdatasync`). The range is not empty,
+    /// and may end far beyond the end of the file: a range from 0 to [`FILE_LEN_MAX`] is the whole
+    /// file.
     ///
     /// # Errors
     /// What the store reports; what had been written to the range is then of unknown fate.
@@ -146,8 +157,14 @@ impl GuardedStore {
         Ok(nr_written.min(bytes_of(segments)))
     }
 
-    /// As [`BackingStore::sync_range`].
-    pub(crate) fn sync_range(&self, offset: u64, len: u64) -> io::Result<()> {
+    /// As [`BackingStore::sync_range`], for the pages `first..end`, whatever their numbers: the
+    /// store is asked for the part that a file may have.
+    pub(crate) fn sync_pages(&self, first: u64, end: u64) -> io::Result<()> {
+        let (first, end) = (first.min(FILE_PAGES_MAX), end.min(FILE_PAGES_MAX));
+        if first >= end {
+            return Ok(());
+        }
+        let (offset, len) = (first << PAGE_SHIFT, (end - first) << PAGE_SHIFT);
         self.call("sync_range", |store| store.sync_range(offset, len))
     }
 

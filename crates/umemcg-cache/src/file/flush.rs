@@ -447,7 +447,6 @@ impl File {
     /// again.
     fn confirm(self: &Arc<Self>, span: Option<(u64, u64)>, durability: Durability) -> io::Result<()> {
         let Some((first, end)) = span else { return Ok(()) };
-        let offset = first << PAGE_SHIFT;
         // Acquire: pairs with the Release in `note_written_through`; what is counted here is in the
         // store.
         let nr_through = self.nr_through.load(Ordering::Acquire);
@@ -455,10 +454,7 @@ impl File {
         self.writeback.begin_io();
         let idle = Idle::begin(Wait::Perhaps);
         let result = match durability {
-            Durability::Range => {
-                let len = (end.min(PAGES_END) << PAGE_SHIFT).saturating_sub(offset);
-                self.store.sync_range(offset, len)
-            }
+            Durability::Range => self.store.sync_pages(first, end),
             Durability::Data => self.store.sync(true),
             Durability::Full => self.store.sync(false),
         };

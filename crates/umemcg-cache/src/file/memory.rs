@@ -14,8 +14,9 @@ use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::Group;
 
 use super::new_pages::NewPages;
-use super::{FILE_LEN_MAX, File, FileError, owner_of};
+use super::{File, FileError, owner_of};
 use crate::index::Entry;
+use crate::store::FILE_LEN_MAX;
 
 /// Pages that an allocation makes in one go.
 const BATCH_PAGES: u64 = 256;

@@ -44,7 +44,7 @@ use store_fills::StoreFills;
 use thiserror::Error;
 use umemcg_arena::{Arena, FrameId, FrameRecord};
 use umemcg_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
-use umemcg_base::{ErrorCursor, ErrorSequence, PAGE_SHIFT, PAGE_SIZE_U64, Rank, RankedMutex, RankedRwLock};
+use umemcg_base::{ErrorCursor, ErrorSequence, PAGE_SHIFT, Rank, RankedMutex, RankedRwLock};
 use umemcg_group::{Group, OwnerId, Refused};
 use umemcg_reclaim::PageOwner;
 use write_behind::WriteSequence;
@@ -60,11 +60,8 @@ use crate::file_table::FileNumber;
 use crate::flush_pace::FlushPace;
 use crate::index::{Entry, Index};
 use crate::quota::GuardedQuota;
-use crate::store::{GuardedStore, StoreId};
+use crate::store::{FILE_LEN_MAX, GuardedStore, StoreId};
 use crate::store_writeback::StoreWriteback;
-
-/// Largest file: what a signed 64-bit offset can name, in whole pages.
-pub const FILE_LEN_MAX: u64 = i64::MAX as u64 & !(PAGE_SIZE_U64 - 1);
 
 /// Page number after the last possible one.
 pub(crate) const PAGES_END: u64 = u64::MAX >> PAGE_SHIFT;

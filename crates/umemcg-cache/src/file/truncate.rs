@@ -10,8 +10,9 @@ use umemcg_base::{
 use umemcg_group::StatItem;
 
 use super::store_fills::Closed;
-use super::{FILE_LEN_MAX, File, FileError, PAGES_END, owner_of};
+use super::{File, FileError, PAGES_END, owner_of};
 use crate::index::{Entry, LockedIndex, Mark};
+use crate::store::FILE_LEN_MAX;
 
 /// No page is being filled or written; fields are dropped in order.
 #[must_use]

@@ -16,9 +16,10 @@ use umemcg_reclaim::LruKind;
 
 use super::hit::mark_accessed;
 use super::new_pages::NewPages;
-use super::{FILE_LEN_MAX, File, FileError, owner_of};
+use super::{File, FileError, owner_of};
 use crate::index::Entry;
 use crate::overrun::RequestClaim;
+use crate::store::FILE_LEN_MAX;
 
 /// Pages handled in one round of charge, insertion and copy.
 const WRITE_BATCH_PAGES: u64 = 256;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::common::{MemStore, Pool, group, pattern, pool};
 use parking_lot::Mutex;
 use umemcg_arena::{Arena, Segment};
-use umemcg_cache::{BackingStore, File, StoreId};
+use umemcg_cache::{BackingStore, FILE_LEN_MAX, File, StoreId};
 use umemcg_reclaim::PageOwner;
 
 const MIB: u64 = 1 << 20;
@@ -19,7 +19,7 @@ const NR_FILES: usize = 10;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Call {
     Wrote { bytes: u64 },
-    Confirmed { len: u64 },
+    Confirmed { offset: u64, len: u64 },
 }
 
 /// The calls of all files of a store, in order.
@@ -45,7 +45,7 @@ impl BackingStore for Logged {
         Ok(written)
     }
     fn sync_range(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.calls.lock().push(Call::Confirmed { len });
+        self.calls.lock().push(Call::Confirmed { offset, len });
         self.below.sync_range(offset, len)
     }
     fn sync(&self, data_only: bool) -> io::Result<()> {
@@ -110,6 +110,18 @@ fn small_files_are_confirmed_together() {
     let first = calls.iter().position(|call| matches!(call, Call::Confirmed { .. })).unwrap();
     assert_eq!(first, NR_FILES, "{calls:?}");
     assert_eq!(calls.len(), 2 * NR_FILES, "each is confirmed once: {calls:?}");
+}
+
+#[test]
+fn a_range_to_confirm_fits_the_offsets_of_system_calls() {
+    let Ground { pool: _pool, stores, files, calls } = Ground::new();
+    stores[0].release();
+    until("all files are durable", || files.iter().all(|file| file.nr_unclean() == 0));
+    for call in calls.lock().iter() {
+        let Call::Confirmed { offset, len } = *call else { continue };
+        assert!(len > 0, "0 means to the end of the file for sync_file_range");
+        assert!(offset.checked_add(len).is_some_and(|end| end <= FILE_LEN_MAX), "{call:?}");
+    }
 }
 
 #[test]
@@ -208,7 +220,7 @@ fn the_next_piece_is_written_while_one_is_brought_to_the_device() {
     for call in calls.lock().iter() {
         match *call {
             Call::Wrote { bytes } => ahead += bytes,
-            Call::Confirmed { len } => {
+            Call::Confirmed { len, .. } => {
                 when_asked.push(ahead / MIB);
                 ahead -= len;
             }

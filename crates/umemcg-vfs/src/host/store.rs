@@ -283,8 +283,7 @@ impl HostStore {
     fn drop_behind(&self, fds: &StoreFds, offset: u64, len: u64) {
         if self.host_dir.io_mode() != IoMode::DontCache {
             // None means to the end.
-            let len = NonZero::new(len).filter(|len| offset.saturating_add(len.get()) <= i64::MAX as u64);
-            let _ = rustix::fs::fadvise(&fds.buffered, offset, len, Advice::DontNeed);
+            let _ = rustix::fs::fadvise(&fds.buffered, offset, NonZero::new(len), Advice::DontNeed);
         }
     }
 
@@ -345,8 +344,6 @@ impl BackingStore for HostStore {
         let Some(fds) = self.fds() else { return Ok(()) };
         let result = self.restore_times(&fds).and_then(|()| {
             if self.host_dir.waits_by_range {
-                // 0 means to the end.
-                let len = if offset.saturating_add(len) > i64::MAX as u64 { 0 } else { len };
                 let waited = arena_io::sync_file_range_wait(fds.buffered.as_fd(), offset, len);
                 waited.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
             } else {

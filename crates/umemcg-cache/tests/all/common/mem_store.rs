@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::{Condvar, Mutex};
 use umemcg_arena::{Arena, Segment};
 use umemcg_base::PAGE_SIZE;
-use umemcg_cache::{BackingStore, StoreId};
+use umemcg_cache::{BackingStore, FILE_LEN_MAX, StoreId};
 
 #[derive(Debug, Default)]
 struct Contents {
@@ -206,12 +206,13 @@ impl BackingStore for MemStore {
         Ok(written)
     }
     fn sync_range(&self, offset: u64, len: u64) -> io::Result<()> {
+        assert!(len > 0 && offset + len <= FILE_LEN_MAX, "{offset} + {len}");
         self.pass();
         Self::fail(&self.fail_syncs)?;
         self.nr_syncs.fetch_add(1, Ordering::Relaxed);
         let mut contents = self.contents.lock();
         let first = offset as usize / PAGE_SIZE;
-        let end = offset.saturating_add(len).div_ceil(PAGE_SIZE as u64) as usize;
+        let end = (offset + len).div_ceil(PAGE_SIZE as u64) as usize;
         let pages: Vec<usize> = contents.unsynced.range(first..end).map(|(&page, _)| page).collect();
         for page in pages {
             let data = contents.unsynced.remove(&page).unwrap();
@@ -224,7 +225,7 @@ impl BackingStore for MemStore {
         Ok(())
     }
     fn sync(&self, _data_only: bool) -> io::Result<()> {
-        self.sync_range(0, u64::MAX)
+        self.sync_range(0, FILE_LEN_MAX)
     }
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut contents = self.contents.lock();
