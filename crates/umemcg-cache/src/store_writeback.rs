@@ -16,7 +16,8 @@ use umemcg_reclaim::owner_from;
 
 use crate::dirty::bandwidth::{Bandwidth, RATE_FIRST};
 use crate::dirty::dirty_file::DirtyFile;
-use crate::dirty::lists::{DirtyLists, living};
+use crate::dirty::dirty_queue::DirtyQueue;
+use crate::dirty::lists::living;
 use crate::dirty::refusal::Refusals;
 use crate::dirty::throttle::PacingClock;
 use crate::dirty::unclean_counts::UncleanCounts;
@@ -50,25 +51,6 @@ const LOOK_SHARE: u64 = 8;
 const LOOK_PAGES_MIN: u64 = 64;
 /// … and not more.
 const LOOK_PAGES_MAX: u64 = 256;
-
-/// The dirty files of a store, and those that are being written.
-#[derive(Debug, Default)]
-struct DirtyQueue {
-    dirty: DirtyLists,
-    /// The files that the flusher has taken off their lists to write, at most
-    /// [`NR_TOGETHER_MAX`] and one.
-    taken: Vec<Arc<dyn DirtyFile>>,
-    /// A thread writes, or will in its turn. The thread that makes it true gets one.
-    is_served: bool,
-}
-
-impl DirtyQueue {
-    /// Ends the work on a file that was taken; the caller drops what is returned without the lock.
-    fn put_away(&mut self, file: &dyn DirtyFile) -> Option<Arc<dyn DirtyFile>> {
-        let at = self.taken.iter().position(|taken| taken.id() == file.id())?;
-        Some(self.taken.swap_remove(at))
-    }
-}
 
 /// The progress of a round.
 #[derive(Debug, Default)]
@@ -259,6 +241,10 @@ impl StoreWriteback {
         })
     }
 
+    pub(crate) fn id(&self) -> StoreId {
+        self.id
+    }
+
     /// Gets a thread for what is queued.
     fn start_flusher(&self) {
         if let Some(me) = self.me.upgrade() {
@@ -406,11 +392,11 @@ impl StoreWriteback {
             return false;
         }
         let group = group();
-        let is_served = {
-            let mut queue = self.queue.lock();
-            queue.dirty.push(&group, hold());
-            std::mem::replace(&mut queue.is_served, true)
-        };
+        let mut queue = self.queue.lock();
+        let refused = queue.push(&group, hold());
+        let is_served = refused.is_some() || std::mem::replace(&mut queue.is_served, true);
+        drop(queue);
+        drop(refused);
         if !is_served {
             self.start_flusher();
         } else if file.queue_mark().is_due() {
@@ -419,12 +405,27 @@ impl StoreWriteback {
         true
     }
 
-    /// Lets go of a discarded file now, unless the flusher is at it and does so.
+    /// Lets go of a discarded or clean file now, unless the flusher is at it and does so.
     pub(crate) fn forget(&self, file: &dyn DirtyFile) {
         let removed = self.queue.lock().dirty.remove(file);
         if let Some(file) = removed {
             self.retire(&file);
         }
+    }
+
+    /// Lets go of the files that have become clean since the flusher looked at them.
+    pub(crate) fn forget_clean(&self) {
+        let queue = self.queue.lock();
+        let clean: Vec<_> = queue.dirty.files().filter(|file| file.is_stable()).cloned().collect();
+        drop(queue);
+        clean.iter().for_each(|file| self.forget(&**file));
+    }
+
+    /// Lets go of all files and queues no more: at the end of the engine, since a queued file keeps
+    /// this queue, and with it the pool.
+    pub(crate) fn close(&self) {
+        // Dropped without the lock: it may be the last reference to some.
+        let _files = self.queue.lock().close();
     }
 
     /// Has the file written soon, not at its expiry.
@@ -562,10 +563,9 @@ impl StoreWriteback {
         if let (false, Some(group)) = (file.is_stable(), group) {
             file.queue_mark().stamp(|| self.pool.now_ms());
             let mut queue = self.queue.lock();
-            let done = queue.put_away(&*file);
-            queue.dirty.push(&group, file);
+            let (done, refused) = (queue.put_away(&*file), queue.push(&group, file));
             drop(queue);
-            drop(done);
+            drop((done, refused));
             return;
         }
         let done = self.queue.lock().put_away(&*file);

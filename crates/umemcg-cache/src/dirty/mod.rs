@@ -16,6 +16,7 @@ use umemcg_reclaim::Reclaimer;
 
 pub mod bandwidth;
 pub(crate) mod dirty_file;
+pub(crate) mod dirty_queue;
 pub(crate) mod lease;
 pub(crate) mod list_position;
 pub(crate) mod lists;

@@ -165,4 +165,13 @@ impl PageCache {
         }
         self.core.writeback().flushers().stop();
     }
+
+    /// Stops the flushers for good, and forgets which files are dirty: at the end of the engine,
+    /// when only users of a file keep it. What is dirty goes with the file.
+    pub fn close(&self) {
+        self.shut_down();
+        for store in self.core.stores() {
+            store.close();
+        }
+    }
 }

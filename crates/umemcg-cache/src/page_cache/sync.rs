@@ -32,7 +32,8 @@ pub struct LostData {
 
 impl PageCache {
     /// Makes everything durable that is dirty now. Stores are served at the same time; sleeps until
-    /// all are done or the timeout. Returns what is not durable then.
+    /// all are done or the timeout. Returns what is not durable then. Nothing but its users keeps a
+    /// file that is clean then.
     pub fn sync_all(self: &Arc<Self>, timeout: Duration) -> Vec<LostData> {
         self.sync_where(timeout, |_| true)
     }
@@ -40,6 +41,14 @@ impl PageCache {
     /// Like [`sync_all`](Self::sync_all), for the files of one store.
     pub fn sync_store(self: &Arc<Self>, store: StoreId, timeout: Duration) -> Vec<LostData> {
         self.sync_where(timeout, |id| id == store)
+    }
+
+    /// Lets go of files that are clean. They must not stay with their store until the next round of
+    /// the flusher.
+    fn forget_clean(&self, is_meant: impl Fn(StoreId) -> bool) {
+        for store in self.core().stores().into_iter().filter(|store| is_meant(store.id())) {
+            store.forget_clean();
+        }
     }
 
     fn sync_where(self: &Arc<Self>, timeout: Duration, is_meant: impl Fn(StoreId) -> bool) -> Vec<LostData> {
@@ -90,6 +99,7 @@ impl PageCache {
         let left = std::mem::take(&mut *open);
         // This may be the last reference to some of the files, which are freed with it.
         drop(open);
+        self.forget_clean(is_meant);
         asked
             .into_iter()
             .filter_map(|file| {

@@ -191,6 +191,41 @@ fn lazy_pool() -> Arc<Pool> {
     pool
 }
 
+/// A pool whose flushers look at nothing by themselves.
+fn pool_without_rounds() -> Arc<Pool> {
+    let pool = lazy_pool();
+    pool.cache().dirty_limits().set_interval(Duration::ZERO);
+    pool
+}
+
+#[test]
+fn a_synced_file_goes_with_its_last_user() {
+    let pool = pool_without_rounds();
+    let tenant = group(&pool, "t", u64::MAX);
+    let [synced, clean] = [1, 1].map(MemStore::on_store).map(|store| pool.open_file(store, 0).unwrap());
+    for file in [&synced, &clean] {
+        file.write(&tenant, 0, &[1; 5000]).unwrap();
+    }
+    clean.fsync(false, &clean.sample_error()).unwrap();
+    assert!(pool.sync_all(Duration::from_secs(30)).is_empty());
+    let files = [&synced, &clean].map(Arc::downgrade);
+    drop((synced, clean));
+    until("the flusher has let go of them", || files.iter().all(|file| file.upgrade().is_none()));
+}
+
+#[test]
+fn a_dirty_file_does_not_outlive_the_engine() {
+    let pool = pool_without_rounds();
+    let tenant = group(&pool, "t", u64::MAX);
+    let [first, second] = [1, 1].map(MemStore::on_store).map(|store| pool.open_file(store, 0).unwrap());
+    first.write(&tenant, 0, &[1; 5000]).unwrap();
+    drop(pool);
+    second.write(&tenant, 0, &[1; 5000]).unwrap();
+    let files = [&first, &second].map(Arc::downgrade);
+    drop((first, second));
+    until("the flusher has let go of them", || files.iter().all(|file| file.upgrade().is_none()));
+}
+
 #[test]
 fn a_long_sequential_write_is_written_behind() {
     let pool = lazy_pool();

@@ -73,6 +73,22 @@ fn written_data_is_read_back_and_in_the_directory_at_the_end() {
 }
 
 #[test]
+fn a_directory_can_be_served_again_in_the_same_process() {
+    if !can_mount() {
+        return;
+    }
+    let mut volume = Volume::new(64 << 20);
+    for round in 0..3 {
+        fs::write(volume.path("f"), pattern(5000 + round)).unwrap();
+        volume.shut_down();
+        let everybody = Arc::new(RootOnly(Arc::clone(volume.engine.root())));
+        let config = DaemonConfig::new(volume.data.path(), volume.mnt.path());
+        volume.daemon = Some(Daemon::start(&volume.engine, everybody, &config).unwrap());
+        assert!(fs::read(volume.path("f")).unwrap() == pattern(5000 + round));
+    }
+}
+
+#[test]
 fn a_file_larger_than_the_pool_goes_through_it() {
     if !can_mount() {
         return;

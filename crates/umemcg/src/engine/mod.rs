@@ -415,7 +415,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.leases.stop();
         self.group_workers.stop();
-        self.cache.shut_down();
+        self.cache.close();
         self.janitor.stop();
     }
 }

@@ -146,6 +146,6 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.cache.shut_down();
+        self.cache.close();
     }
 }

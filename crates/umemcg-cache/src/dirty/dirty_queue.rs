@@ -1,0 +1,54 @@
+//! The queue of one store's write-back: its dirty files by group, and those that the flusher is
+//! writing. A queued file keeps its store, the queue and the pool in memory, so the queue is closed
+//! when the engine ends.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use umemcg_group::Group;
+
+use crate::dirty::dirty_file::DirtyFile;
+use crate::dirty::list_position::NO_POSITION;
+use crate::dirty::lists::DirtyLists;
+
+/// The dirty files of a store, and those that are being written.
+#[derive(Debug, Default)]
+pub(crate) struct DirtyQueue {
+    pub(crate) dirty: DirtyLists,
+    /// The files that the flusher has taken off their lists to write: as many as are confirmed
+    /// together, and one.
+    pub(crate) taken: Vec<Arc<dyn DirtyFile>>,
+    /// A thread writes, or will in its turn. The thread that makes it true gets one.
+    pub(crate) is_served: bool,
+    /// The engine is gone: no file is queued any more.
+    is_closed: bool,
+}
+
+impl DirtyQueue {
+    /// Puts a file on the list of its group. Returns the file if none is queued any more; the
+    /// caller drops it without the lock.
+    pub(crate) fn push(
+        &mut self,
+        group: &Arc<Group>,
+        file: Arc<dyn DirtyFile>,
+    ) -> Option<Arc<dyn DirtyFile>> {
+        if self.is_closed {
+            return Some(file);
+        }
+        self.dirty.push(group, file);
+        None
+    }
+
+    /// Ends the work on a file that was taken; the caller drops what is returned without the lock.
+    pub(crate) fn put_away(&mut self, file: &dyn DirtyFile) -> Option<Arc<dyn DirtyFile>> {
+        let at = self.taken.iter().position(|taken| taken.id() == file.id())?;
+        Some(self.taken.swap_remove(at))
+    }
+
+    /// Ends the queue. Returns its files; the caller drops them without the lock.
+    pub(crate) fn close(&mut self) -> DirtyLists {
+        self.is_closed = true;
+        self.dirty.files().for_each(|file| file.list_position().0.store(NO_POSITION, Ordering::Relaxed));
+        std::mem::take(&mut self.dirty)
+    }
+}
