@@ -80,11 +80,14 @@ pub fn run(options: &Options, programs: &Programs) -> Result<Report, Failure> {
     let scale = options.scale.clamp(SCALE_MIN, 10.0);
     let scaled = |full: u64| ((full as f64 * scale) as u64).next_multiple_of(EACH_FILE_BYTES);
     let ground = Ground::new(options, programs, scaled(POOL_BYTES), scaled(FILE_BYTES))?;
+    let limit = scaled(LIMIT_BYTES);
+    // Not rounded up to whole files: at a small scale both marks would be one, which is refused.
+    let [high, low] = [HIGH_DISTANCE, LOW_DISTANCE].map(|full| limit * full / LIMIT_BYTES);
     for (group, is_marked) in GROUPS.into_iter().zip([true, false]) {
-        ground.mount.add_group(group, Some(scaled(LIMIT_BYTES)))?;
+        ground.mount.add_group(group, Some(limit))?;
         if is_marked {
-            ground.mount.set(group, "memory.high_wmark_distance", scaled(HIGH_DISTANCE))?;
-            ground.mount.set(group, "memory.low_wmark_distance", scaled(LOW_DISTANCE))?;
+            ground.mount.set(group, "memory.high_wmark_distance", high)?;
+            ground.mount.set(group, "memory.low_wmark_distance", low)?;
         }
     }
     let halves = [("write", Work::Write), ("read", Work::Stream)];
@@ -106,11 +109,11 @@ pub fn run(options: &Options, programs: &Programs) -> Result<Report, Failure> {
     }
     ground.soft_stream(rounds, &progress, &mut report)?;
     report.notes.push(format!(
-        "{} MiB in files of 8 MiB, a group of {} MiB with marks {} and {} MiB below its limit; pool {} MiB",
+        "{} MiB in files of 8 MiB, a group of {} MiB with marks {} and {} KiB below its limit; pool {} MiB",
         ground.bytes / MIB,
-        scaled(LIMIT_BYTES) / MIB,
-        scaled(HIGH_DISTANCE) / MIB,
-        scaled(LOW_DISTANCE) / MIB,
+        limit / MIB,
+        high >> 10,
+        low >> 10,
         ground.pool / MIB
     ));
     ground.mount.end()?;
