@@ -13,7 +13,7 @@
 //! takes more than one to a warm buffer is not in it.
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{Read, Seek};
 use std::num::NonZeroU64;
 use std::path::Path;
 
@@ -131,13 +131,13 @@ fn taken_by_advice(ground: &Ground, path: &Path, pattern: Advice) -> Result<f64,
     let failed = "cannot drop a file from the cache";
     let mut file = File::open(path).map_err(Failure::at(failed))?;
     fadvise(&file, 0, None, pattern).map_err(Failure::at(failed))?;
-    let mut piece = vec![0; 1 << 20];
-    while file.read(&mut piece).map_err(Failure::at(failed))? > 0 {}
     let len = fs::metadata(path).map_err(Failure::at(failed))?.len();
-    let pages = ground.view.count(&[path.to_owned()])?;
-    if pages != len / PAGE_SIZE_U64 {
-        return Err(Failure::Wrong(format!("the kernel has {pages} pages of {}", path.display())));
-    }
+    let pages = ground.read_until_cached(path, || {
+        let mut piece = vec![0; 1 << 20];
+        file.rewind().map_err(Failure::at(failed))?;
+        while file.read(&mut piece).map_err(Failure::at(failed))? > 0 {}
+        Ok(())
+    })?;
     let start = thread_time();
     // In one call: advice for a piece leaves the folios that are larger than the piece.
     fadvise(&file, 0, NonZeroU64::new(len), Advice::DontNeed).map_err(Failure::at(failed))?;

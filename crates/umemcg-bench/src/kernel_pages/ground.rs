@@ -141,24 +141,37 @@ impl Ground {
         (0..nr).map(|at| self.kernel.seen().join(format!("stream/{at}"))).collect()
     }
 
-    /// Has a group read a file, and checks that the kernel has all of it then. Reads it again if
-    /// the host has dropped some meanwhile.
-    pub fn fill(&self, group: &str, file: &str) -> Result<u64, Failure> {
-        let path = self.kernel.seen().join(file);
-        let script = format!("{} && exec cat \"$0\"", self.kernel.enter(group));
-        let len = fs::metadata(&path).map_err(Failure::at("cannot look at a file"))?.len();
+    /// Reads a file, and checks that the kernel has all of its pages then: how many. Reads it again
+    /// if the host has dropped some meanwhile.
+    pub fn read_until_cached(
+        &self,
+        path: &Path,
+        mut read: impl FnMut() -> Result<(), Failure>,
+    ) -> Result<u64, Failure> {
+        let len = fs::metadata(path).map_err(Failure::at("cannot look at a file"))?.len();
         let (pages, mut found) = (len / PAGE_SIZE_U64, 0);
         for _ in 0..NR_FILLS_MAX {
-            let read = Command::new("sh").arg("-c").arg(&script).arg(&path).stdout(Stdio::null()).status();
-            if !read.map_err(Failure::at("cannot start sh"))?.success() {
-                return Err(Failure::Wrong(format!("{} cannot be read", path.display())));
-            }
-            found = self.view.count(std::slice::from_ref(&path))?;
+            read()?;
+            found = self.view.count(&[path.to_owned()])?;
             if found == pages {
                 return Ok(pages);
             }
         }
-        Err(Failure::Wrong(format!("the kernel has {found} of {pages} pages of {file} that were read")))
+        let path = path.display();
+        Err(Failure::Wrong(format!("the kernel has {found} of {pages} pages of {path}, which was read")))
+    }
+
+    /// Has a group read a file, as [`read_until_cached`](Self::read_until_cached).
+    pub fn fill(&self, group: &str, file: &str) -> Result<u64, Failure> {
+        let path = self.kernel.seen().join(file);
+        let script = format!("{} && exec cat \"$0\"", self.kernel.enter(group));
+        self.read_until_cached(&path, || {
+            let read = Command::new("sh").arg("-c").arg(&script).arg(&path).stdout(Stdio::null()).status();
+            if read.map_err(Failure::at("cannot start sh"))?.success() {
+                return Ok(());
+            }
+            Err(Failure::Wrong(format!("{} cannot be read", path.display())))
+        })
     }
 
     /// Has a group of a mount read so many bytes of a file or of the files of a directory.
