@@ -42,7 +42,7 @@ const RIVAL: &str = "passthrough_hp --nocache";
 const LIMIT: &str = "fuser from memory (limit)";
 
 /// The paths of the programs.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, Default, clap::Args)]
 pub struct Programs {
     /// The daemon to measure (beside this program if not given)
     #[arg(long, value_name = "FILE")]

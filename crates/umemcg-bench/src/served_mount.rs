@@ -4,25 +4,32 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use umemcg::{Engine, EngineConfig, Group};
 use umemcg_control::ControlTree;
 use umemcg_fuse::{
-    Classifier, ControlFs, Daemon, DaemonConfig, MountOptions, ProcessClassifier, SessionConfig,
+    AddVolumeError, Classifier, ControlFs, Daemon, DaemonConfig, MountOptions, ProcessClassifier,
+    SessionConfig, Unmount,
 };
-use umemcg_vfs::{VolumeConfig, VolumeSpec};
+use umemcg_vfs::{AddError, VolumeConfig, VolumeError, VolumeSpec};
 
+use crate::fuse::Programs;
 use crate::options::{Failure, PageCache};
 
 /// The time that the end may take.
 const TIMEOUT: Duration = Duration::from_secs(120);
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// After this time a mount hangs: its programs take some minutes at ten times the full size.
+const HANGS_AFTER: Duration = Duration::from_secs(20 * 60);
 
 /// A mount of volumes and a mount of control files, served by threads of this process.
 pub struct ServedMount {
     pub engine: Arc<Engine>,
-    daemon: Daemon,
+    pub daemon: Daemon,
+    /// Goes after the mount.
+    _guard: Option<Guard>,
     points: tempfile::TempDir,
 }
 
@@ -49,13 +56,18 @@ impl ServedMount {
         daemon
             .mount_control(&cg, &options, ControlFs::new(tree, processes), SessionConfig::default())
             .map_err(Failure::at("cannot mount the control files"))?;
-        Ok(Self { engine, daemon, points })
+        let guard = (page_cache == PageCache::Kernel).then(|| Guard::of(&daemon)).transpose()?;
+        Ok(Self { engine, daemon, _guard: guard, points })
     }
 
     /// Makes a group, and a volume of the same name over a directory of the host.
     pub fn add_tenant(&self, name: &str, data: &Path) -> Result<Arc<Group>, Failure> {
         let spec = VolumeSpec::Directory(VolumeConfig::one_of_many(data));
-        self.daemon.add_volume(name, &spec).map_err(Failure::at("cannot add a volume"))?;
+        let is_in_use = |error: &AddVolumeError| {
+            matches!(error, AddVolumeError::Add(AddError::Volume(VolumeError::InUse { .. })))
+        };
+        let added = once_free(|| self.daemon.add_volume(name, &spec), is_in_use);
+        added.map_err(Failure::at("cannot add a volume"))?;
         self.engine
             .create_group(self.engine.root(), name.as_ref())
             .map_err(Failure::at("cannot create a group"))
@@ -88,26 +100,78 @@ impl ServedMount {
     }
 }
 
-/// A directory to serve in one run.
-pub struct ServedDirectory {
-    pub path: PathBuf,
-    _copy: Option<tempfile::TempDir>,
+/// Serves a directory that this process may have served before. Threads that dropped pages for the
+/// daemon before are not waited for, and may keep the directory for another moment.
+///
+/// # Errors
+/// What `serve` says, also if it is that for too long.
+pub fn once_free<T, E>(
+    mut serve: impl FnMut() -> Result<T, E>,
+    is_in_use: impl Fn(&E) -> bool,
+) -> Result<T, E> {
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        match serve() {
+            Err(error) if is_in_use(&error) && Instant::now() < deadline => {
+                std::thread::sleep(LOOK_EVERY);
+            }
+            result => return result,
+        }
+    }
 }
 
-impl ServedDirectory {
-    /// Returns the directory itself, or a copy if the kernel is to keep its pages: such a volume
-    /// keeps its directory from other daemons of this process for longer than it is served.
-    pub fn of(directory: &Path, page_cache: PageCache) -> Result<Self, Failure> {
-        if page_cache == PageCache::Own {
-            return Ok(Self { path: directory.to_owned(), _copy: None });
+/// Does work with a mount that this process serves. If the work does not end in time, ends the
+/// mount by force, so that nothing waits for it any more.
+///
+/// # Errors
+/// What the work says; [`Failure::Wrong`] if it has not ended in time.
+pub fn bounded<T>(daemon: &Daemon, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    let (ended, ends) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let watch = scope.spawn(move || {
+            let hangs = ends.recv_timeout(HANGS_AFTER) == Err(mpsc::RecvTimeoutError::Timeout);
+            if hangs {
+                let _ = daemon.unmount(Unmount::ByForce);
+            }
+            hangs
+        });
+        let result = work();
+        drop(ended);
+        match watch.join() {
+            Ok(true) => Err(Failure::Wrong(format!(
+                "programs on the mount did not end within {} s; the mount was ended by force",
+                HANGS_AFTER.as_secs()
+            ))),
+            _ => result,
         }
-        let copy = tempfile::tempdir_in(directory.parent().unwrap_or(directory));
-        let copy = copy.map_err(Failure::at("cannot make a directory"))?;
-        let path = copy.path().join("data");
-        let copied = Command::new("cp").arg("-a").arg(directory).arg(&path).status();
-        match copied {
-            Ok(status) if status.success() => Ok(Self { path, _copy: Some(copy) }),
-            other => Err(Failure::Setup(format!("cannot copy a directory: {other:?}"))),
-        }
+    })
+}
+
+/// The daemon's helper process, which ends the connection of a mount if this process is killed: a
+/// thread that has the kernel drop pages could keep the mount otherwise, and wait for it.
+pub struct Guard(Child);
+
+impl Guard {
+    /// Starts the helper for a mount whose pages the kernel keeps. Must be called by the main
+    /// thread.
+    pub fn of(daemon: &Daemon) -> Result<Self, Failure> {
+        let (program, _) = Programs::default().find()?;
+        let mounted = daemon.mounted();
+        let started = Command::new(program)
+            .arg("__orphan-guard")
+            .arg(mounted.point())
+            .arg(mounted.device_number())
+            .arg(std::process::id().to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn();
+        Ok(Self(started.map_err(Failure::at("cannot start a helper"))?))
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }

@@ -17,13 +17,14 @@ use std::time::{Duration, Instant};
 
 use umemcg::{Engine, EngineConfig, Group, StatItem};
 use umemcg_base::PAGE_SIZE_U64;
-use umemcg_fuse::{Classifier, Daemon, DaemonConfig};
+use umemcg_fuse::{Classifier, Daemon, DaemonConfig, DaemonError};
 use umemcg_reclaim::baseline;
+use umemcg_vfs::VolumeError;
 
 use crate::options::{Failure, Options, PageCache};
 use crate::progress::Progress;
 use crate::report::{MailFigure, Report, Section, Target, Verdict};
-use crate::served_mount::ServedDirectory;
+use crate::served_mount::{Guard, bounded, once_free};
 use crate::stats::Samples;
 
 /// Directories of the tree at full size; in each, files of these kinds.
@@ -38,6 +39,11 @@ const POOL_BYTES: u64 = 512 << 20;
 /// The group's limit, in parts of what it takes without one: enough for all names and inodes, since
 /// pages alone must be able to make room.
 const LIMIT_PERCENT: u64 = 40;
+/// The least limit when the kernel keeps the pages. It locks the pages of a read until the daemon
+/// has answered, and such pages cannot be dropped: two compilers, each with a read and the
+/// read-ahead behind it, 1 MiB each. In less room a read would wait for pages that wait for that
+/// read.
+const KERNEL_LIMIT_MIN: u64 = 4 << 20;
 /// Elapsed time may be such a part of that with pages only. The mail: 1.097.
 const ELAPSED_MAX: f64 = 1.01;
 /// Rounds from which on a bound is worth more than the median.
@@ -124,7 +130,8 @@ pub fn run(options: &Options, page_cache: PageCache) -> Result<Report, Failure> 
     let tree = Tree::make(directory.path(), options.scale)?;
     progress.show("without a limit");
     let free = tree.build(page_cache, Mode::PerGroup, None)?;
-    let limit = (free.peak_bytes * LIMIT_PERCENT / 100).max(2 * free.metadata_peak_bytes);
+    let least = if page_cache == PageCache::Kernel { KERNEL_LIMIT_MIN } else { 0 };
+    let limit = (free.peak_bytes * LIMIT_PERCENT / 100).max(2 * free.metadata_peak_bytes).max(least);
     let mut runs: Runs = Default::default();
     for round in 0..=rounds {
         for at in 0..MODES.len() {
@@ -313,19 +320,22 @@ impl Tree {
             neighbour: Arc::clone(&neighbour),
             is_neighbours: AtomicBool::new(true),
         });
-        let data = ServedDirectory::of(&self.data, page_cache)?;
-        let mut config = DaemonConfig::new(&data.path, &self.mount);
+        let mut config = DaemonConfig::new(&self.data, &self.mount);
         config.lifetimes.pages = page_cache == PageCache::Kernel;
-        let daemon = Daemon::start(&engine, Arc::clone(&turns) as Arc<dyn Classifier>, &config)
+        let classifier: Arc<dyn Classifier> = Arc::clone(&turns) as _;
+        let is_in_use = |error: &DaemonError| matches!(error, DaemonError::Volume(VolumeError::InUse { .. }));
+        let daemon = once_free(|| Daemon::start(&engine, Arc::clone(&classifier), &config), is_in_use)
             .map_err(Failure::at("cannot mount"))?;
-        let figures = self.watch(&turns);
+        let guard = (page_cache == PageCache::Kernel).then(|| Guard::of(&daemon)).transpose();
+        let figures = guard.and_then(|_guard| bounded(&daemon, || self.watch(&turns)));
         let (peak_bytes, metadata_peak_bytes) = (build.peak_bytes(), build.metadata_peak_bytes());
         let lost = daemon.shut_down(Instant::now() + Duration::from_secs(60));
+        drop(daemon);
+        let figures = figures?;
         if !lost.is_empty() {
             return Err(Failure::Wrong("data of the build could not be written".into()));
         }
-        drop(daemon);
-        Ok(Built { figures: figures?, peak_bytes, metadata_peak_bytes })
+        Ok(Built { figures, peak_bytes, metadata_peak_bytes })
     }
 
     fn watch(&self, turns: &Turns) -> Result<[f64; 9], Failure> {

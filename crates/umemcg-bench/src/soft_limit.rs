@@ -17,7 +17,7 @@ use crate::c_project::ProjectSize;
 use crate::options::{Failure, Options, PageCache};
 use crate::progress::Progress;
 use crate::report::{MailFigure, Report, Section, Target, Verdict};
-use crate::served_mount::{ServedDirectory, ServedMount};
+use crate::served_mount::{ServedMount, bounded};
 use crate::stats::Samples;
 use crate::threads::process_time;
 
@@ -148,20 +148,21 @@ fn build_both(
     soft_limit: u64,
 ) -> Result<Run, Failure> {
     let mount = ServedMount::start(pool_bytes, page_cache)?;
-    let copy = |name| ServedDirectory::of(&directory.join(name), page_cache);
-    let directories: Vec<ServedDirectory> = TENANTS.into_iter().map(copy).collect::<Result<_, _>>()?;
-    for (name, data) in TENANTS.into_iter().zip(&directories) {
-        mount.add_tenant(name, &data.path)?.set_soft_limit(soft_limit);
+    for name in TENANTS {
+        mount.add_tenant(name, &directory.join(name))?.set_soft_limit(soft_limit);
     }
     let start = (Instant::now(), process_time(), ChildTime::now());
     let builds: Vec<_> =
         TENANTS.into_iter().map(|name| mount.run_in(name, "make -s -j2")).collect::<Result<_, _>>()?;
-    for mut build in builds {
-        let status = build.wait().map_err(Failure::at("cannot wait for a build"))?;
-        if !status.success() {
-            return Err(Failure::Wrong(format!("a build failed: {status}")));
+    bounded(&mount.daemon, || {
+        for mut build in builds {
+            let status = build.wait().map_err(Failure::at("cannot wait for a build"))?;
+            if !status.success() {
+                return Err(Failure::Wrong(format!("a build failed: {status}")));
+            }
         }
-    }
+        Ok(())
+    })?;
     let elapsed = start.0.elapsed().as_secs_f64();
     let daemon = (process_time() - start.1).as_secs_f64();
     let builds = ChildTime::now();
@@ -183,7 +184,7 @@ fn build_both(
         scanned / stolen.max(1.0),
     ]);
     mount.end()?;
-    for data in directories.iter().map(|data| &data.path) {
+    for data in TENANTS.map(|name| directory.join(name)) {
         let said = std::process::Command::new(data.join("prog")).output();
         let said = said.map_err(Failure::at("cannot run what was built"))?;
         if said.stdout != project.expected_output().as_bytes() {
@@ -192,7 +193,7 @@ fn build_both(
                 String::from_utf8_lossy(&said.stdout)
             )));
         }
-        project.clean(data)?;
+        project.clean(&data)?;
     }
     Ok(run)
 }
