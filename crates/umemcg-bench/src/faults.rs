@@ -36,6 +36,9 @@ use crate::stats::{Samples, Side, alternate, thread_time};
 const ROUNDS_MIN: usize = 15;
 /// Processor time of one thread in one sample at full size.
 const SAMPLE: Duration = Duration::from_millis(60);
+/// Time of one sample of the kernel's own loop, and how many there are at most.
+const KERNEL_SAMPLE: Duration = Duration::from_millis(200);
+const KERNEL_ROUNDS: usize = 5;
 /// Touches between two looks at the clock.
 const BATCH: u64 = 256;
 /// Of no controller.
@@ -182,7 +185,7 @@ impl Toucher {
 /// Runs the experiment.
 pub fn run(options: &Options) -> Result<Report, Failure> {
     let progress = Progress::new();
-    let rounds = (options.rounds as usize).max(ROUNDS_MIN);
+    let rounds = options.rounds_for_bound(ROUNDS_MIN);
     let threads = std::thread::available_parallelism().map_or(2, |nr| nr.get().max(2));
     let time = SAMPLE.mul_f64(options.scale.clamp(0.1, 10.0));
     let config = EngineConfig::new(POOL_BYTES);
@@ -282,9 +285,10 @@ fn kernel(
         report.notes.push("no C compiler: the kernel's own loop was not run".into());
         return Ok(());
     }
+    let seconds = options.scaled_time(KERNEL_SAMPLE).as_secs_f64().to_string();
     let side = |name: &'static str, touch: &'static str, threads: usize| {
-        let (program, directory) = (&program, directory.path());
-        Side::new(name, move || loop_of_kernel(program, directory, touch, threads))
+        let (program, directory, seconds) = (&program, directory.path(), &seconds);
+        Side::new(name, move || loop_of_kernel(program, directory, (touch, seconds), threads))
     };
     let sides = vec![
         side("s_read", "r", 1),
@@ -292,7 +296,7 @@ fn kernel(
         side("p_read", "r", threads),
         side("p_write", "w", threads),
     ];
-    let samples = alternate(5, sides, progress);
+    let samples = alternate((options.rounds as usize).min(KERNEL_ROUNDS), sides, progress);
     if samples.iter().any(|side| side.min == 0.0) {
         return Err(Failure::Wrong("the kernel's loop failed".into()));
     }
@@ -305,10 +309,10 @@ fn kernel(
     Ok(())
 }
 
-fn loop_of_kernel(program: &Path, directory: &Path, touch: &str, threads: usize) -> f64 {
+fn loop_of_kernel(program: &Path, directory: &Path, (touch, seconds): (&str, &str), threads: usize) -> f64 {
     let start = |thread: usize| {
         let file = directory.join(format!("file.{thread}"));
-        Command::new(program).arg(file).args([touch, "0.2"]).stdout(Stdio::piped()).spawn()
+        Command::new(program).arg(file).args([touch, seconds]).stdout(Stdio::piped()).spawn()
     };
     let loops: Vec<_> = (0..threads).map(start).collect();
     let rates = loops.into_iter().map(|started| -> Option<f64> {

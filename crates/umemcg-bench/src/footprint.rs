@@ -31,7 +31,7 @@ const FIXED_BYTES: u64 = 32 * MIB;
 /// Of the pool's size.
 const HALF_MAX: f64 = 1.10;
 const EMPTY_BYTES_MAX: f64 = 64.0 * MIB as f64;
-/// After what was dropped has to be back.
+/// After what was dropped has to be back, at full size.
 const BACK_WITHIN: Duration = Duration::from_secs(10);
 /// A pool this full is full: background reclaim keeps some room.
 const FULL_PERCENT: u64 = 90;
@@ -74,13 +74,14 @@ pub fn run(options: &Options, program: &Program) -> Result<Report, Failure> {
     progress.show("files are made");
     let mut ground = Ground::new(options, program)?;
     let started = ground.resident();
+    let back_within = options.scaled_time(BACK_WITHIN);
     let (mut pages, mut halves, mut backs, mut times) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for round in 1..=options.rounds {
         progress.show(&format!("round {round} of {}: pages", options.rounds));
         ground.fill_with_pages("pages", ground.pool_bytes * 5 / 4)?;
         ground.expect_full("of pages")?;
         pages.push(ground.resident() as f64);
-        ground.drop_everything()?;
+        ground.drop_everything(back_within)?;
         progress.show(&format!("round {round} of {}: half names", options.rounds));
         // Each its half, or the pages would take room from the names: the pool has marks below its
         // end.
@@ -93,7 +94,7 @@ pub fn run(options: &Options, program: &Program) -> Result<Report, Failure> {
         halves.push(ground.resident() as f64);
         ground.limit("names", None)?;
         ground.limit("pages", None)?;
-        let (bytes, seconds) = ground.drop_everything()?;
+        let (bytes, seconds) = ground.drop_everything(back_within)?;
         backs.push(bytes);
         times.push(seconds);
     }
@@ -113,7 +114,8 @@ pub fn run(options: &Options, program: &Program) -> Result<Report, Failure> {
     section("resident, half pages, half names and inodes", "bytes", halves, &|side| {
         Some(Verdict::new("of the pool, at most", side.max / pool, Target::TimesAtMost(HALF_MAX)))
     });
-    section("resident, 10 s after everything was dropped", "bytes", backs, &|side| {
+    let back = format!("resident, {} s after everything was dropped", back_within.as_secs_f64());
+    section(&back, "bytes", backs, &|side| {
         Some(Verdict::new("at most", side.max, Target::BytesAtMost(EMPTY_BYTES_MAX)))
     });
     section("until it is below 64 MiB again", "s", times, &|_| None);
@@ -241,19 +243,19 @@ impl Ground {
 
     /// Drops all pages, names and inodes. Returns resident bytes after the time that is allowed,
     /// and the seconds it took to get below the bound.
-    fn drop_everything(&self) -> Result<(f64, f64), Failure> {
+    fn drop_everything(&self, back_within: Duration) -> Result<(f64, f64), Failure> {
         self.join("")?;
         let start = Instant::now();
         self.write("vm.drop_caches", "3")?;
-        let mut below = BACK_WITHIN.as_secs_f64();
-        while start.elapsed() < BACK_WITHIN {
+        let mut below = back_within.as_secs_f64();
+        while start.elapsed() < back_within {
             if self.resident() as f64 <= EMPTY_BYTES_MAX {
                 below = start.elapsed().as_secs_f64();
                 break;
             }
             std::thread::sleep(LOOK_EVERY);
         }
-        std::thread::sleep(BACK_WITHIN.saturating_sub(start.elapsed()));
+        std::thread::sleep(back_within.saturating_sub(start.elapsed()));
         Ok((self.resident() as f64, below))
     }
 }

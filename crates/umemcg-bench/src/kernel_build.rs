@@ -2,8 +2,8 @@
 //! group of 64 MiB, on another without a limit, and in a plain directory.
 //!
 //! Each side has a copy of the sources of its own and builds into a new directory beside it, with
-//! `make -j2`. The scale chooses what is built: some directories, or the whole kernel. Objects that
-//! a side makes are compared with the plain directory's by name and size.
+//! `make -j2`. The scale chooses what is built: the configuration, some directories, or the whole
+//! kernel. Objects that a side makes are compared with the plain directory's by name and size.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,6 +23,8 @@ const LIMIT_BYTES: u64 = 64 << 20;
 const POOL: &str = "4G";
 /// The target that is the whole kernel.
 const WHOLE: &str = "vmlinux";
+/// The target that is the programs which make a configuration, and the configuration.
+const CONFIGURATION: &str = "tinyconfig";
 const GROUP: &str = "build";
 /// Rounds at most: each takes minutes.
 const ROUNDS_MAX: usize = 5;
@@ -44,6 +46,10 @@ const LEFT_OUT: [&str; 13] = [
     "*/drivers/staging/*.[ch]",
     "*/drivers/usb/*.[ch]",
 ];
+
+/// What a configuration needs: nothing else is unpacked for it.
+const PARTS_OF_CONFIGURATION: [&str; 5] =
+    ["*/Makefile*", "*/Kbuild*", "*/Kconfig*", "*/scripts/*", "*/configs/*"];
 
 /// What nothing but the whole kernel needs beside that.
 const LEFT_OUT_OF_PARTS: [&str; 4] = ["*/drivers/*.[chS]", "*/fs/*.c", "*/net/*.c", "*/crypto/*.c"];
@@ -84,7 +90,7 @@ pub fn run(
         .map_err(Failure::at("cannot make a directory"))?;
     progress.show("unpacking the kernel's sources");
     let target = target(options.scale);
-    let trees = Tree::make_all(directory.path(), daemon, &archive, target == WHOLE)?;
+    let trees = Tree::make_all(directory.path(), daemon, &archive, target)?;
     let rounds = (options.rounds as usize).min(ROUNDS_MAX);
     let mut samples: [Vec<Figures>; SIDES.len()] = Default::default();
     for round in 0..rounds {
@@ -114,6 +120,7 @@ pub fn run(
 /// Returns what `make` is to build.
 fn target(scale: f64) -> &'static str {
     match scale {
+        tiny if tiny < 0.1 => CONFIGURATION,
         small if small < 0.5 => "prepare init/ ipc/",
         middle if middle < 4.0 => "prepare mm/",
         _ => WHOLE,
@@ -144,18 +151,22 @@ fn section(figure: usize, samples: &[Vec<Figures>; SIDES.len()]) -> Section {
 
 impl Tree {
     /// Unpacks the sources for each side, and mounts those of ours.
-    fn make_all(top: &Path, daemon: &Path, archive: &Path, is_whole: bool) -> Result<Vec<Self>, Failure> {
+    fn make_all(top: &Path, daemon: &Path, archive: &Path, target: &str) -> Result<Vec<Self>, Failure> {
         // Of one length: paths are in some objects.
         let places = ["limited", "endless", "regular"].map(|name| top.join(name));
         let source = places[PLAIN].join("mnt/linux");
         fs::create_dir_all(&source).map_err(Failure::at("cannot make a directory"))?;
         let mut unpack = Command::new("tar");
         unpack.arg("xf").arg(archive).arg("-C").arg(&source).arg("--strip-components=1");
-        unpack.args(LEFT_OUT.map(|part| format!("--exclude={part}")));
-        if std::env::consts::ARCH == "x86_64" {
-            unpack.arg("--exclude=*/arch/[!x]*/*.[chS]");
+        if target == CONFIGURATION {
+            unpack.arg("--wildcards").args(PARTS_OF_CONFIGURATION);
+        } else {
+            unpack.args(LEFT_OUT.map(|part| format!("--exclude={part}")));
+            if std::env::consts::ARCH == "x86_64" {
+                unpack.arg("--exclude=*/arch/[!x]*/*.[chS]");
+            }
         }
-        if !is_whole {
+        if target != WHOLE && target != CONFIGURATION {
             unpack.args(LEFT_OUT_OF_PARTS.map(|part| format!("--exclude={part}")));
         }
         finish("tar", unpack)?;
@@ -182,9 +193,12 @@ impl Tree {
     /// Builds from nothing.
     fn build(&self, target: &str) -> Result<Figures, Failure> {
         let enter = self.mount.as_ref().map_or_else(|| ":".to_owned(), |mount| mount.enter(GROUP));
-        let script = format!(
-            "{enter} && cd \"$0/linux\" && mkdir ../out && make -s O=../out tinyconfig && exec make -s -j2 O=../out {target}"
-        );
+        let make = match target {
+            CONFIGURATION => String::new(),
+            target => format!(" && exec make -s -j2 O=../out {target}"),
+        };
+        let script =
+            format!("{enter} && cd \"$0/linux\" && mkdir ../out && make -s O=../out {CONFIGURATION}{make}");
         let daemon = || self.mount.as_ref().map(|mount| time_of_process(mount.process_id()));
         let before = (Instant::now(), time_of_children(), daemon().unwrap_or_default());
         let mut build = Command::new("sh");

@@ -1,6 +1,7 @@
 //! The options of every benchmark, and the reasons for which one has no report.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The options of every benchmark.
 #[derive(Debug, Clone, clap::Args)]
@@ -11,8 +12,9 @@ pub struct Options {
     /// The amount of work, as a part of the full size: 0.1 is a tenth
     #[arg(long, global = true, default_value_t = 1.0, value_parser = scale)]
     pub scale: f64,
-    /// Samples of each side
-    #[arg(long, global = true, default_value_t = 9, value_parser = clap::value_parser!(u32).range(5..))]
+    /// Samples of each side; fewer than five say little of costs, but show that the answers are
+    /// right
+    #[arg(long, global = true, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
     /// Fail when a target is missed, not only when a result is wrong
     #[arg(long, global = true)]
@@ -41,6 +43,19 @@ fn scale(text: &str) -> Result<f64, String> {
 }
 
 impl Options {
+    /// Returns the number of samples of an experiment whose bound needs `full` of them at full
+    /// size, and a part of them where there is less work.
+    #[cfg(feature = "experiments")]
+    pub fn rounds_for_bound(&self, full: usize) -> usize {
+        let scaled = (full as f64 * self.scale.min(1.0)).ceil() as usize;
+        scaled.max(self.rounds as usize)
+    }
+
+    /// Returns `full`, a time at full size, or a part of it where there is less work.
+    pub fn scaled_time(&self, full: Duration) -> Duration {
+        full.mul_f64(self.scale.min(1.0))
+    }
+
     /// Returns the directory for files.
     pub fn directory(&self) -> PathBuf {
         self.dir.clone().unwrap_or_else(std::env::temp_dir)

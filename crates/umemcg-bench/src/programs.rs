@@ -34,8 +34,8 @@ use crate::store::{word_at, write_contents};
 const FILE_BYTES: u64 = 256 << 20;
 /// Bytes that `dd` writes, at full size.
 const DD_BYTES: u64 = 512 << 20;
-/// Times that the blocks of a cached file are read in a sample.
-const NR_LOOPS: u32 = 8;
+/// Times that the blocks of a cached file are read in a sample, at full size.
+const NR_LOOPS: f64 = 8.0;
 /// The pool of our mounts: larger than everything that is measured.
 const POOL: &str = "4G";
 
@@ -133,6 +133,7 @@ struct Work {
     page_sum: u64,
     file_bytes: u64,
     dd_bytes: u64,
+    nr_loops: u32,
 }
 
 /// Runs the experiment.
@@ -219,7 +220,8 @@ impl Work {
         let page_sum =
             (0..file_bytes).step_by(PAGE_SIZE).fold(0, |sum: u64, at| sum.wrapping_add(word_at(at)));
         let view = KernelView::build(directory)?;
-        Ok(Self { archive, tree, view, page_sum, file_bytes, dd_bytes })
+        let nr_loops = (NR_LOOPS * scale.min(1.0)).ceil() as u32;
+        Ok(Self { archive, tree, view, page_sum, file_bytes, dd_bytes, nr_loops })
     }
 }
 
@@ -312,7 +314,7 @@ impl Side {
     ) -> Result<f64, Failure> {
         let files = self.read_files(nr_jobs);
         files.iter().try_for_each(|file| read_whole(file))?;
-        let loops = if block_bytes > 4 << 10 { NR_LOOPS * 4 } else { NR_LOOPS };
+        let loops = if block_bytes > 4 << 10 { work.nr_loops * 4 } else { work.nr_loops };
         fio::run(&Job { pattern, block_bytes, file_bytes: work.file_bytes, files, engine, loops })
     }
 
@@ -321,7 +323,7 @@ impl Side {
     fn mapped(&self, work: &Work) -> Result<(f64, f64), Failure> {
         let file = self.seen.join("read0.bin");
         read_whole(&file)?;
-        let mapped = work.view.map(&file, NR_LOOPS)?;
+        let mapped = work.view.map(&file, work.nr_loops)?;
         if mapped.sum != work.page_sum {
             return Err(Failure::Wrong(format!("{}: a mapping has other contents", self.name)));
         }

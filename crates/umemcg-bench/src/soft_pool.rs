@@ -19,7 +19,7 @@ use crate::threads::{nanoseconds_of, process_time};
 /// The pool at full size; the mail's had 8 GiB.
 const POOL_BYTES: u64 = 512 << 20;
 /// Smallest that leaves A room to speak of.
-const POOL_BYTES_MIN: u64 = 64 << 20;
+const POOL_BYTES_MIN: u64 = 32 << 20;
 const CALL_BYTES: usize = 128 << 10;
 
 /// A's use of its file.

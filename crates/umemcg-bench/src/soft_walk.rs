@@ -31,14 +31,17 @@ type Figure = fn(&StreamResult) -> f64;
 /// Runs the experiment.
 pub fn run(options: &Options) -> Result<Report, Failure> {
     let progress = Progress::new();
-    let rounds = (options.rounds as usize).max(PAIRS_MIN);
+    let rounds = options.rounds_for_bound(PAIRS_MIN);
     let mut report = Report::new("soft-walk", options.scale, rounds);
-    let ours = measure(options, &progress, &NR_IDLE, rounds, SoftLimits::TwoRounds, true)?;
-    let baseline = measure(options, &progress, &NR_IDLE, BASELINE_ROUNDS, SoftLimits::NoSkipping, true)?;
-    add(&mut report, "soft limit 0", &NR_IDLE, &ours, true);
-    add(&mut report, "patches 1 to 3 (no subtree is skipped)", &NR_IDLE, &baseline, false);
-    let none = measure(options, &progress, &NR_IDLE_WITHOUT_LIMIT, rounds, SoftLimits::TwoRounds, false)?;
-    add(&mut report, "no group in excess", &NR_IDLE_WITHOUT_LIMIT, &none, true);
+    let scaled = |nr: u64| (nr as f64 * options.scale.min(1.0)) as u64;
+    let (nr_idle, nr_idle_without_limit) = (NR_IDLE.map(scaled), NR_IDLE_WITHOUT_LIMIT.map(scaled));
+    let ours = measure(options, &progress, &nr_idle, rounds, SoftLimits::TwoRounds, true)?;
+    let baseline =
+        measure(options, &progress, &nr_idle, rounds.min(BASELINE_ROUNDS), SoftLimits::NoSkipping, true)?;
+    add(&mut report, "soft limit 0", &nr_idle, &ours, true);
+    add(&mut report, "patches 1 to 3 (no subtree is skipped)", &nr_idle, &baseline, false);
+    let none = measure(options, &progress, &nr_idle_without_limit, rounds, SoftLimits::TwoRounds, false)?;
+    add(&mut report, "no group in excess", &nr_idle_without_limit, &none, true);
     let seconds = |found: &[Vec<StreamResult>], at: usize| {
         Samples::new("", found[at].iter().map(|found| found.reclaim.as_secs_f64()).collect()).median
     };

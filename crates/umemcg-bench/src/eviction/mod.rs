@@ -57,7 +57,7 @@ pub fn run(options: &Options, yardstick: &Yardstick) -> Result<Report, Failure> 
         traces.extend(traces::synthetic(options.scale, placement));
     }
     progress.show("recording programs");
-    traces.extend(recorded::record(place.path(), &mut report.notes)?);
+    traces.extend(recorded::record(place.path(), options.scale.min(1.0), &mut report.notes)?);
     let only = yardstick.only.as_deref().unwrap_or_default();
     for trace in traces.into_iter().filter(|trace| trace.name.contains(only)) {
         progress.show(&trace.name);

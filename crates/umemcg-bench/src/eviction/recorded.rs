@@ -25,6 +25,8 @@ const PROJECT: ProjectSize = ProjectSize {
 };
 const NR_ROWS: u64 = 40_000;
 const NR_QUERIES: u64 = 10_000;
+/// Scans of the whole table among them.
+const NR_SCANS: u64 = 4;
 
 /// A page of a file.
 type Read = (String, u64);
@@ -37,8 +39,8 @@ struct Recording {
     opens: Vec<(usize, String)>,
 }
 
-/// Records the programs, and adds to the notes what is not recorded.
-pub(super) fn record(place: &Path, notes: &mut Vec<String>) -> Result<Vec<Trace>, Failure> {
+/// Records the programs at a part of their full size, and adds to the notes what is not recorded.
+pub(super) fn record(place: &Path, scale: f64, notes: &mut Vec<String>) -> Result<Vec<Trace>, Failure> {
     if Command::new("strace").arg("-V").output().is_err() {
         notes.push("no programs: strace is not installed (scripts/deps.sh --bench)".into());
         return Ok(Vec::new());
@@ -48,7 +50,7 @@ pub(super) fn record(place: &Path, notes: &mut Vec<String>) -> Result<Vec<Trace>
     {
         let dir = place.join(name);
         std::fs::create_dir(&dir).map_err(Failure::at("cannot make a directory"))?;
-        let Recording { reads, opens } = program(&dir)?;
+        let Recording { reads, opens } = program(&dir, scale)?;
         let mut places = Vec::new();
         let (requests, nr_pages) = number(reads.clone());
         let mut files = HashMap::new();
@@ -69,30 +71,33 @@ pub(super) fn record(place: &Path, notes: &mut Vec<String>) -> Result<Vec<Trace>
     Ok(traces)
 }
 
-type Program = fn(&Path) -> Result<Recording, Failure>;
+type Program = fn(&Path, f64) -> Result<Recording, Failure>;
 
-fn compile(dir: &Path) -> Result<Recording, Failure> {
-    PROJECT.write(dir)?;
+fn compile(dir: &Path, scale: f64) -> Result<Recording, Failure> {
+    let nr_sources = (PROJECT.nr_sources as f64 * scale).ceil() as usize;
+    ProjectSize { nr_sources, ..PROJECT }.write(dir)?;
     trace(dir, "make -s")
 }
 
 /// Rows that are looked up by key, some more often than others, and tables that are scanned.
-fn query(dir: &Path) -> Result<Recording, Failure> {
+fn query(dir: &Path, scale: f64) -> Result<Recording, Failure> {
+    let [nr_rows, nr_queries] = [NR_ROWS, NR_QUERIES].map(|full| (full as f64 * scale).ceil() as u64);
     let rows = format!(
         "PRAGMA journal_mode=OFF; CREATE TABLE t(k INTEGER PRIMARY KEY, name TEXT, data BLOB);\n\
-         WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n WHERE i < {NR_ROWS})\n\
-         INSERT INTO t SELECT i, 'name' || (i * 7919 % {NR_ROWS}), zeroblob(400) FROM n;\n\
+         WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n WHERE i < {nr_rows})\n\
+         INSERT INTO t SELECT i, 'name' || (i * 7919 % {nr_rows}), zeroblob(400) FROM n;\n\
          CREATE INDEX by_name ON t(name);"
     );
     let mut queries = String::from("PRAGMA cache_size=16;\n");
     let mut random = Random::new();
-    for nr in 0..NR_QUERIES {
-        let key = (random.fraction().powi(4) * NR_ROWS as f64) as u64;
+    let period = nr_queries.div_ceil(NR_SCANS);
+    for nr in 0..nr_queries {
+        let key = (random.fraction().powi(4) * nr_rows as f64) as u64;
         let _ = match nr % 4 {
             0 => writeln!(queries, "SELECT sum(length(data)) FROM t WHERE name = 'name{key}';"),
-            _ => writeln!(queries, "SELECT length(data) FROM t WHERE k = {};", key * 7919 % NR_ROWS),
+            _ => writeln!(queries, "SELECT length(data) FROM t WHERE k = {};", key * 7919 % nr_rows),
         };
-        if nr % 2500 == 2499 {
+        if nr % period == period - 1 {
             queries.push_str("SELECT sum(length(data)) FROM t;\n");
         }
     }
@@ -105,8 +110,9 @@ fn query(dir: &Path) -> Result<Recording, Failure> {
     trace(dir, "sqlite3 db < queries.sql > /dev/null")
 }
 
-/// A repository of some versions, whose states and differences are looked at.
-fn look_at_history(dir: &Path) -> Result<Recording, Failure> {
+/// A repository of some versions, whose states and differences are looked at. Not scaled down: in a
+/// small cache two S3-FIFO differ by how they round the sizes of their queues.
+fn look_at_history(dir: &Path, _scale: f64) -> Result<Recording, Failure> {
     // One thread and fixed dates, so that each recording is the same. Files as young as the index
     // are read again by each look, so they are made older.
     let git = "GIT_AUTHOR_DATE='@1700000000 +0000' GIT_COMMITTER_DATE='@1700000000 +0000' \
