@@ -210,6 +210,13 @@ fn measure(
                 halves[side].push(both);
             }
         }
+        let pages = [StatItem::ActiveFile, StatItem::InactiveFile].map(|item| engine.root().stat_total(item));
+        let nr_nodes = engine.cache().nr_index_nodes();
+        if pages != [0, 0] || nr_nodes != 0 {
+            return Err(Failure::Wrong(format!(
+                "{pages:?} bytes of pages and {nr_nodes} index nodes are left"
+            )));
+        }
     }
     Ok(halves)
 }

@@ -219,6 +219,11 @@ fn run_once(length: Duration) -> Result<Round, Failure> {
     if !engine.sync_all(Duration::from_secs(60)).is_empty() || unclean(engine.root()) != 0 {
         return Err(Failure::Wrong("something stays dirty after a sync".into()));
     }
+    // The limit is far below the file's length, so no byte is written again while it is dirty.
+    let (accepted, taken) = (accepted.load(Relaxed), store.taken.load(Relaxed));
+    if taken < accepted {
+        return Err(Failure::Wrong(format!("{taken} bytes came to the store of {accepted} accepted ones")));
+    }
     Ok(round)
 }
 

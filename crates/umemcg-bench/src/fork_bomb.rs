@@ -18,7 +18,7 @@ use crate::options::{Failure, Options};
 use crate::progress::Progress;
 use crate::report::{Report, Section, Target, Verdict};
 use crate::stats::Samples;
-use crate::store::HostFile;
+use crate::store::{HostFile, first_word};
 
 const NR_GROUPS: usize = 255;
 const LIMIT_BYTES: u64 = 200 << 20;
@@ -60,7 +60,7 @@ struct Found {
 /// Runs the experiment.
 pub fn run(options: &Options) -> Result<Report, Failure> {
     let progress = Progress::new();
-    let rounds = (options.rounds as usize).max(ROUNDS_MIN);
+    let rounds = options.rounds_for_bound(ROUNDS_MIN);
     let mut report = Report::new("fork-bomb", options.scale, rounds);
     let world = World::new(options, NR_GROUPS, 1 << 30)?;
     let group = world
@@ -162,7 +162,10 @@ impl<'w> Stream<'w> {
     fn read(&mut self, bytes: u64) -> Result<(), Failure> {
         for _ in 0..bytes / READ_BYTES {
             let pages = self.file.read(self.group, self.at, READ_BYTES as usize, &self.readahead);
-            drop(pages.map_err(Failure::at("cannot read"))?);
+            let pages = pages.map_err(Failure::at("cannot read"))?;
+            if pages.len() as u64 != READ_BYTES || first_word(&self.world.engine, &pages) != 0 {
+                return Err(Failure::Wrong(format!("{} bytes of a hole at {}", pages.len(), self.at)));
+            }
             self.at += READ_BYTES;
         }
         Ok(())

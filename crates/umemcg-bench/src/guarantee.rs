@@ -27,6 +27,8 @@ const PAGE_BYTES: u64 = 4096;
 /// The weight of one object of the borrower.
 const OBJECT_BYTES: u64 = 4000;
 const PIECE_BYTES: usize = 1 << 20;
+/// The time that the last write-back may take.
+const SYNC_WITHIN: Duration = Duration::from_secs(120);
 
 struct Bench {
     engine: Arc<Engine>,
@@ -69,6 +71,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     if let Some(failure) = problem.take() {
         return Err(failure);
     }
+    bench.expect_nothing_left()?;
     let mut report = Report::new("guarantee", options.scale, options.rounds as usize);
     let judge = |side: usize| Verdict::new(&sides[side].name, sides[side].max, Target::NsAtMost(PAGE_NS_MAX));
     let verdicts = vec![judge(0), judge(1)];
@@ -136,6 +139,21 @@ impl Bench {
         }
         let items = [StatItem::FileDirty, StatItem::FileWriteback, StatItem::FileUnstable];
         Ok(items.iter().map(|&item| self.engine.root().stat_total(item).max(0) as u64).sum())
+    }
+
+    /// Checks that the borrower has given everything back.
+    fn expect_nothing_left(&self) -> Result<(), Failure> {
+        if !self.engine.sync_all(SYNC_WITHIN).is_empty() {
+            return Err(Failure::Wrong("something stays dirty after a sync".into()));
+        }
+        self.engine.force_empty(&self.borrower, &|| false).map_err(Failure::at("cannot empty a group"))?;
+        // The tables of an empty cache stay charged.
+        let pages = [StatItem::ActiveFile, StatItem::InactiveFile];
+        let left: i64 = pages.iter().map(|&item| self.borrower.stat_total(item)).sum();
+        match (left, self.objects.len()) {
+            (0, 0) => Ok(()),
+            left => Err(Failure::Wrong(format!("bytes and objects of the borrower are left: {left:?}"))),
+        }
     }
 
     /// Reserves the whole share, and gives it up again.

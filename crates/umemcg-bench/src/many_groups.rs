@@ -21,7 +21,7 @@ use crate::options::{Failure, Options};
 use crate::progress::Progress;
 use crate::report::{Report, Section, Target, Verdict};
 use crate::stats::Samples;
-use crate::store::HostFile;
+use crate::store::{HostFile, first_word};
 use crate::threads::{nanoseconds_of, nr, process_time};
 
 const NR_GROUPS: usize = 2000;
@@ -32,7 +32,7 @@ const PIECE_BYTES: usize = 32 << 10;
 const FILE_BYTES: u64 = 1 << 40;
 /// Seconds of a round at full size.
 const ROUND_S: f64 = 6.0;
-/// The time for which the workers are watched while nothing is to do.
+/// The time for which the workers are watched while nothing is to do, at full size.
 const IDLE: Duration = Duration::from_secs(10);
 /// The time that they may take to come to rest.
 const QUIET_WITHIN: Duration = Duration::from_secs(30);
@@ -73,10 +73,11 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         return Err(Failure::Wrong("a group was never served by the workers".into()));
     }
     progress.show("all groups idle");
-    let idle_ns = watch_idle()?;
+    let idle = options.scaled_time(IDLE);
+    let idle_ns = watch_idle(idle)?;
 
     let mut report = Report::new("many-groups", options.scale, options.rounds as usize);
-    report.sections = sections(&rounds, nr_more_threads, idle_ns);
+    report.sections = sections(&rounds, nr_more_threads, (idle, idle_ns));
     let (least, most) = (served.iter().min().copied(), served.iter().max().copied());
     report.notes.push(format!(
         "limit 512 KiB, marks 160 and 224 KiB below it, pieces of 32 KiB; {} workers; pages that they took of a group: {} to {}",
@@ -102,7 +103,7 @@ struct Round {
 fn run_once(engine: &Arc<Engine>, members: &[Member], how_long: Duration) -> Result<Round, Failure> {
     let stalled_before = engine.root().stat_total(StatItem::AllocStall);
     let (start, cpu, workers) = (Instant::now(), process_time(), nanoseconds_of("kswapd/"));
-    let read = stream(members, how_long)?;
+    let read = stream(engine, members, how_long)?;
     let real = start.elapsed().as_secs_f64();
     let workers = (nanoseconds_of("kswapd/") - workers) as f64 / 1e9;
     let stalled = engine.root().stat_total(StatItem::AllocStall) - stalled_before;
@@ -116,7 +117,7 @@ fn run_once(engine: &Arc<Engine>, members: &[Member], how_long: Duration) -> Res
     })
 }
 
-fn sections(rounds: &[Round], nr_more_threads: usize, idle_ns: u64) -> Vec<Section> {
+fn sections(rounds: &[Round], nr_more_threads: usize, (idle, idle_ns): (Duration, u64)) -> Vec<Section> {
     let all = |of: fn(&Round) -> f64| rounds.iter().map(of).collect::<Vec<f64>>();
     let section = |title: &str, unit, name: &str, samples, verdict: Option<(&str, Target)>| {
         let sides = vec![Samples::new(name, samples)];
@@ -144,7 +145,7 @@ fn sections(rounds: &[Round], nr_more_threads: usize, idle_ns: u64) -> Vec<Secti
             Some(("no thread for a group", Target::TimesAtMost(0.0))),
         ),
         section(
-            "workers while nothing is to do, 10 s",
+            &format!("workers while nothing is to do, {} s", idle.as_secs_f64()),
             "ns",
             "2,000 groups with marks",
             vec![idle_ns as f64],
@@ -169,7 +170,7 @@ fn join(engine: &Arc<Engine>, at: usize) -> Result<Member, Failure> {
 }
 
 /// Has all groups read for a while; returns the number of pieces that each has read.
-fn stream(members: &[Member], how_long: Duration) -> Result<Vec<u64>, Failure> {
+fn stream(engine: &Engine, members: &[Member], how_long: Duration) -> Result<Vec<u64>, Failure> {
     let before: Vec<u64> = members.iter().map(|member| member.pieces.load(Relaxed)).collect();
     let stop = AtomicBool::new(false);
     let waiting = Mutex::new((0..members.len()).collect::<VecDeque<usize>>());
@@ -179,7 +180,7 @@ fn stream(members: &[Member], how_long: Duration) -> Result<Vec<u64>, Failure> {
             while !stop.load(Relaxed) {
                 let next = lock(&waiting).pop_front();
                 let Some(next) = next else { continue };
-                read_piece(&members[next])?;
+                read_piece(engine, &members[next])?;
                 lock(&waiting).push_back(next);
             }
             Ok(())
@@ -196,12 +197,12 @@ fn lock(waiting: &Mutex<VecDeque<usize>>) -> MutexGuard<'_, VecDeque<usize>> {
     waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn read_piece(member: &Member) -> Result<(), Failure> {
+fn read_piece(engine: &Engine, member: &Member) -> Result<(), Failure> {
     let offset = member.pieces.load(Relaxed) * PIECE_BYTES as u64 % FILE_BYTES;
     let read = member.file.read(&member.group, offset, PIECE_BYTES, &member.readahead);
     let pages = read.map_err(Failure::at("cannot read"))?;
-    if pages.len() != PIECE_BYTES {
-        return Err(Failure::Wrong(format!("{} bytes read of {PIECE_BYTES}", pages.len())));
+    if pages.len() != PIECE_BYTES || first_word(engine, &pages) != 0 {
+        return Err(Failure::Wrong(format!("{} bytes read of {PIECE_BYTES} zeros", pages.len())));
     }
     member.pieces.fetch_add(1, Relaxed);
     Ok(())
@@ -209,7 +210,7 @@ fn read_piece(member: &Member) -> Result<(), Failure> {
 
 /// Waits until the workers have come to rest; returns the nanoseconds that they run from then on
 /// while nothing is to do.
-fn watch_idle() -> Result<u64, Failure> {
+fn watch_idle(idle: Duration) -> Result<u64, Failure> {
     let deadline = Instant::now() + QUIET_WITHIN;
     let mut before = nanoseconds_of("kswapd/");
     loop {
@@ -225,6 +226,6 @@ fn watch_idle() -> Result<u64, Failure> {
         }
         before = now;
     }
-    std::thread::sleep(IDLE);
+    std::thread::sleep(idle);
     Ok(nanoseconds_of("kswapd/") - before)
 }

@@ -8,6 +8,7 @@
 //! its requests costs more). Beside that: one group for both, and the kernel's own page cache with
 //! both in one of its memory cgroups and in two, where it has version 1 of them.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -20,12 +21,12 @@ use umemcg_fuse::{Classifier, Daemon, DaemonConfig};
 
 use crate::neighbour_choice::{Choice, Row};
 use crate::neighbour_dirty;
-use crate::neighbour_load::{Done, FILES_PER_DIRECTORY, Tempo, Work, file_name};
+use crate::neighbour_load::{Done, FILES_PER_DIRECTORY, STREAM_BYTES, Tempo, Work, file_name};
 use crate::options::{Failure, Options};
 use crate::progress::Progress;
 use crate::report::{Report, Section, Target, Verdict};
 use crate::stats::Samples;
-use crate::store::write_contents;
+use crate::store::{is_right, write_contents};
 use crate::tenant::Tenant;
 use crate::threads::process_time;
 
@@ -49,9 +50,9 @@ const SAMPLE_S: f64 = 5.0;
 const ONE_PAGE: u64 = 16 << 10;
 const FEW_NAMES: u64 = 512 << 10;
 
-/// Samples in which the pace of a B without a cache is found.
+/// Samples in which the pace of a B without a cache is found, at most as many as rounds.
 const NR_CALIBRATIONS: usize = 3;
-/// Samples of A alone.
+/// Samples of A alone, at most as many as rounds.
 const NR_ALONE: usize = 5;
 
 const KEPT_MIN: f64 = 0.97;
@@ -164,6 +165,8 @@ struct World {
     mnt: tempfile::TempDir,
     nr_files: u64,
     time: Duration,
+    /// Calls of B that were refused.
+    nr_refused: Cell<u64>,
     /// A's rate on the mount, and on the host's file system.
     rates: [f64; 2],
     /// The share of one processor that A takes at that rate on the mount, with the mount's part.
@@ -205,6 +208,7 @@ impl World {
             mnt,
             nr_files,
             time,
+            nr_refused: Cell::new(0),
             rates: [0.0; 2],
             cpu_alone: 0.0,
         };
@@ -213,7 +217,8 @@ impl World {
         // a sample lasts: the median of some. Not of the first, before which the memory has not
         // been touched.
         for (at, side) in [(0, 1), (1, NR_OURS)] {
-            let (mut rates, nr_samples) = (Vec::new(), if world.has(side) { 1 + NR_ALONE } else { 0 });
+            let nr_alone = NR_ALONE.min(options.rounds as usize);
+            let (mut rates, nr_samples) = (Vec::new(), if world.has(side) { 1 + nr_alone } else { 0 });
             for nr in 0..nr_samples {
                 world.set_up(side)?;
                 let mut alone = world.tenant(A, side, Work::Random, Tempo::Free)?;
@@ -288,6 +293,22 @@ impl World {
         })
     }
 
+    /// Checks what B wrote: in each piece the same bytes. Where a call was refused there may be a
+    /// hole.
+    fn check_written(&self, is_some: bool) -> Result<(), Failure> {
+        let failed = "cannot read what B wrote";
+        let bytes = fs::read(self.data.path().join("written")).map_err(Failure::at(failed))?;
+        let is_hole = |piece: &[u8]| self.nr_refused.get() > 0 && piece.iter().all(|&byte| byte == 0);
+        let wrong = bytes.chunks(STREAM_BYTES).position(|piece| !is_right(0, piece) && !is_hole(piece));
+        if let Some(at) = wrong {
+            return Err(Failure::Wrong(format!("piece {at} does not hold what B wrote")));
+        }
+        if is_some && bytes.is_empty() {
+            return Err(Failure::Wrong("nothing that B wrote is in the directory".into()));
+        }
+        Ok(())
+    }
+
     /// Takes one sample of a side; B makes this many calls a second at most. Returns what is
     /// measured, and at which sizes.
     fn describe(&self) -> String {
@@ -336,6 +357,7 @@ impl World {
         if a.refused > 0 {
             return Err(Failure::Wrong(format!("{} calls of A were refused", a.refused)));
         }
+        self.nr_refused.set(self.nr_refused.get() + b.refused);
         self.by_process.groups.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let of_a = [rate(&a), a50, a99, a999, a_max, hits, stalled, direct];
         let of_b = [rate(&b), b50, b99, b999, b_max, all_cpu, b_cpu];
@@ -397,7 +419,11 @@ pub fn run(options: &Options, choice: &Choice) -> Result<Report, Failure> {
     report.notes.push(world.describe());
     report.notes.push(format!("{kernel}; latencies of A count from when a call was due"));
     let ended = world.daemon.shut_down(Instant::now() + Duration::from_secs(60));
-    if ended.is_empty() { Ok(report) } else { Err(Failure::Wrong(format!("not durable: {ended:?}"))) }
+    if !ended.is_empty() {
+        return Err(Failure::Wrong(format!("not durable: {ended:?}")));
+    }
+    world.check_written(choice.has(Row::Writes))?;
+    Ok(report)
 }
 
 /// Takes the samples of a row, by side.
@@ -420,7 +446,7 @@ fn measure(
                 samples[side].push(figures);
             }
         }
-        for _ in 0..if round == 0 { NR_CALIBRATIONS } else { 0 } {
+        for _ in 0..if round == 0 { NR_CALIBRATIONS.min(options.rounds as usize) } else { 0 } {
             progress.show(&format!("{what}, how fast B may be without a cache"));
             pace.learn(BASELINE, &world.sample(BASELINE, work, pace.of(BASELINE))?);
         }

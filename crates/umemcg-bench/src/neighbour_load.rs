@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, BufRead, Write};
 use std::num::NonZeroU64;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -234,6 +234,23 @@ impl Load {
         })
     }
 
+    /// Returns the call that reads one file, which is a hole or has contents that can be checked.
+    fn stream_file(&self, mut buffer: Vec<u8>) -> io::Result<Call<'_>> {
+        let file = File::open(&self.path)?;
+        let is_hole = file.metadata()?.blocks() == 0;
+        Ok(Box::new(move |nr| {
+            let offset = nr * STREAM_BYTES as u64 % self.size;
+            if let Err(error) = file.read_exact_at(&mut buffer, offset) {
+                return self.failed(error);
+            }
+            match &buffer[..64] {
+                zeros if is_hole && zeros == [0; 64] => Ok(true),
+                bytes if !is_hole && is_right(offset, bytes) => Ok(true),
+                _ => Err(Failure::Wrong(format!("other bytes at {offset}"))),
+            }
+        }))
+    }
+
     /// Returns the call that is repeated; it returns false when it was refused for lack of memory.
     fn prepare(&self) -> io::Result<Call<'_>> {
         let failed = |error: io::Error| self.failed(error);
@@ -262,13 +279,7 @@ impl Load {
                 })
             }
             Work::Stream | Work::Write if self.path.is_dir() => self.stream_files(buffer),
-            Work::Stream => {
-                let file = File::open(&self.path)?;
-                Box::new(move |nr| {
-                    let offset = nr * STREAM_BYTES as u64 % self.size;
-                    file.read_exact_at(&mut buffer, offset).map(|()| true).or_else(failed)
-                })
-            }
+            Work::Stream => self.stream_file(buffer)?,
             Work::Write => {
                 let file = File::options().write(true).create(true).truncate(false).open(&self.path)?;
                 fill(0, &mut buffer);

@@ -3,6 +3,7 @@
 //! have nothing.
 
 use std::ffi::OsStr;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use umemcg_group::GROUP_STATE_BYTES;
 use umemcg_reclaim::baseline::{SoftLimits, Spent, VisitCounts, honour_soft_limits, take_visit_counts};
 
 use crate::options::{Failure, Options};
-use crate::store::{HostFile, make_file};
+use crate::store::{HostFile, first_word, make_file, word_at};
 use crate::threads::{nanoseconds_of, process_time};
 
 /// The pool at full size; the mail's had 8 GiB.
@@ -21,6 +22,8 @@ const POOL_BYTES: u64 = 512 << 20;
 /// Smallest that leaves A room to speak of.
 const POOL_BYTES_MIN: u64 = 32 << 20;
 const CALL_BYTES: usize = 128 << 10;
+/// Each byte of what A writes.
+const WRITTEN: u8 = 7;
 
 /// A's use of its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,6 +106,9 @@ impl Pool {
         while at < self.bytes / 8 * 7 {
             let pages =
                 self.held.read(group, at, CALL_BYTES, &readahead).map_err(Failure::at("cannot read"))?;
+            if first_word(&self.engine, &pages) != word_at(at) {
+                return Err(Failure::Wrong(format!("other bytes at {at} of B's file")));
+            }
             at += pages.len() as u64;
         }
         Ok(())
@@ -126,6 +132,7 @@ impl Pool {
             Access::Read => self.stream_bytes(),
         };
         host.set_len(len).map_err(Failure::at("cannot make a file"))?;
+        let written = host.try_clone().map_err(Failure::at("cannot open a file again"))?;
         let file = self
             .engine
             .open_file(Arc::new(HostFile(host)), len)
@@ -153,6 +160,9 @@ impl Pool {
         wait_for_workers();
         drop(file);
         self.empty(&a)?;
+        if access == Access::Write {
+            self.check_written(&written)?;
+        }
         let missing = (self.bytes / 8 * 7 / PAGE_SIZE_U64).saturating_sub(self.held.nr_cached_pages());
         let before = b.stat_total(StatItem::WorkingsetRefault);
         self.hold(&b)?;
@@ -168,14 +178,14 @@ impl Pool {
 
     fn stream(&self, group: &Arc<Group>, file: &Arc<File>, access: Access) -> Result<(), Failure> {
         let readahead = Readahead::new();
-        let buffer = vec![7; CALL_BYTES];
+        let buffer = vec![WRITTEN; CALL_BYTES];
         for at in (0..self.stream_bytes()).step_by(CALL_BYTES) {
             match access {
                 Access::Read => {
                     let pages =
                         file.read(group, at, CALL_BYTES, &readahead).map_err(Failure::at("cannot read"))?;
-                    if pages.len() != CALL_BYTES {
-                        return Err(Failure::Wrong(format!("too few bytes at {at}")));
+                    if pages.len() != CALL_BYTES || first_word(&self.engine, &pages) != 0 {
+                        return Err(Failure::Wrong(format!("{} bytes of a hole at {at}", pages.len())));
                     }
                 }
                 Access::Write => {
@@ -185,6 +195,18 @@ impl Pool {
                     }
                     file.throttle(group, written, &|| false);
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that what A wrote has come to the host: the first bytes of each call.
+    fn check_written(&self, host: &std::fs::File) -> Result<(), Failure> {
+        for at in (0..self.stream_bytes()).step_by(CALL_BYTES) {
+            let mut word = [0; 8];
+            host.read_exact_at(&mut word, at).map_err(Failure::at("cannot read what A wrote"))?;
+            if word != [WRITTEN; 8] {
+                return Err(Failure::Wrong(format!("the host has {word:?} at {at} of what A wrote")));
             }
         }
         Ok(())

@@ -6,7 +6,8 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use umemcg::files::{Arena, BackingStore, IoFlags, Segment, StoreId};
+use umemcg::Engine;
+use umemcg::files::{Arena, BackingStore, IoFlags, PinnedPages, Segment, StoreId};
 use umemcg_base::PAGE_SIZE;
 
 /// A file of the host as a backing store, buffered by the kernel.
@@ -72,6 +73,12 @@ impl BackingStore for Generated {
 pub fn word_at(offset: u64) -> u64 {
     let mixed = (offset / 8 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed ^ (mixed >> 29)
+}
+
+/// Returns the first word of pages that were read; there is one at least.
+pub fn first_word(engine: &Engine, pages: &PinnedPages<'_>) -> u64 {
+    let segment = pages.segments()[0];
+    engine.arena().load_u64(segment.frame, usize::from(segment.offset))
 }
 
 /// Fills a piece of such a file that starts at `offset`; both are multiples of eight.

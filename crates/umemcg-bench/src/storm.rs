@@ -47,7 +47,9 @@ struct Ground {
     mount: Option<Mount>,
     data: PathBuf,
     control: PathBuf,
-    _directory: tempfile::TempDir,
+    /// The pieces that A has written, by place.
+    written: Vec<AtomicBool>,
+    directory: tempfile::TempDir,
 }
 
 /// Runs the benchmark.
@@ -63,6 +65,7 @@ pub fn run(options: &Options, program: &Program) -> Result<Report, Failure> {
         sides[1].push(ground.sample(time, false)?);
     }
     ground.mount.take().map_or(Ok(()), Mount::end)?;
+    ground.check_written()?;
     for (at, figure) in FIGURES.into_iter().enumerate() {
         let samples = |side: &[[f64; 6]]| side.iter().map(|figures| figures[at]).collect::<Vec<f64>>();
         let sides = vec![
@@ -119,7 +122,24 @@ impl Ground {
         }
         fs::write(control.join("a/memory.limit_in_bytes"), A_LIMIT)
             .map_err(Failure::at("cannot set a limit"))?;
-        Ok(Self { mount: Some(mount), data: directory.path().join("mount"), control, _directory: directory })
+        let written = (0..WRITE_FILE / CALL_BYTES as u64).map(|_| AtomicBool::new(false)).collect();
+        let data = directory.path().join("mount");
+        Ok(Self { mount: Some(mount), data, control, written, directory })
+    }
+
+    /// Checks that what A wrote is in the directory, and nothing else.
+    fn check_written(&self) -> Result<(), Failure> {
+        let failed = "cannot read what A wrote";
+        let file = File::open(self.directory.path().join("data/written")).map_err(Failure::at(failed))?;
+        let mut piece = vec![2; CALL_BYTES];
+        for (at, is_written) in self.written.iter().enumerate() {
+            file.read_exact_at(&mut piece, (at * CALL_BYTES) as u64).map_err(Failure::at(failed))?;
+            let expected = u8::from(is_written.load(Relaxed));
+            if piece.iter().any(|&byte| byte != expected) {
+                return Err(Failure::Wrong(format!("MiB {at} of what A wrote is not all {expected}")));
+            }
+        }
+        Ok(())
     }
 
     fn open(&self, name: &str) -> Result<File, Failure> {
@@ -196,6 +216,12 @@ impl Run<'_> {
                 false => file.write_all_at(&buffer, offset),
             };
             done.map_err(Failure::at("A cannot read or write"))?;
+            if reads && (buffer[0], buffer[CALL_BYTES - 1]) != (0, 0) {
+                return Err(Failure::Wrong("a hole that is not empty".into()));
+            }
+            if !reads {
+                self.ground.written[offset as usize / CALL_BYTES].store(true, Relaxed);
+            }
             calls += u64::from(self.counts.load(Relaxed));
         }
         Ok(calls)
