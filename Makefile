@@ -46,7 +46,7 @@ export PATH := $(abspath $(TARGET))/tools:$(PATH)
 # The workspaces beside this one share the place of what they build.
 BESIDE = CARGO_TARGET_DIR="$(abspath $(TARGET))/beside" $(CARGO)
 
-.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-together-objects test-metrics test-names test-object test-object-crash run-object lint-heavy test-csi fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench bench-object experiments results-age figures lint check-portable package check-packages deps build generated deb test-deb image test-image install build-ahead clean
+.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-together-objects test-metrics test-names test-object test-object-crash run-object lint-heavy test-csi fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench bench-object experiments experiments-small results-age figures lint check-portable package check-packages deps build generated deb test-deb image test-image install build-ahead clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 14
@@ -228,7 +228,14 @@ results-age: ## how many commits each experiment of docs/results.md is behind HE
 	@scripts/results_age.sh
 
 figures: ## put the figures of docs/results.md into the documents that link to them
-	UMEMCG_FIGURES=write $(CARGO) test --locked -p umemcg-tidy --test figures -- --nocapture quoted
+	UMEMCG_FIGURES=write $(CARGO) test --locked -p umemcg-tidy --test all -- --nocapture figures::quoted
+
+# What `make experiments` measures, so small that it says whether the answers are right and nothing of costs.
+experiments-small: deps ## every benchmark and experiment at a small scale: each checks its answer, and no target is judged
+	@scripts/deps.sh --bench
+	$(CARGO) build --release --locked -p umemcg-cli
+	$(CARGO) build --release --locked -p umemcg-bench --features experiments
+	TARGET="$(TARGET)" scripts/experiments_small.sh $(ONLY)
 
 check-portable: ## type-checks the crate for macOS and Windows, where engines keep no pages
 	@scripts/check_portable.sh
@@ -297,7 +304,7 @@ install: build ## install the program, its man pages and completions below PREFI
 
 # Errors are left to the targets that need what was not built. The development build's program is not linked anew: tests that
 # run meanwhile start it.
-build-ahead: ## build what CI's later targets run (test-object, test-c, test-python, test-embed, test-rocksdb, bench)
+build-ahead: ## build what CI's later targets run (test-object, test-c, test-python, test-embed, test-rocksdb, experiments-small)
 	-scripts/deps.sh --object --c --python --rocksdb --csi --metrics --bench
 	-$(CARGO) test --locked $(HEAVY) $(OBJECT_TESTS) --no-run
 	-cd bindings && $(BINDINGS) $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
@@ -308,7 +315,8 @@ build-ahead: ## build what CI's later targets run (test-object, test-c, test-pyt
 	-cd adapters/service && $(CARGO) test --locked --no-run
 	-cd adapters/rocksdb && ROCKSDB_LIB_DIR="$$(dirname /usr/lib/*/librocksdb.so)" $(CARGO) clippy --locked --all-targets -- -D warnings
 	-cd adapters/rocksdb && ROCKSDB_LIB_DIR="$$(dirname /usr/lib/*/librocksdb.so)" $(CARGO) test --locked --no-run
-	-$(CARGO) build --release --locked -p umemcg-cli -p umemcg-bench
+	-$(CARGO) build --release --locked -p umemcg-cli
+	-$(CARGO) build --release --locked -p umemcg-bench --features experiments
 
 clean: ## remove what was built
 	$(CARGO) clean
