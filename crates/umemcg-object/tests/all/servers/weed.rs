@@ -25,9 +25,9 @@ pub fn installed(program: &str) -> PathBuf {
     PathBuf::from(directory).join("bin").join(program)
 }
 
-/// Returns four free ports; 10,000 above each is free as well, and taken by SeaweedFS. All are below
-/// the range of outgoing connections. Each has a locked file, which keeps it from the tests of other
-/// processes until this one ends.
+/// Returns four free ports. The port 10,000 above each is free as well: SeaweedFS takes both. All
+/// are below the range of outgoing connections. A locked file keeps each from the tests of other
+/// processes until this process ends.
 pub fn free_pairs() -> [u16; 4] {
     static TAKEN: Mutex<Vec<File>> = Mutex::new(Vec::new());
     let mut taken = TAKEN.lock().unwrap();

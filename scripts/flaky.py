@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Repeats the tests until one fails by chance, and names those that did.
+
+Runs the whole suite RUNS times, every second time beside processes that keep all processors busy, then each test
+program whose tests take less than ten seconds together REPEATS times. Every run's output is kept below the
+directory given; a test that failed is printed with the output of its first failure. Exits with 1 if any failed.
+
+usage: flaky.py RUNS REPEATS DIRECTORY COMMAND...   where COMMAND is `cargo nextest run` with its selection
+"""
+import collections
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+SHORT_SECONDS = 10
+ENDED = re.compile(r"^ +(?:TRY \d+ )?([A-Z]+)(?: \+ LEAK)? \[ *>?([0-9.]+)s\] (?:\([^)]*\) )?(?:\[[^]]*\] )?(\S+)(?: (\S+))?$")
+
+
+def run(command, log):
+    """Runs a command, and returns its exit code with each test's program, name, seconds and whether it passed."""
+    with open(log, "w") as file:
+        code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT).returncode
+    ended = [ENDED.match(line) for line in log.read_text(errors="replace").splitlines()]
+    return code, [(e[3], e[4], float(e[2]), e[1] in ("PASS", "LEAK")) for e in ended if e and e[1] not in ("SLOW", "SKIP")]
+
+
+def main():
+    nr_runs, nr_repeats, directory = int(sys.argv[1]), int(sys.argv[2]), pathlib.Path(sys.argv[3])
+    command = sys.argv[4:] + ["--status-level", "all", "--final-status-level", "none"]
+    directory.mkdir(parents=True, exist_ok=True)
+    failures = collections.defaultdict(list)
+    nr_bad = 0
+    seconds = collections.Counter()
+
+    def count(what, log, outcome):
+        nonlocal nr_bad
+        code, tests = outcome
+        failed = sorted({f"{program} {name}" for program, name, _, passed in tests if not passed})
+        for test in failed:
+            failures[test].append((what, log))
+        nr_bad += code != 0
+        print(f"{what}: {len(tests)} tests, {len(failed)} failed, exit code {code}", *failed, sep="\n    ", flush=True)
+        return tests
+
+    for number in range(1, nr_runs + 1):
+        is_loaded = number % 2 == 0
+        busy = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(is_loaded * os.cpu_count())]
+        started = time.monotonic()
+        log = directory / f"run-{number}.log"
+        try:
+            outcome = run(command, log)
+        finally:
+            for process in busy:
+                process.kill()
+                process.wait()
+        took = time.monotonic() - started
+        tests = count(f"run {number} of {nr_runs}, {'beside load' if is_loaded else 'idle'}, {took:.0f} s", log, outcome)
+        if number == 1:
+            for program, _, test_seconds, _ in tests:
+                seconds[program] += test_seconds
+
+    short = sorted(program for program in seconds if seconds[program] < SHORT_SECONDS) if nr_repeats else []
+    for program in short:
+        log = directory / f"{program.replace('::', '-').replace('/', '-')}.log"
+        repeated = ["--stress-count", str(nr_repeats), "-E", f"binary_id(={program})"]
+        count(f"{program}, {nr_repeats} times", log, run(command + repeated, log))
+
+    for test, found in sorted(failures.items()):
+        print(f"\n{test}: failed {len(found)} times: " + "; ".join(what for what, _ in found))
+        lines = found[0][1].read_text(errors="replace").splitlines()
+        name = test.split(" ", 1)[1]
+        at = next((at for at, line in enumerate(lines) if name in line and re.match(r" +(FAIL|SIG|TIMEOUT)", line)), 0)
+        print(*lines[at : at + 60], sep="\n    ")
+    print(f"flaky: {nr_runs} runs and {len(short)} programs {nr_repeats} times, {nr_bad} with a failure, {len(failures)} tests")
+    sys.exit(nr_bad != 0)
+
+
+main()
