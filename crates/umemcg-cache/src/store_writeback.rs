@@ -16,7 +16,7 @@ use umemcg_reclaim::owner_from;
 
 use crate::dirty::bandwidth::{Bandwidth, RATE_FIRST};
 use crate::dirty::dirty_file::DirtyFile;
-use crate::dirty::dirty_queue::DirtyQueue;
+use crate::dirty::dirty_queue::{DirtyQueue, Pushed};
 use crate::dirty::lists::living;
 use crate::dirty::refusal::Refusals;
 use crate::dirty::throttle::PacingClock;
@@ -393,23 +393,29 @@ impl StoreWriteback {
         }
         let group = group();
         let mut queue = self.queue.lock();
-        let refused = queue.push(&group, hold());
-        let is_served = refused.is_some() || std::mem::replace(&mut queue.is_served, true);
+        let pushed = Pushed::to(&mut queue, &group, hold());
         drop(queue);
-        drop(refused);
-        if !is_served {
+        self.serve(file, pushed);
+        true
+    }
+
+    /// Sees to it that a pushed file is written. Called without the lock of the queue.
+    fn serve(&self, file: &dyn DirtyFile, pushed: Pushed) {
+        if !pushed.is_served {
             self.start_flusher();
         } else if file.queue_mark().is_due() {
             self.wake_signal.raise();
         }
-        true
     }
 
     /// Lets go of a discarded or clean file now, unless the flusher is at it and does so.
     pub(crate) fn forget(&self, file: &dyn DirtyFile) {
-        let removed = self.queue.lock().dirty.remove(file);
-        if let Some(file) = removed {
-            self.retire(&file);
+        let mut queue = self.queue.lock();
+        let Some(file) = queue.dirty.remove(file) else { return };
+        let (pushed, _group) = self.retire(&mut queue, &file);
+        drop(queue);
+        if let Some(pushed) = pushed {
+            self.serve(&*file, pushed);
         }
     }
 
@@ -568,22 +574,34 @@ impl StoreWriteback {
             drop((done, refused));
             return;
         }
-        let done = self.queue.lock().put_away(&*file);
+        let mut queue = self.queue.lock();
+        let done = queue.put_away(&*file);
+        let (pushed, _group) = self.retire(&mut queue, &file);
+        drop(queue);
         drop(done);
-        self.retire(&file);
+        if let Some(pushed) = pushed {
+            self.serve(&*file, pushed);
+        }
     }
 
-    /// Retires a file that was taken off its list: it is clean, unless a page has become dirty
-    /// since.
-    fn retire(&self, held: &Arc<dyn DirtyFile>) {
+    /// Retires a file that was taken off its list. If a page has become dirty since, the file is
+    /// pushed again under the same lock: a sync that looks for dirty files finds it at any time.
+    /// Returns its group, too, which is dropped without the lock.
+    fn retire(
+        &self,
+        queue: &mut DirtyQueue,
+        held: &Arc<dyn DirtyFile>,
+    ) -> (Option<Pushed>, Option<Arc<Group>>) {
         let file = &**held;
         let group = file.dirty_owner().release();
-        let now_ms = || self.pool.now_ms();
-        if !file.queue_mark().leave(now_ms, || file.is_stable())
-            && let Some(group) = group
-        {
-            self.enqueue(file, || Arc::clone(held), || file.dirty_owner().restore(group));
+        let is_clean = file.queue_mark().leave(|| self.pool.now_ms(), || file.is_stable());
+        // Entered by a writer, it is pushed by that writer.
+        if is_clean || group.is_none() || !file.queue_mark().enter() {
+            return (None, group);
         }
+        let group = group.map(|group| file.dirty_owner().restore(group));
+        let pushed = group.as_ref().map(|group| Pushed::to(queue, group, Arc::clone(held)));
+        (pushed, group)
     }
 
     /// Returns the numbers of the files that are not durable yet.
@@ -596,5 +614,91 @@ impl StoreWriteback {
             .filter(|file| !file.is_stable())
             .map(|file| file.id())
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::OnceLock;
+    use std::sync::atomic::AtomicU32;
+    use std::sync::mpsc::{Receiver, channel};
+
+    use umemcg_arena::Arena;
+    use umemcg_group::GroupTree;
+    use umemcg_reclaim::Reclaimer;
+
+    use super::*;
+    use crate::dirty::dirty_file::TurnWritten;
+    use crate::dirty::list_position::ListPosition;
+    use crate::dirty::owner::DirtyOwner;
+    use crate::dirty::queue_mark::QueueMark;
+
+    const ID: u32 = 7;
+
+    /// A file that becomes dirty while it leaves the queue. Another thread asks then which files
+    /// are dirty.
+    #[derive(Debug, Default)]
+    struct DirtyAgain {
+        mark: QueueMark,
+        position: ListPosition,
+        owner: DirtyOwner,
+        nr_looks: AtomicU32,
+        store: OnceLock<Arc<StoreWriteback>>,
+        answer: LeafMutex<Option<Receiver<Vec<u32>>>>,
+    }
+
+    impl DirtyFile for DirtyAgain {
+        fn id(&self) -> u32 {
+            ID
+        }
+        fn is_stable(&self) -> bool {
+            let nr = self.nr_looks.fetch_add(1, Ordering::Relaxed);
+            if nr == 1 {
+                let store = Arc::clone(self.store.get().unwrap());
+                let (answer, answered) = channel();
+                std::thread::spawn(move || answer.send(store.unclean_files()));
+                let early = answered.recv_timeout(Duration::from_millis(100));
+                let (again, answered_again) = channel();
+                if let Ok(early) = &early {
+                    again.send(early.clone()).unwrap();
+                }
+                *self.answer.lock() = Some(if early.is_ok() { answered_again } else { answered });
+            }
+            nr == 0
+        }
+        fn queue_mark(&self) -> &QueueMark {
+            &self.mark
+        }
+        fn list_position(&self) -> &ListPosition {
+            &self.position
+        }
+        fn dirty_owner(&self) -> &DirtyOwner {
+            &self.owner
+        }
+        fn flush_turn(self: Arc<Self>, _: &FlushPace) -> io::Result<TurnWritten> {
+            unreachable!("no flusher is started")
+        }
+        fn confirm_turn(self: Arc<Self>) -> io::Result<()> {
+            unreachable!("no flusher is started")
+        }
+    }
+
+    #[test]
+    fn a_file_that_becomes_dirty_as_it_leaves_is_always_found() {
+        let tree = GroupTree::new(1 << 20);
+        let arena = Arena::new(1 << 20, 1).unwrap();
+        let reclaimer = Arc::new(Reclaimer::new(arena, Arc::clone(&tree), 1).unwrap());
+        let store = StoreWriteback::new(&Arc::new(PoolWriteback::new(&reclaimer)), StoreId(1));
+        // As if a thread were writing already.
+        store.queue.lock().is_served = true;
+        let file = Arc::new(DirtyAgain::default());
+        file.store.set(Arc::clone(&store)).unwrap();
+        file.owner.restore(Arc::clone(tree.root()));
+        assert!(store.enqueue(&*file, || Arc::<DirtyAgain>::clone(&file), || Arc::clone(tree.root())));
+        store.forget_clean();
+        let answered = file.answer.lock().take().expect("it was looked at twice");
+        assert_eq!(answered.recv().unwrap(), [ID]);
+        store.close();
     }
 }

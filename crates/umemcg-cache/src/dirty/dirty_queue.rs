@@ -52,3 +52,19 @@ impl DirtyQueue {
         std::mem::take(&mut self.dirty)
     }
 }
+
+/// What came of a push, for the caller that has let go of the lock.
+pub(crate) struct Pushed {
+    /// A thread writes already, or none has to.
+    pub(crate) is_served: bool,
+    /// The file if the queue is closed: this may be the last reference to it.
+    _refused: Option<Arc<dyn DirtyFile>>,
+}
+
+impl Pushed {
+    pub(crate) fn to(queue: &mut DirtyQueue, group: &Arc<Group>, file: Arc<dyn DirtyFile>) -> Self {
+        let refused = queue.push(group, file);
+        let is_served = refused.is_some() || std::mem::replace(&mut queue.is_served, true);
+        Self { is_served, _refused: refused }
+    }
+}

@@ -76,12 +76,14 @@ impl QueueMark {
     /// Marks a clean file, which the caller has removed from the queue, as not queued. Returns
     /// whether it is still clean; otherwise it has a stamp, and the caller enters it again.
     pub(crate) fn leave(&self, now_ms: impl FnOnce() -> u64, is_clean: impl FnOnce() -> bool) -> bool {
-        self.since_ms.store(0, Ordering::Relaxed);
+        let since = self.begin_turn();
         // AcqRel: pairs with the swap in `enter`. A page that became dirty before an earlier swap
         // there is seen by the look below; a later swap there finds false, and its thread pushes.
         self.is_queued.swap(false, Ordering::AcqRel);
         let is_clean = is_clean();
-        if !is_clean {
+        if !is_clean && since.0 == DUE_NOW {
+            self.make_due();
+        } else if !is_clean {
             // The writer may have seen the stamp that is gone.
             self.stamp(now_ms);
         }
@@ -119,6 +121,14 @@ mod tests {
             },
         );
         assert!(is_clean && mark.is_older_than(30, 50), "the stamp stays");
+    }
+
+    #[test]
+    fn what_is_made_due_while_a_file_leaves_stays_due() {
+        let mark = QueueMark::default();
+        assert!(mark.enter());
+        mark.make_due();
+        assert!(!mark.leave(|| 40, || false) && mark.is_due());
     }
 
     #[test]

@@ -70,11 +70,13 @@ impl PageCache {
             let started = clock::spawn_detached("umemcg-sync", move || {
                 while let Some(files) = { stores.lock().pop() } {
                     for file in files {
-                        let result = file.flush_range(0, PAGES_END, Durability::Full);
+                        let (id, result) = (file.id, file.flush_range(0, PAGES_END, Durability::Full));
+                        // Whoever waits may count on it that this thread keeps no file.
+                        drop(file);
                         let mut open = outcome.0.lock();
                         match result {
-                            Ok(()) => drop(open.remove(&file.id)),
-                            Err(error) => drop(open.insert(file.id, Some(error.to_string()))),
+                            Ok(()) => drop(open.remove(&id)),
+                            Err(error) => drop(open.insert(id, Some(error.to_string()))),
                         }
                         drop(open);
                         outcome.1.notify_all();
