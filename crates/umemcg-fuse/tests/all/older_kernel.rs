@@ -130,7 +130,8 @@ fn a_group_full_of_directories_is_refused_more_alone() {
         pins
     });
     let most = LIMIT + NR_BEYOND_MAX as u64 * NAME_BYTES;
-    assert!(engine.root().stat_total(StatItem::SlabReclaimable) as u64 <= most);
+    let kept = engine.root().stat_total(StatItem::SlabReclaimable) as u64;
+    assert!(kept <= most, "{kept} bytes of names are kept, of {most} at most");
     classifier.run(&other, || {
         assert_eq!(list(&path(last)).unwrap(), 1);
         fs::create_dir(parent.join("new")).unwrap();
