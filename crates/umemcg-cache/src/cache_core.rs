@@ -14,6 +14,7 @@ use umemcg_reclaim::Reclaimer;
 
 use crate::ahead_room::AheadRoom;
 use crate::begun_reads::BegunReads;
+use crate::group_turn::FlushGoal;
 use crate::node_pool::NodePool;
 use crate::overrun::Overrun;
 use crate::page_lock::PageWaiters;
@@ -22,7 +23,7 @@ use crate::read_pace::ReadPace;
 use crate::read_paces::ReadPaces;
 use crate::shadow_leaves::ShadowLeaves;
 use crate::store::StoreId;
-use crate::store_writeback::{FlushGoal, StoreWriteback};
+use crate::store_writeback::StoreWriteback;
 use crate::zero_page::ZeroPage;
 
 /// See the module text.

@@ -17,6 +17,7 @@ mod file_table;
 mod flush_pace;
 mod flushers;
 mod frame_run;
+mod group_turn;
 pub mod index;
 mod index_node;
 pub mod node_pool;

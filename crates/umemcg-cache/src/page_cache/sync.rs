@@ -71,7 +71,7 @@ impl PageCache {
                 while let Some(files) = { stores.lock().pop() } {
                     for file in files {
                         let (id, result) = (file.id, file.flush_range(0, PAGES_END, Durability::Full));
-                        // Whoever waits may count on it that this thread keeps no file.
+                        // The caller of the sync may count on this thread to keep no file.
                         drop(file);
                         let mut open = outcome.0.lock();
                         match result {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use umemcg_base::sync::Instant;
-use umemcg_base::{LeafMutex, PAGE_SIZE_U64, Rank, RankedMutex, WakeSignal, assert_no_locks_held};
+use umemcg_base::{LeafMutex, PAGE_SIZE_U64, Rank, RankedMutex, WakeSignal};
 use umemcg_group::Group;
 use umemcg_reclaim::owner_from;
 
@@ -23,6 +23,7 @@ use crate::dirty::throttle::PacingClock;
 use crate::dirty::unclean_counts::UncleanCounts;
 use crate::flush_pace::{FlushPace, WRITEBACK_RUN_PAGES};
 use crate::flushers::{LOOK_INTERVAL, StoreFlusher, Turn};
+use crate::group_turn::{FlushGoal, GroupTurn, plan};
 use crate::pool_writeback::PoolWriteback;
 use crate::store::StoreId;
 
@@ -73,15 +74,6 @@ impl Round {
     }
 }
 
-/// The amount of a group's dirty data to be written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FlushGoal {
-    /// Until the group is below its background threshold.
-    ToBackground,
-    /// All of it: reclaim has met nothing else.
-    All,
-}
-
 /// One backing store's write-back.
 pub struct StoreWriteback {
     id: StoreId,
@@ -119,42 +111,6 @@ struct RoundSchedule {
     last_round: Instant,
     /// It left something that was due.
     is_more: bool,
-}
-
-/// A group's turns in a round.
-#[derive(Debug)]
-struct GroupTurn {
-    group: Arc<Group>,
-    /// Files still to be looked at.
-    left: usize,
-    /// It, or a group above it, is over its background threshold, or reclaim wants it written.
-    is_over: bool,
-    /// The latter.
-    all: bool,
-    /// True if files that it shares with others are written, too.
-    shared: bool,
-}
-
-/// Plans this round's turns. Reads the counts of every group and of those above it, so no lock may
-/// be held.
-fn plan(
-    groups: &[(Arc<Group>, usize)],
-    pool: &PoolWriteback,
-    wanted: &[(Arc<Group>, FlushGoal)],
-) -> Vec<GroupTurn> {
-    assert_no_locks_held("the plan of a round");
-    let limits = pool.dirty_limits();
-    // Nothing of its own is here.
-    let shared = wanted.iter().any(|(group, how)| {
-        !groups.iter().any(|(list, _)| list.is_descendant_of(group))
-            && (*how == FlushGoal::All || limits.is_over_background(group))
-    });
-    let turn = |(group, left): &(Arc<Group>, usize)| {
-        let all = wanted.iter().any(|(over, how)| *how == FlushGoal::All && group.is_descendant_of(over));
-        let is_over = all || limits.is_over_background(group);
-        GroupTurn { group: Arc::clone(group), left: *left, is_over, all, shared }
-    };
-    groups.iter().map(turn).collect()
 }
 
 impl fmt::Debug for StoreWriteback {
@@ -618,87 +574,4 @@ impl StoreWriteback {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io;
-    use std::sync::OnceLock;
-    use std::sync::atomic::AtomicU32;
-    use std::sync::mpsc::{Receiver, channel};
-
-    use umemcg_arena::Arena;
-    use umemcg_group::GroupTree;
-    use umemcg_reclaim::Reclaimer;
-
-    use super::*;
-    use crate::dirty::dirty_file::TurnWritten;
-    use crate::dirty::list_position::ListPosition;
-    use crate::dirty::owner::DirtyOwner;
-    use crate::dirty::queue_mark::QueueMark;
-
-    const ID: u32 = 7;
-
-    /// A file that becomes dirty while it leaves the queue. Another thread asks then which files
-    /// are dirty.
-    #[derive(Debug, Default)]
-    struct DirtyAgain {
-        mark: QueueMark,
-        position: ListPosition,
-        owner: DirtyOwner,
-        nr_looks: AtomicU32,
-        store: OnceLock<Arc<StoreWriteback>>,
-        answer: LeafMutex<Option<Receiver<Vec<u32>>>>,
-    }
-
-    impl DirtyFile for DirtyAgain {
-        fn id(&self) -> u32 {
-            ID
-        }
-        fn is_stable(&self) -> bool {
-            let nr = self.nr_looks.fetch_add(1, Ordering::Relaxed);
-            if nr == 1 {
-                let store = Arc::clone(self.store.get().unwrap());
-                let (answer, answered) = channel();
-                std::thread::spawn(move || answer.send(store.unclean_files()));
-                let early = answered.recv_timeout(Duration::from_millis(100));
-                let (again, answered_again) = channel();
-                if let Ok(early) = &early {
-                    again.send(early.clone()).unwrap();
-                }
-                *self.answer.lock() = Some(if early.is_ok() { answered_again } else { answered });
-            }
-            nr == 0
-        }
-        fn queue_mark(&self) -> &QueueMark {
-            &self.mark
-        }
-        fn list_position(&self) -> &ListPosition {
-            &self.position
-        }
-        fn dirty_owner(&self) -> &DirtyOwner {
-            &self.owner
-        }
-        fn flush_turn(self: Arc<Self>, _: &FlushPace) -> io::Result<TurnWritten> {
-            unreachable!("no flusher is started")
-        }
-        fn confirm_turn(self: Arc<Self>) -> io::Result<()> {
-            unreachable!("no flusher is started")
-        }
-    }
-
-    #[test]
-    fn a_file_that_becomes_dirty_as_it_leaves_is_always_found() {
-        let tree = GroupTree::new(1 << 20);
-        let arena = Arena::new(1 << 20, 1).unwrap();
-        let reclaimer = Arc::new(Reclaimer::new(arena, Arc::clone(&tree), 1).unwrap());
-        let store = StoreWriteback::new(&Arc::new(PoolWriteback::new(&reclaimer)), StoreId(1));
-        // As if a thread were writing already.
-        store.queue.lock().is_served = true;
-        let file = Arc::new(DirtyAgain::default());
-        file.store.set(Arc::clone(&store)).unwrap();
-        file.owner.restore(Arc::clone(tree.root()));
-        assert!(store.enqueue(&*file, || Arc::<DirtyAgain>::clone(&file), || Arc::clone(tree.root())));
-        store.forget_clean();
-        let answered = file.answer.lock().take().expect("it was looked at twice");
-        assert_eq!(answered.recv().unwrap(), [ID]);
-        store.close();
-    }
-}
+mod tests;
