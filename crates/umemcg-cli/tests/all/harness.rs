@@ -92,13 +92,6 @@ impl Ended {
     }
 }
 
-/// Opens the lock of the host's page cache. A test that has the host drop it takes the lock, a test
-/// that counts what it keeps shares the lock. A file, since each test is a process.
-pub fn host_page_cache() -> fs::File {
-    let path = std::env::temp_dir().join("umemcg-test-page-cache.lock");
-    fs::OpenOptions::new().create(true).append(true).open(path).unwrap()
-}
-
 /// The options of a daemon.
 pub struct Options<'a> {
     pub arguments: Vec<&'a str>,

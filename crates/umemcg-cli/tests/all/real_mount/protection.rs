@@ -1,7 +1,7 @@
 //! The selection tests of the kernel's suite for `memory.min` and `memory.low`, half as large, on
 //! page cache of a directory volume with memory in a tmpfs volume that cannot go.
 
-use crate::harness::{Mount, Options, host_page_cache, needs_mount, until};
+use crate::harness::{Mount, Options, needs_mount, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -75,9 +75,6 @@ fn mount_with_shares(promise: &str) -> Mount {
 #[test]
 fn memory_min_is_kept_and_a_charge_beyond_the_rest_refused() {
     needs_mount!();
-    // What the host drops is not protected.
-    let cache = host_page_cache();
-    cache.lock_shared().unwrap();
     let mut mount = mount_with_shares("memory.min");
     assert!(mount.value("A/B", "memory.stat", "min_effective") == 0, "A has no share of the pool to give");
     assert!(mount.value("A", "memory.stat", "min_claimed_below") >= 24 * MIB);
@@ -99,9 +96,6 @@ fn memory_min_is_kept_and_a_charge_beyond_the_rest_refused() {
 #[test]
 fn memory_low_is_kept_until_nothing_else_is_left_says_top() {
     needs_mount!();
-    // What the host drops is not protected.
-    let cache = host_page_cache();
-    cache.lock_shared().unwrap();
     let mut mount = mount_with_shares("memory.low");
     let events = |group: &str, key: &str| mount.value(&format!("A/{group}"), "memory.events", key);
     assert_eq!((events("B/C", "low"), events("B/D", "low")), (0, 0));
