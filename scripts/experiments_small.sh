@@ -2,11 +2,11 @@
 # Every benchmark and experiment that umemcg-bench has, at a small scale, or those given as arguments: to see that each runs
 # to its end and that its answers are right. Each run checks its own result and fails when it is wrong. Targets say nothing
 # at this size: those that are missed are printed and not judged. EXPERIMENTS_SCALE and EXPERIMENTS_ROUNDS make the runs
-# larger, TARGET says where umemcg-bench was built, with the profile of the tests. Prints the seconds of each, and the output of those that failed.
+# larger, TARGET says where umemcg-bench was built. Prints the seconds of each, and the output of those that failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath -m "${TARGET:-target}")
-bench=$target/debug/umemcg-bench
+bench=$target/release/umemcg-bench
 scale=${EXPERIMENTS_SCALE:-0.05}
 rounds=${EXPERIMENTS_ROUNDS:-1}
 # What hangs has failed.
