@@ -70,7 +70,7 @@ run: build ## build, then show a real mount with two groups and real programs in
 	$(TARGET)/release/umemcg demo
 
 # The development profile: it builds fast, and its assertions (lock ranks, accounting) are on.
-test: deps-test ## unit, property and real-mount tests, and the examples of the documentation (under eight minutes with the build)
+test: deps-test ## unit, property and real-mount tests, and the examples of the documentation
 	$(NEXTEST)
 	$(CARGO) test $(ALL) --doc
 
