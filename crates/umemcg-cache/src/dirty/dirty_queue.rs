@@ -1,4 +1,4 @@
-//! The queue of one store's write-back: its dirty files by group, and those that the flusher is
+//! The queue of one store's write-back: its dirty files by group, and the files that the flusher is
 //! writing. A queued file keeps its store, the queue and the pool in memory, so the queue is closed
 //! when the engine ends.
 
@@ -11,7 +11,7 @@ use crate::dirty::dirty_file::DirtyFile;
 use crate::dirty::list_position::NO_POSITION;
 use crate::dirty::lists::DirtyLists;
 
-/// The dirty files of a store, and those that are being written.
+/// The dirty files of a store, and the files that its flusher is writing.
 #[derive(Debug, Default)]
 pub(crate) struct DirtyQueue {
     pub(crate) dirty: DirtyLists,
