@@ -16,7 +16,7 @@ import sys
 import time
 
 SHORT_SECONDS = 10
-ENDED = re.compile(r"^ +(?:TRY \d+ )?([A-Z]+)(?: \+ LEAK)? \[ *>?([0-9.]+)s\] (?:\([^)]*\) )?(?:\[[^]]*\] )?(\S+)(?: (\S+))?$")
+ENDED = re.compile(r"^ +(?:TRY \d+ )?([A-Z]+)(?: \+ LEAK)? \[ *>?([0-9.]+)s\] (?:[(\[][^)\]]*[)\]] )*(\S+)(?: (\S+))?$")
 
 
 def run(command, log):
