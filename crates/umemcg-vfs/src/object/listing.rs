@@ -65,6 +65,8 @@ struct Listing {
     is_at_new: bool,
     /// Names that were new here when this began, in order; those that the store lists go.
     new_names: Vec<(Arc<str>, Facts)>,
+    /// When they were taken down: they may have been removed since.
+    new_told: Told,
     /// Objects whose name may come again as a directory: each begins the next, and the last begins
     /// the latest name.
     shown: Vec<String>,
@@ -78,6 +80,7 @@ impl Listing {
             is_begun: false,
             is_at_new: false,
             new_names: Vec::new(),
+            new_told: Told { at: Instant::now(), thread: 0 },
             shown: Vec::new(),
         }
     }
@@ -92,9 +95,10 @@ impl Listing {
         group: &Arc<Group>,
     ) -> Result<bool, VfsError> {
         if self.is_begun && self.next.is_none() {
-            return self.take_new(objects, node, told, group);
+            return self.take_new(objects, node, group);
         }
         if !self.is_begun {
+            self.new_told = told;
             self.new_names = objects.tree.lock().new_names(node);
         }
         let text = HandleCharge::take(objects.reclaim_effort(), &objects.engine, group, PART_BYTES)?;
@@ -116,13 +120,7 @@ impl Listing {
     }
 
     /// Goes on with the names that the store did not list; false if there are none.
-    fn take_new(
-        &mut self,
-        objects: &Objects,
-        node: NodeId,
-        told: Told,
-        group: &Arc<Group>,
-    ) -> Result<bool, VfsError> {
+    fn take_new(&mut self, objects: &Objects, node: NodeId, group: &Arc<Group>) -> Result<bool, VfsError> {
         if self.new_names.is_empty() {
             return Ok(false);
         }
@@ -148,7 +146,7 @@ impl Listing {
         };
         names.sort_unstable_by(ListedNames::order);
         let first = self.part.end();
-        self.part = Arc::new(ListedNames::new(first, names, told, charge));
+        self.part = Arc::new(ListedNames::new(first, names, self.new_told, charge));
         self.is_at_new = true;
         Ok(true)
     }

@@ -203,6 +203,34 @@ fn a_name_that_was_never_stored_is_not_found_in_what_was_listed() {
 }
 
 #[test]
+fn a_new_name_that_is_gone_stays_so_when_a_listing_comes_to_it() {
+    let w = world();
+    let remove: [fn(&World); 2] =
+        [|w| w.unlink("d/new").unwrap(), |w| w.rename("d/new", "d/newer", RenameFlags::empty()).unwrap()];
+    for remove in remove {
+        let file = w.create("d/new").unwrap();
+        w.write(&file, 0, b"new").unwrap();
+        let directory = begin_listing(&w, "d", "0000");
+        w.close(file).unwrap();
+        remove(&w);
+        let (mut offset, mut before, mut kept) = (2, 0, Vec::new());
+        while offset > before {
+            before = offset;
+            directory
+                .readdirplus(&w.me, before, &mut |listed| {
+                    offset = listed.next_offset;
+                    kept.extend(listed.entry.map(|entry| entry.node));
+                    true
+                })
+                .unwrap();
+        }
+        assert_eq!(errno(w.attr("d/new")), Some(Errno::NOENT));
+        kept.into_iter().for_each(|node| w.volume.forget(node, 1));
+        drop(directory);
+    }
+}
+
+#[test]
 fn a_directory_that_is_renamed_has_its_copies() {
     let w = world();
     (0..5).for_each(|nr| w.bucket.put(&format!("e/{nr}"), "1"));
