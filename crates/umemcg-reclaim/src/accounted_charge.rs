@@ -72,8 +72,31 @@ impl Drop for AccountedCharge {
     fn drop(&mut self) {
         let Some(charge) = self.charge.take() else { return };
         // The numbers of a tree that is gone are not read.
-        if let Some(group) = charge.owner().try_resolve() {
-            group.stat_add(self.item, -(charge.bytes() as i64));
+        let Some(group) = charge.owner().try_resolve() else { return };
+        group.stat_add(self.item, -(charge.bytes() as i64));
+        let was_beyond = !group.is_within_limits();
+        drop(charge);
+        if was_beyond {
+            group.drain_own_stock();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use umemcg_group::GroupTree;
+
+    #[test]
+    fn bytes_beyond_a_limit_make_no_room_when_released() {
+        let tree = GroupTree::new(1 << 20);
+        let group = tree.create(tree.root(), "group".as_ref()).unwrap();
+        group.store_max(4096);
+        let full = group.try_charge(4096).unwrap();
+        drop(AccountedCharge::forced(&group, 512, StatItem::SlabUnreclaimable));
+        assert!(group.try_charge(344).is_err());
+        assert_eq!(group.usage_bytes(), 4096);
+        drop(full);
+        assert!(group.try_charge(344).is_ok());
     }
 }

@@ -9,7 +9,7 @@ use umemcg::{Charge, Engine, Group};
 use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
 
 use crate::kernel_listing::{KernelListing, ListedPart};
-use crate::kernel_page_lists::{awaits_drops, is_within_limits};
+use crate::kernel_page_lists::awaits_drops;
 use crate::kernel_pages::KernelPages;
 use crate::page_windows::page_range;
 
@@ -136,7 +136,7 @@ impl KernelIo {
     /// Returns whether the group that pays is over its limit, or one above.
     pub fn is_beyond_limit(&self) -> bool {
         let payer = Arc::clone(&self.terms.lock().payer);
-        !is_within_limits(&payer)
+        !payer.is_within_limits()
     }
 
     /// Returns whether the kernel is about to drop pages that the group that pays, or one above,

@@ -52,11 +52,6 @@ const NR_TRIMMED_MAX: u64 = 64;
 /// slots, in bytes.
 pub(crate) const SHARE_BYTES: u64 = 192 + LIST_SLOT_BYTES;
 
-/// Returns whether neither the group nor one above is over its limit.
-pub(crate) fn is_within_limits(group: &Group) -> bool {
-    group.ancestors().all(|level| level.usage_bytes() <= level.max_bytes())
-}
-
 /// Returns whether drops are under way that lower the usage of the lowest level, of the group and
 /// those above, that is over its limit.
 pub(crate) fn awaits_drops(group: &Group) -> bool {

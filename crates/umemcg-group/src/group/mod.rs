@@ -205,6 +205,11 @@ impl Group {
         self.node.usage()
     }
 
+    /// Returns whether the group and every group above it use no more than their limits.
+    pub fn is_within_limits(&self) -> bool {
+        self.ancestors().all(|level| level.usage_bytes() <= level.max_bytes())
+    }
+
     /// Returns the highest usage since creation or the last reset.
     pub fn peak_bytes(&self) -> u64 {
         self.node.peak()

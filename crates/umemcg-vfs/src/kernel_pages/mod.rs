@@ -41,7 +41,7 @@ use self::ghosts::Ghosts;
 use self::share::Window;
 use crate::attr::{FileKind, NodeId};
 use crate::kernel_cache::{DropTask, KeptWindow, WindowHolder};
-use crate::kernel_page_lists::{AskedRange, KernelPageLists, PageHolder, SHARE_BYTES, is_within_limits};
+use crate::kernel_page_lists::{AskedRange, KernelPageLists, PageHolder, SHARE_BYTES};
 use crate::page_windows::{PAGES_END, WINDOW_PAGES, bits_of, span_of, windows_of};
 use crate::streams::LastOpen;
 
@@ -269,7 +269,7 @@ impl KernelPages {
         }
         drop(charge);
         self.send_parked();
-        is_within_limits(group)
+        group.is_within_limits()
     }
 
     /// Ends a request if `charge` suffices for its pages; otherwise returns the bytes that it
@@ -476,7 +476,7 @@ impl DropTask for RangeDrop {
         self.asked.end(Some(freed_bytes));
         // A group that has gone idle beyond its limit asks for nothing.
         for owner in pages.owners_of(&self.asked.pages) {
-            if was_told && !owner.with_group(|group| is_within_limits(group)) {
+            if was_told && !owner.with_group(|group| group.is_within_limits()) {
                 pages.drop_shares(&self.asked.pages, owner);
             }
         }
