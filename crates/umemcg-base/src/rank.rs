@@ -68,6 +68,8 @@ pub enum Rank {
     FileIndex,
     /// A store's lists of dirty files, one for each group.
     DirtyFiles,
+    /// The positions of the shared walks of a group's subtree.
+    WalkPosition,
     /// The children of a group.
     GroupChildren,
     /// The lists of objects of a group.
@@ -84,8 +86,6 @@ pub enum Rank {
     Marks,
     /// A group's limits.
     GroupLimit,
-    /// The positions of the shared walks of a group's subtree.
-    WalkPosition,
     /// Changes of a group's flag "in excess".
     GroupExcess,
     /// The marks of the children below which there is something (child before parent).
@@ -236,7 +236,12 @@ pub const RANKS: &[RankInfo] = &[
     lock(
         Rank::DirtyFiles,
         "a store's lists of dirty files, one for each group",
-        "`umemcg-cache/src/store_writeback.rs`",
+        "`umemcg-cache/src/store_writeback/mod.rs`",
+    ),
+    lock(
+        Rank::WalkPosition,
+        "where the shared walks of a group's subtree are",
+        "`umemcg-reclaim/src/walk_position.rs`",
     ),
     lock(Rank::GroupChildren, "the children of a group", "`umemcg-group/src/tree.rs`"),
     lock(Rank::ObjectLists, "which lists of objects a group has", "`umemcg-reclaim/src/object_lists.rs`"),
@@ -258,11 +263,6 @@ pub const RANKS: &[RankInfo] = &[
         "`umemcg-reclaim/src/watermark.rs`",
     ),
     lock(Rank::GroupLimit, "a group's limits", "`umemcg-group/src/group/mod.rs`"),
-    lock(
-        Rank::WalkPosition,
-        "where the shared walks of a group's subtree are",
-        "`umemcg-reclaim/src/walk_position.rs`",
-    ),
     lock(Rank::GroupExcess, "changes of a group's flag \"in excess\"", "`umemcg-group/src/excess.rs`"),
     lock(
         Rank::SubtreeMarks,
