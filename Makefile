@@ -45,6 +45,9 @@ FLAKY_REPEATS ?= 300
 # Every test, check and fuzz target is built of this selection: with another, libraries would have other features, and
 # would be built again.
 ALL = --locked --workspace --features umemcg-cli/csi,umemcg-cli/object
+# Programs for the checks. With a test among what is built, libraries have the features that they have in tests: without one
+# they would all be built again.
+BUILD = $(CARGO) build $(ALL) --test locking_doc
 # Each test is a process of its own (.config/nextest.toml).
 NEXTEST = $(CARGO) nextest run $(ALL)
 export PATH := $(abspath $(TARGET))/tools:$(PATH)
@@ -88,7 +91,7 @@ scale: deps-test ## ten thousand volumes in one daemon, of directories and of ob
 	$(NEXTEST) --run-ignored only --no-capture -E 'test(/^real_mount::.*ten_(thousand|million)/)'
 
 test-posix: deps ## pjdfstest and fsx on real mounts: a directory in a group that reclaims all the time, with either page cache, a tmpfs volume, and a volume of objects
-	$(CARGO) build $(ALL) $(if $(filter release,$(PROFILE)),--release) --bin umemcg
+	$(BUILD) $(if $(filter release,$(PROFILE)),--release) --bin umemcg
 	TARGET="$(TARGET)" PROFILE="$(PROFILE)" POSIX_SCALE="$(POSIX_SCALE)" scripts/posix.sh
 
 test-crash: deps-test ## hundreds of kills of a daemon under load, thousands of power cuts with new seeds; every file checked
@@ -173,7 +176,7 @@ test-python: ## the Python package in a clean virtual environment: its tests, an
 	CARGO_TARGET_DIR="$(abspath $(TARGET))/beside" python/test.sh "$(abspath $(TARGET))/python-venv"
 
 fuzz: deps ## random requests, control writes, configurations, rules and /proc files (FUZZ_SECONDS in all)
-	$(CARGO) build $(ALL) $(FUZZ_TARGETS:%=--bin %)
+	$(BUILD) $(FUZZ_TARGETS:%=--bin %)
 	@status=0; for target in $(FUZZ_TARGETS); do \
 		FUZZ_SECONDS=$$(( $(FUZZ_SECONDS) / $(words $(FUZZ_TARGETS)) )) FUZZ_SEED="$(FUZZ_SEED)" \
 			"$(TARGET)/debug/$$target" || status=1; \
@@ -237,14 +240,12 @@ results-age: ## how many commits each experiment of docs/results.md is behind HE
 figures: ## put the figures of docs/results.md into the documents that link to them
 	UMEMCG_FIGURES=write $(CARGO) test --locked -p umemcg-tidy --test all -- --nocapture figures::quoted
 
-# Not with the assertions of the tests: an old mechanism takes locks out of their order.
-SMALL = CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_DEBUG=0 $(CARGO)
-
 # What `make experiments` measures, so small that it says whether the answers are right and nothing of costs.
 experiments-small: deps ## every benchmark and experiment at a small scale: each checks its answer, and no target is judged
 	@scripts/deps.sh --bench
-	$(SMALL) build --release --locked -p umemcg-cli
-	$(SMALL) build --release --locked -p umemcg-bench --features experiments
+	$(BUILD) --bin umemcg
+	@# Apart, as in `make experiments`. With the assertions of the tests.
+	$(BUILD) --features umemcg-bench/experiments --bin umemcg-bench
 	TARGET="$(TARGET)" scripts/experiments_small.sh $(ONLY)
 
 check-portable: ## type-checks the crate for macOS and Windows, where engines keep no pages
@@ -312,7 +313,7 @@ install: build ## install the program, its man pages and completions below PREFI
 # What CI leaves out while its inputs are those of a run that passed, and everything at length.
 nightly: ## all checks of CI, whatever has changed, and the long ones: hundreds of kills, full POSIX suites, packages, an hour of everything at once
 	CI_EVERYTHING=1 .ci/run
-	@$(MAKE) experiments-small package test-crash test-object-crash test-names scale
+	@$(MAKE) bench package test-crash test-object-crash test-names scale
 	@$(MAKE) test-posix PROFILE=release
 	@$(MAKE) test-together TOGETHER_SECONDS=1200
 	@$(MAKE) test-csi

@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath -m "${TARGET:-target}")
-bench=$target/release/umemcg-bench
+bench=$target/debug/umemcg-bench
 scale=${EXPERIMENTS_SCALE:-0.05}
 rounds=${EXPERIMENTS_ROUNDS:-1}
 # What hangs has failed.

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # pjdfstest and fsx on real mounts: on a directory, in a group that reclaims all the time, with the daemon's page cache and
 # with the kernel's, that also on an exclusive mount, on a tmpfs volume, and on a volume of objects with a staging directory.
-# Ends with `posix: N passed, M failed`. POSIX_ON runs one of them: directory, kernel, exclusive, tmpfs or objects.
+# All five at a time, since they wait more than they work. POSIX_ON runs one of them: directory, kernel, exclusive, tmpfs or
+# objects. Ends with `posix: N passed, M failed`.
 #
 # POSIX_SCALE=short runs the same pjdfstest and fewer operations of fsx. Every case that is not expected to pass stands in
 # scripts/posix-exclusions.txt (for tmpfs also in posix-exclusions-tmpfs.txt, for objects in posix-exclusions-objects.txt) with
@@ -17,12 +18,27 @@ if [ "${POSIX_SCALE:-full}" = short ]; then fsx_operations=3000; else fsx_operat
 nr_seeds=8
 
 [ "$(id -u)" -eq 0 ] || { echo "posix.sh: pjdfstest has to change users; run as root" >&2; exit 1; }
-cargo install --quiet --locked --root "$tools" --target-dir "$target/posix-build" \
+# They wait for the mount: to optimise them takes longer than they run.
+CARGO_PROFILE_DEV_DEBUG=0 cargo install --debug --quiet --locked --root "$tools" --target-dir "$target/posix-build" \
     "pjdfstest@$PJDFSTEST_VERSION" "fsx@$FSX_VERSION" 2>&1 | grep -v 'be sure to add' >&2 || true
 [ -x "$tools/bin/pjdfstest" ] && [ -x "$tools/bin/fsx" ] || { echo "posix.sh: cargo install failed" >&2; exit 1; }
 umemcg=$target/${PROFILE:-debug}/umemcg
 
 work=$(mktemp -d)
+if [ -z "${POSIX_ON:-}" ]; then
+    scripts/deps.sh --object
+    trap 'kill $(jobs -p) 2>/dev/null || true; wait; rm -rf "$work"' EXIT
+    every=(directory kernel exclusive tmpfs objects)
+    for on in "${every[@]}"; do POSIX_ON=$on scripts/posix.sh >"$work/$on" 2>&1 & done
+    # What became of each stands in its last line.
+    wait
+    for on in "${every[@]}"; do sed "s/^/  /" "$work/$on"; done
+    for on in "${every[@]}"; do tail -n 1 "$work/$on"; done | awk '
+        /^posix: [0-9]+ passed, [0-9]+ failed$/ { passed += $2; failed += $4; next }
+        { failed++ }
+        END { print "posix: " passed + 0 " passed, " failed + 0 " failed"; exit failed > 0 }'
+    exit
+fi
 chmod 755 "$work"
 mkdir "$work"/{data,mnt,cg,other,bin}
 daemon=
@@ -175,11 +191,11 @@ on_directory() {
     rm -rf "$work"/data/*
 }
 
-[ "${POSIX_ON:-directory}" != directory ] || on_directory own --attr-timeout 0s
-[ "${POSIX_ON:-kernel}" != kernel ] || on_directory kernel --attr-timeout 0s
-[ "${POSIX_ON:-exclusive}" != exclusive ] || on_directory kernel --exclusive
+[ "$POSIX_ON" != directory ] || on_directory own --attr-timeout 0s
+[ "$POSIX_ON" != kernel ] || on_directory kernel --attr-timeout 0s
+[ "$POSIX_ON" != exclusive ] || on_directory kernel --exclusive
 
-if [ "${POSIX_ON:-tmpfs}" = tmpfs ]; then
+if [ "$POSIX_ON" = tmpfs ]; then
     start 32m --attr-timeout 0s --volumes
     "$umemcg" volume add memory --tmpfs --size 24M --mount "$work/mnt" >"$work/other/log"
     echo "a tmpfs volume: pjdfstest $PJDFSTEST_VERSION"
@@ -235,7 +251,7 @@ PYTHON
     exit 1
 }
 
-if [ "${POSIX_ON:-objects}" = objects ]; then
+if [ "$POSIX_ON" = objects ]; then
     scripts/deps.sh --object
     start_server
     mkdir "$work/staging"
