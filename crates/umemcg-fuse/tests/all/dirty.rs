@@ -150,9 +150,11 @@ fn which(program: &str) -> std::path::PathBuf {
     std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| Path::exists(file)).unwrap()
 }
 
+/// The least of several sums: what moves from one state to the next meanwhile is counted twice.
 fn unclean(group: &Group) -> u64 {
     let items = [StatItem::FileDirty, StatItem::FileWriteback, StatItem::FileUnstable];
-    items.iter().map(|&item| group.stat_total(item)).sum::<i64>() as u64
+    let sum = |_| items.iter().map(|&item| group.stat_total(item)).sum::<i64>();
+    (0..5).map(sum).min().unwrap() as u64
 }
 
 fn stalled(group: &Group) -> Duration {

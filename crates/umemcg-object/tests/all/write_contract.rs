@@ -261,11 +261,13 @@ fn parts_come_one_by_one(bucket: &dyn Bucket, abilities: Abilities) {
     upload.abort().unwrap();
     notes.check("given up");
     // One that is dropped is ended by another thread.
+    let nr_uploads = Arc::strong_count(&notes);
     let upload = begin(&Expected::Anything);
     send(&*upload, &bytes[..part]).unwrap();
     drop(upload);
     let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while Arc::strong_count(&notes) > 1 && std::time::Instant::now() < until {
+    while Arc::strong_count(&notes) > nr_uploads {
+        assert!(std::time::Instant::now() < until, "it is never ended");
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     notes.check("dropped");

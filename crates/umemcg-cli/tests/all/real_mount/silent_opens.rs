@@ -31,7 +31,7 @@ fn a_warm_file_is_opened_and_read_without_the_daemon() {
         // Longer than names and attributes are believed otherwise.
         std::thread::sleep(Duration::from_millis(1500));
         let _stopped = Stopped::new(&mount);
-        mount.sh("timeout 20 cmp $MNT/d/f $DATA/d/f").status.success()
+        mount.sh("timeout 3 cmp $MNT/d/f $DATA/d/f").status.success()
     });
     assert!(answers, "each time the daemon was asked");
 }
