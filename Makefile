@@ -132,7 +132,7 @@ OBJECT_ENVIRONMENT = OBJECT_SERVERS="$(abspath $(TARGET))/object-servers" \
 	AZURE_STORAGE_ACCOUNT_NAME=devstoreaccount1 AZURE_STORAGE_ACCOUNT_KEY=$(AZURITE_KEY)
 
 # What needs a server, and is left out of `make test` for that.
-OBJECT_TESTS = package(umemcg-object) | package(umemcg-cli) & test(/^(real_mount::(object|stag|synthetic)|object_crash::)/) - test(/ten_(thousand|million)/)
+OBJECT_TESTS = package(umemcg-object) | package(umemcg-cli) & test(/^(real_mount::(object|stag|synthetic|close_on_exec)|object_crash::)/) - test(/ten_(thousand|million)/)
 
 test-object: deps-test ## volumes of objects, on real servers (moto, SeaweedFS, Azurite, fake-gcs-server) and through a real mount
 	@scripts/deps.sh --object

@@ -6,25 +6,18 @@ use crate::signals::{Liveness, parse_liveness};
 /// Parses a text as each of the files that are read; returns which were understood.
 pub fn parse_proc_files(text: &[u8]) -> Vec<bool> {
     let status = proc_files::parse_status(text);
-    let stat = proc_files::parse_stat(text, 0);
     let fdinfo = std::str::from_utf8(text).ok();
     let has = |name| fdinfo.is_some_and(|text| descriptors::field(text, name).is_some());
     vec![
         status.is_some(),
-        status.is_some_and(|status| status.is_zombie || !status.groups.is_empty()),
-        stat.is_some(),
-        stat.is_some_and(|stat| stat.is_zombie || stat.is_ending),
-        stat.is_some_and(|stat| stat.identity.has_begun_by(1)),
+        status.as_ref().is_some_and(|status| status.is_zombie || !status.groups.is_empty()),
+        status.as_ref().is_some_and(|status| status.session != 0),
+        status.is_some_and(|status| status.is_ending),
         proc_files::cgroup_lines(text).next().is_some(),
         ["flags", "mnt_id", "ino", "eventfd-id"].into_iter().any(has),
         parse_liveness(text) != Liveness::Unknown,
         parse_liveness(text) == Liveness::Dying,
     ]
-}
-
-/// Returns the parent process in a `stat` file.
-pub fn parent_in_stat(text: &[u8]) -> Option<u32> {
-    proc_files::parse_stat(text, 0).map(|stat| stat.ppid)
 }
 
 /// Returns the process and its parent in a `status` file.

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 
 use umemcg_base::LeafMutex;
 
-use super::proc_files::{Identity, Stat, read_stat, read_status, read_threads, walk_processes};
+use super::proc_files::{Identified, Identity, identify, read_status, read_threads, walk_processes};
 
 /// Most generations of parents that are examined.
 const DEPTH_MAX: usize = 64;
@@ -23,10 +23,20 @@ const ROOT: u64 = 0;
 
 /// A known process or thread, with the identity that distinguishes it from a later one with the
 /// same id.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct KnownThread {
     identity: Identity,
     serial: u64,
+}
+
+impl KnownThread {
+    fn new(found: &Identified, serial: u64) -> Self {
+        Self { identity: found.identity.clone(), serial }
+    }
+
+    fn is_still(&self, found: &Identified) -> bool {
+        self.identity.is_still(&found.identity)
+    }
 }
 
 /// The known facts about processes.
@@ -61,30 +71,31 @@ impl Ancestry {
         let mut state = self.state.lock();
         let moves_leader = whole_process || read_status(id).is_some_and(|status| status.tgid == id);
         if !moves_leader {
-            let Some(stat) = read_stat(id).filter(|stat| !stat.is_zombie) else { return false };
-            state.threads.insert(id, KnownThread { identity: stat.identity, serial });
+            let Some(found) = identify(id).filter(|found| !found.status.is_zombie) else { return false };
+            state.threads.insert(id, KnownThread::new(&found, serial));
             return true;
         }
         // Descendants that would follow this process to its new group are recorded in their present
         // group first.
-        let processes = walk_processes();
-        let stats: HashMap<u32, Stat> =
-            processes.iter().filter_map(|&pid| Some((pid, read_stat(pid)?))).collect();
-        let Some(stat) = stats.get(&id).filter(|stat| !stat.is_zombie) else { return false };
-        for (&pid, &descendant) in stats.iter().filter(|&(&pid, _)| pid != id && descends(pid, id, &stats)) {
+        let processes: HashMap<u32, Identified> =
+            walk_processes().into_iter().filter_map(|pid| Some((pid, identify(pid)?))).collect();
+        let Some(found) = processes.get(&id).filter(|found| !found.status.is_zombie) else { return false };
+        for (&pid, descendant) in
+            processes.iter().filter(|&(&pid, _)| pid != id && descends(pid, id, &processes))
+        {
             if let Some(serial) = state.serial_of_process(pid) {
-                state.processes.insert(pid, KnownThread { identity: descendant.identity, serial });
+                state.processes.insert(pid, KnownThread::new(descendant, serial));
             }
         }
         if !whole_process {
-            let known = KnownThread { identity: stat.identity, serial };
-            state.threads.insert(id, known);
-            if stat.session == id {
-                state.sessions.insert(id, known);
+            let known = KnownThread::new(found, serial);
+            if found.status.session == id {
+                state.sessions.insert(id, known.clone());
             }
+            state.threads.insert(id, known);
             return true;
         }
-        state.learn(id, *stat, serial);
+        state.learn(id, found, serial);
         let threads = read_threads(id);
         state.threads.retain(|tid, _| !threads.contains(tid));
         true
@@ -96,7 +107,7 @@ impl Ancestry {
         state.prune();
         let mut ids = Vec::new();
         for pid in walk_processes() {
-            if read_stat(pid).is_none_or(|stat| stat.is_zombie) {
+            if read_status(pid).is_none_or(|status| status.is_zombie) {
                 continue;
             }
             let mut threads = read_threads(pid);
@@ -115,7 +126,7 @@ impl Ancestry {
 impl KnownProcesses {
     fn serial_of(&mut self, tid: u32) -> Option<u64> {
         if let Some(known) = self.threads.get(&tid)
-            && read_stat(tid).is_some_and(|stat| stat.identity == known.identity)
+            && identify(tid).is_some_and(|found| known.is_still(&found))
         {
             return Some(known.serial);
         }
@@ -124,37 +135,38 @@ impl KnownProcesses {
 
     /// Walks up to the nearest known ancestor, and records the answer for every process on the way.
     fn serial_of_process(&mut self, pid: u32) -> Option<u64> {
-        let mut way: Vec<(u32, Stat)> = Vec::new();
+        let mut way: Vec<(u32, Identified)> = Vec::new();
         let mut at = pid;
         let mut serial = None;
         // Orphans are reparented to the first process, and do not belong to its group.
         while way.len() < DEPTH_MAX && (at > 1 || at == pid) {
-            let Some(stat) = read_stat(at) else { break };
+            let Some(found) = identify(at) else { break };
             // The kernel does not record the thread that made a child: the child follows its
             // parent's first one. The other threads of a process do not.
             if at != pid
-                && let Some(known) = self.threads.get(&at).filter(|known| known.identity == stat.identity)
+                && let Some(known) = self.threads.get(&at).filter(|known| known.is_still(&found))
             {
                 serial = Some(known.serial);
                 break;
             }
-            way.push((at, stat));
-            if let Some(known) = self.processes.get(&at).filter(|known| known.identity == stat.identity) {
-                serial = Some(known.serial);
+            serial = self.processes.get(&at).filter(|known| known.is_still(&found)).map(|known| known.serial);
+            let parent = found.status.ppid;
+            way.push((at, found));
+            if serial.is_some() {
                 break;
             }
-            at = stat.ppid;
+            at = parent;
         }
-        let first = way.first().map(|&(_, stat)| stat);
-        if first.is_none() && read_stat(pid).is_none() {
+        if way.is_empty() && identify(pid).is_none() {
             return None;
         }
-        let serial = serial.or_else(|| way.iter().find_map(|(_, stat)| self.serial_of_session(stat.session)));
+        let serial =
+            serial.or_else(|| way.iter().find_map(|(_, found)| self.serial_of_session(found.status.session)));
         // No process is recorded in the root: an ancestor may still be put into a group, and a
         // recorded process would not follow it.
         let Some(serial) = serial else { return Some(ROOT) };
-        for (pid, stat) in way {
-            self.learn(pid, stat, serial);
+        for (pid, found) in &way {
+            self.learn(*pid, found, serial);
         }
         Some(serial)
     }
@@ -167,16 +179,16 @@ impl KnownProcesses {
         let known = self.sessions.get(&session)?;
         // While members live, the id is not given to a new process, so a living one of that id is
         // the leader.
-        let leader_is_same = read_stat(session).is_none_or(|leader| leader.identity == known.identity);
+        let leader_is_same = identify(session).is_none_or(|leader| known.is_still(&leader));
         leader_is_same.then_some(known.serial)
     }
 
-    fn learn(&mut self, pid: u32, stat: Stat, serial: u64) {
-        let known = KnownThread { identity: stat.identity, serial };
-        self.processes.insert(pid, known);
-        if stat.session == pid {
-            self.sessions.insert(pid, known);
+    fn learn(&mut self, pid: u32, found: &Identified, serial: u64) {
+        let known = KnownThread::new(found, serial);
+        if found.status.session == pid {
+            self.sessions.insert(pid, known.clone());
         }
+        self.processes.insert(pid, known);
     }
 
     fn prune_sometimes(&mut self) {
@@ -187,14 +199,13 @@ impl KnownProcesses {
 
     /// Forgets dead processes, and empty sessions.
     fn prune(&mut self) {
-        let is_same = |&id: &u32, known: &mut KnownThread| {
-            read_stat(id).is_some_and(|stat| stat.identity == known.identity)
-        };
+        let is_same =
+            |&id: &u32, known: &mut KnownThread| identify(id).is_some_and(|found| known.is_still(&found));
         self.processes.retain(is_same);
         self.threads.retain(is_same);
         if !self.sessions.is_empty() {
             let living: Vec<u32> =
-                walk_processes().into_iter().filter_map(|pid| Some(read_stat(pid)?.session)).collect();
+                walk_processes().into_iter().filter_map(|pid| Some(read_status(pid)?.session)).collect();
             self.sessions.retain(|session, _| living.contains(session));
         }
         self.nr_after_last_prune = self.processes.len();
@@ -202,14 +213,14 @@ impl KnownProcesses {
 }
 
 /// Returns whether `ancestor` is above `pid`.
-fn descends(pid: u32, ancestor: u32, stats: &HashMap<u32, Stat>) -> bool {
+fn descends(pid: u32, ancestor: u32, processes: &HashMap<u32, Identified>) -> bool {
     let mut at = pid;
     for _ in 0..DEPTH_MAX {
-        let Some(stat) = stats.get(&at) else { return false };
-        if stat.ppid == ancestor {
+        let Some(found) = processes.get(&at) else { return false };
+        if found.status.ppid == ancestor {
             return true;
         }
-        at = stat.ppid;
+        at = found.status.ppid;
     }
     false
 }
@@ -231,7 +242,7 @@ mod tests {
         assert_eq!(ancestry.serial_of(std::process::id()), Some(0));
         let mut state = ancestry.state.lock();
         for pid in [child.id(), grandchild] {
-            state.processes.get_mut(&pid).unwrap().identity = read_stat(1).unwrap().identity;
+            state.processes.get_mut(&pid).unwrap().identity = identify(1).unwrap().identity;
         }
         assert_eq!(state.serial_of(grandchild), Some(0), "others had these ids");
     }
@@ -268,13 +279,17 @@ mod tests {
     fn processes_with_session_leaders_outside_are_not_related() {
         let mut state = KnownProcesses::default();
         let (one, other) = (Child::shell("read go"), Child::shell("read go"));
-        let outside = |child: &Child| Stat { session: 0, ppid: 0, ..read_stat(child.id()).unwrap() };
-        state.learn(one.id(), outside(&one), 7);
+        let outside = |child: &Child| {
+            let mut found = identify(child.id()).unwrap();
+            (found.status.session, found.status.ppid) = (0, 0);
+            found
+        };
+        state.learn(one.id(), &outside(&one), 7);
         // As if the id that stands for them all had been taken for a leader's.
-        state.sessions.insert(0, state.processes[&one.id()]);
-        assert_eq!(state.serial_of_session(outside(&other).session), None);
-        let stats = HashMap::from([(one.id(), outside(&one)), (other.id(), outside(&other))]);
-        assert!(!descends(other.id(), one.id(), &stats) && !descends(one.id(), other.id(), &stats));
+        state.sessions.insert(0, state.processes[&one.id()].clone());
+        assert_eq!(state.serial_of_session(outside(&other).status.session), None);
+        let processes = HashMap::from([(one.id(), outside(&one)), (other.id(), outside(&other))]);
+        assert!(!descends(other.id(), one.id(), &processes) && !descends(one.id(), other.id(), &processes));
     }
 
     #[test]

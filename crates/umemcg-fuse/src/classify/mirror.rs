@@ -249,7 +249,7 @@ mod tests {
         let cgroups = proc_files::read_cgroups(grandchild).unwrap();
         assert_eq!(mirror.serial_in(&cgroups), 7);
         assert!(mirror.list(7, true).contains(&grandchild));
-        assert_ne!(proc_files::read_stat(grandchild).unwrap().session, child.session());
+        assert_ne!(proc_files::read_status(grandchild).unwrap().session, child.session());
         assert_eq!(mirror.remove(7), Err(Errno::BUSY));
         child.tell("end");
         wait_until(|| mirror.remove(7).is_ok());

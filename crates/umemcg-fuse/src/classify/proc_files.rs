@@ -1,12 +1,17 @@
-//! The parts of `/proc/<tid>` that identify a thread: `status`, `stat` and `cgroup`. None of them
-//! takes the thread's mmap lock, which it may hold while it waits for us; `cmdline`, `maps` and
-//! `environ` would, and are never read.
+//! The parts of `/proc/<tid>` that identify a thread: `status` and `cgroup`.
+//!
+//! A thread may wait for us while it holds locks of its own: its mmap lock, and while a new program
+//! replaces the old one (`execve` closes files then) the lock that keeps others from looking at
+//! either. Neither file takes one of them. `stat`, `fd`, `ns`, `maps`, `cmdline` and `environ` do,
+//! and no thread that serves requests opens them.
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, LazyLock};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
 use umemcg_control::{Credentials, parse_decimal};
@@ -19,10 +24,16 @@ const PROC_FILE_BYTES_MAX: u64 = 1 << 20;
 pub struct Status {
     /// The process of the thread.
     pub tgid: u32,
-    /// The parent process.
+    /// The parent process; 0 for one outside the daemon's pid namespace.
     pub ppid: u32,
+    /// The session's id; 0 if its leader is outside the daemon's pid namespace, so two processes
+    /// with 0 may be in different sessions.
+    pub session: u32,
     /// True if it is dead and waits for its parent to notice.
     pub is_zombie: bool,
+    /// True if it is dead or about to be: it has no memory any more. The kernel then shows it in
+    /// the root of every version 1 hierarchy.
+    pub is_ending: bool,
     /// Supplementary group ids.
     pub groups: Vec<u32>,
     /// Its process's ids, from the daemon's pid namespace down to its own.
@@ -31,44 +42,60 @@ pub struct Status {
     pub ids_of_thread: Vec<u32>,
 }
 
-/// The fields of `/proc/<pid>/stat` in use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stat {
-    /// The parent process; 0 for one outside the daemon's pid namespace.
-    pub ppid: u32,
-    /// The session's id; 0 if its leader is outside the daemon's pid namespace, so two processes
-    /// with 0 may be in different sessions.
-    pub session: u32,
+/// A process or thread, with what distinguishes it from a later one with the same id.
+#[derive(Debug, Clone)]
+pub struct Identified {
+    /// Its fields.
+    pub status: Status,
     /// Its identity.
     pub identity: Identity,
-    /// True if it is dead and waits for its parent to notice.
-    pub is_zombie: bool,
-    /// True if it is dead or about to be. The kernel then shows it in the root of every version 1
-    /// hierarchy.
-    pub is_ending: bool,
 }
 
 /// Distinguishes a process or thread from a later one with the same id.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Identity {
-    /// The time at which it started, in clock ticks after boot. Two processes can start within one
-    /// tick.
-    start_ticks: u64,
-    /// The inode of its pidfd: unique until the next boot since Linux 6.9, the same for all before.
-    pidfd_inode: u64,
+#[derive(Debug, Clone)]
+pub enum Identity {
+    /// The inode of its pidfd: unique until the next boot since Linux 6.9.
+    Inode(u64),
+    /// On older kernels a process, with a pidfd that tells whether it has ended.
+    Held(u32, Arc<OwnedFd>),
 }
 
 impl Identity {
-    /// Returns whether it started before this time, in nanoseconds since boot.
-    pub(crate) fn has_begun_by(self, time_ns: u64) -> bool {
-        // The tick is rounded down.
-        let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second();
-        self.start_ticks.saturating_add(1).saturating_mul(tick_ns) <= time_ns
+    /// Returns the identity of what a pidfd stands for, in a process.
+    fn of(pidfd: OwnedFd, process: u32) -> Result<Self, Errno> {
+        Ok(if *PIDFDS_HAVE_INODES {
+            Self::Inode(rustix::fs::fstat(&pidfd)?.st_ino)
+        } else {
+            Self::Held(process, Arc::new(pidfd))
+        })
+    }
+
+    /// Returns whether what was known by an id is what has that id now.
+    pub fn is_still(&self, now: &Identity) -> bool {
+        match (self, now) {
+            (Self::Inode(known), Self::Inode(now)) => known == now,
+            // While one that has ended is waited for by its parent, its id is not given away.
+            (Self::Held(process, known), Self::Held(process_now, now)) => {
+                process == process_now && (!has_ended(known) || has_ended(now))
+            }
+            _ => false,
+        }
     }
 }
 
-/// A thread that has begun to end, as `stat` says among its flags.
-const PF_EXITING: u64 = 0x4;
+/// Whether each pidfd has an inode of its own. The file system of pidfds has this magic number.
+static PIDFDS_HAVE_INODES: LazyLock<bool> = LazyLock::new(|| {
+    const PIDFS_MAGIC: u64 = 0x5049_4446;
+    let own = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty());
+    let system = own.and_then(rustix::fs::fstatfs);
+    system.is_ok_and(|system| system.f_type as u64 == PIDFS_MAGIC)
+});
+
+/// Returns whether the thread or process of a pidfd has ended.
+pub fn has_ended(pidfd: &impl AsFd) -> bool {
+    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|nr| nr > 0)
+}
 
 /// Watch a thread, not a process (Linux 6.9). Has the value of `O_EXCL`.
 const PIDFD_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0x80);
@@ -83,39 +110,38 @@ pub fn open_pidfd(tid: u32) -> Result<OwnedFd, Errno> {
 }
 
 /// Reads a file of `/proc` whole.
-fn read(tid: u32, name: &str) -> io::Result<Vec<u8>> {
+fn read(path: String) -> io::Result<Vec<u8>> {
     let mut text = Vec::with_capacity(2048);
-    File::open(format!("/proc/{tid}/{name}"))?.take(PROC_FILE_BYTES_MAX).read_to_end(&mut text)?;
+    File::open(path)?.take(PROC_FILE_BYTES_MAX).read_to_end(&mut text)?;
     Ok(text)
 }
 
 /// Reads a thread's status; none when there is no such thread.
 pub fn read_status(tid: u32) -> Option<Status> {
-    parse_status(&read(tid, "status").ok()?)
+    parse_status(&read(format!("/proc/{tid}/status")).ok()?)
 }
 
-/// Reads a process' stat line; none when there is no such process.
-pub fn read_stat(pid: u32) -> Option<Stat> {
-    // In this order: if the id is reused in between, the two parts do not match.
-    let pidfd = open_pidfd(pid).and_then(rustix::fs::fstat);
-    parse_stat(&read(pid, "stat").ok()?, pidfd.map_or(0, |stat| stat.st_ino))
+/// Reads the status of a process or thread with its identity; none when there is no such thread.
+pub fn identify(tid: u32) -> Option<Identified> {
+    let pidfd = open_pidfd(tid);
+    let status = read_status(tid)?;
+    // Before Linux 6.9 a thread has none of its own.
+    let pidfd = pidfd.or_else(|_| open_pidfd(status.tgid)).ok()?;
+    if !status.is_zombie && has_ended(&pidfd) {
+        // Another may have the id by now.
+        return None;
+    }
+    Some(Identified { identity: Identity::of(pidfd, status.tgid).ok()?, status })
 }
 
 /// Returns whether a thread is dead or about to be; `false` if that cannot be seen.
 pub fn is_ending(tid: u32) -> bool {
-    read(tid, "stat").is_ok_and(|text| parse_stat(&text, 0).is_some_and(|stat| stat.is_ending))
-}
-
-/// Returns whether the thread that has this id now has had it since this time, in nanoseconds since
-/// boot.
-pub fn has_begun_by(tid: u32, time_ns: u64) -> bool {
-    let stat = read(tid, "stat").ok().and_then(|text| parse_stat(&text, 0));
-    stat.is_some_and(|stat| stat.identity.has_begun_by(time_ns))
+    read_status(tid).is_some_and(|status| status.is_ending)
 }
 
 /// Reads the cgroups of a thread; none when there is no such thread.
 pub fn read_cgroups(tid: u32) -> Option<Vec<u8>> {
-    read(tid, "cgroup").ok()
+    read(format!("/proc/{tid}/cgroup")).ok()
 }
 
 /// Returns the credentials of a thread that the kernel reported with these ids. Its supplementary
@@ -157,11 +183,14 @@ pub(crate) fn parse_status(text: &[u8]) -> Option<Status> {
     let mut status = Status {
         tgid: 0,
         ppid: 0,
+        session: 0,
         is_zombie: false,
+        is_ending: false,
         groups: Vec::new(),
         ids_of_process: Vec::new(),
         ids_of_thread: Vec::new(),
     };
+    let (mut has_memory, mut is_of_kernel) = (false, None);
     // The first line is the name, which the process chose; a newline in it is shown escaped.
     for line in text.split(|&byte| byte == b'\n') {
         let Some(colon) = line.iter().position(|&byte| byte == b':') else { continue };
@@ -173,31 +202,23 @@ pub(crate) fn parse_status(text: &[u8]) -> Option<Status> {
             b"Groups" => status.groups = numbers(value),
             b"NStgid" => status.ids_of_process = numbers(value),
             b"NSpid" => status.ids_of_thread = numbers(value),
+            b"NSsid" => status.session = numbers(value).first().copied().unwrap_or(0),
+            b"Kthread" => is_of_kernel = Some(value == b"1"),
+            b"VmSize" => has_memory = true,
             _ => {}
         }
     }
+    // Threads of the kernel have no memory of their own; older kernels tell them by their parent.
+    let is_of_kernel = is_of_kernel.unwrap_or(status.ppid == KTHREADD);
+    status.is_ending = status.is_zombie || !has_memory && !is_of_kernel;
     (status.tgid != 0).then_some(status)
 }
 
+/// The parent of all threads of the kernel, where these can be seen.
+const KTHREADD: u32 = 2;
+
 fn numbers(text: &[u8]) -> Vec<u32> {
     text.split(u8::is_ascii_whitespace).filter_map(|word| parse_decimal(word)?.try_into().ok()).collect()
-}
-
-pub(crate) fn parse_stat(text: &[u8], pidfd_inode: u64) -> Option<Stat> {
-    // The name stands in parentheses and may itself contain spaces and parentheses: look for the
-    // last one.
-    let after_name = text.iter().rposition(|&byte| byte == b')')? + 1;
-    let fields: Vec<&[u8]> =
-        text[after_name..].split(u8::is_ascii_whitespace).filter(|field| !field.is_empty()).collect();
-    let number = |at: usize| parse_decimal(fields.get(at)?);
-    let is_zombie = matches!(fields.first()?.first(), Some(b'Z' | b'X'));
-    Some(Stat {
-        is_zombie,
-        is_ending: is_zombie || number(6)? & PF_EXITING != 0,
-        ppid: number(1)? as u32,
-        session: number(3).unwrap_or(0) as u32,
-        identity: Identity { start_ticks: number(19)?, pidfd_inode },
-    })
 }
 
 /// Returns the lines of a `cgroup` file as (controllers, path). The unified hierarchy has no
@@ -217,19 +238,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_status_of_this_very_thread_reads() {
+    fn this_very_process_is_identified() {
         let pid = std::process::id();
-        let status = read_status(pid).unwrap();
-        assert_eq!(status.tgid, pid);
-        assert!(!status.is_zombie);
-        let stat = read_stat(pid).unwrap();
-        assert_eq!(stat.ppid, status.ppid);
-        assert!(stat.identity.start_ticks > 0);
-        assert_eq!(read_stat(pid), Some(stat), "it stays the same");
+        let found = identify(pid).unwrap();
+        assert_eq!(found.status.tgid, pid);
+        assert!(!found.status.is_zombie && !found.status.is_ending);
+        assert_eq!(found.status.ppid, std::os::unix::process::parent_id());
+        assert!(found.identity.is_still(&identify(pid).unwrap().identity));
         assert!(read_threads(pid).contains(&pid));
         assert!(walk_processes().contains(&pid));
         assert_eq!(read_status(0), None);
-        assert_eq!(read_stat(u32::MAX), None);
+        assert!(identify(u32::MAX).is_none());
+    }
+
+    #[test]
+    fn an_identity_ends_with_its_process_on_any_kernel() {
+        use crate::classify::testing::Child;
+        let held = |pid| Identity::Held(7, Arc::new(open_pidfd(pid).unwrap()));
+        let (mut first, second) = (Child::shell("read go"), Child::shell("read go"));
+        let known = [identify(first.id()).unwrap().identity, held(first.id())];
+        assert!(known[1].is_still(&held(first.id())));
+        first.tell("go");
+        first.wait_until_zombie();
+        let zombie = identify(first.id()).unwrap();
+        assert!(zombie.status.is_zombie && zombie.status.is_ending);
+        assert!(known[0].is_still(&zombie.identity) && known[1].is_still(&held(first.id())));
+        first.reap();
+        // As if the other had the id by now.
+        assert!(!known[0].is_still(&identify(second.id()).unwrap().identity));
+        assert!(!known[1].is_still(&held(second.id())));
     }
 
     #[test]
@@ -246,11 +283,11 @@ mod tests {
 
     #[test]
     fn status_fields_are_found_by_name() {
-        let text =
-            b"Name:\tsh: Tgid: 9\nState:\tZ (zombie)\nTgid:\t71\nPid:\t72\nPPid:\t5\nGroups:\t4 27 1000 \n\
-                     NStgid:\t71\t3\nNSpid:\t72\t4\n";
+        let text = b"Name:\tsh: Tgid: 9\nState:\tZ (zombie)\nTgid:\t71\nPPid:\t5\nGroups:\t4 27 1000 \n\
+                     NStgid:\t71\t3\nNSpid:\t72\t4\nNSsid:\t70\t0\n";
         let status = parse_status(text).unwrap();
-        assert_eq!((status.tgid, status.ppid, status.is_zombie), (71, 5, true));
+        assert_eq!((status.tgid, status.ppid, status.session), (71, 5, 70));
+        assert!(status.is_zombie && status.is_ending);
         assert_eq!(status.groups, [4, 27, 1000]);
         assert_eq!((status.ids_of_process, status.ids_of_thread), (vec![71, 3], vec![72, 4]));
         assert_eq!(parse_status(b""), None);
@@ -258,22 +295,16 @@ mod tests {
     }
 
     #[test]
-    fn a_process_name_cannot_forge_a_stat_line() {
-        let tail = "S 5 6 7 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 12345 99";
-        for name in ["sh", "a) R 1 1 1 1", "((", ") ) )"] {
-            let stat = parse_stat(format!("71 ({name}) {tail}\n").as_bytes(), 9).unwrap();
-            let identity = Identity { start_ticks: 12345, pidfd_inode: 9 };
-            let expected = Stat { ppid: 5, session: 7, identity, is_zombie: false, is_ending: false };
-            assert_eq!(stat, expected, "{name}");
-        }
-        assert_eq!(parse_stat(b"71 (sh) S", 0), None);
-    }
-
-    #[test]
-    fn a_start_beyond_all_time_has_not_come() {
-        let text = format!("71 (sh) S 5 6 7 0 -1 4 1 2 3 4 5 6 7 8 20 0 1 0 {} 99\n", u64::MAX);
-        let stat = parse_stat(text.as_bytes(), 0).unwrap();
-        assert!(!stat.identity.has_begun_by(1 << 62));
+    fn what_has_no_memory_is_ending_unless_it_is_the_kernels() {
+        let is_ending = |lines: &str| {
+            parse_status(format!("State:\tS (sleeping)\nTgid:\t71\n{lines}").as_bytes()).unwrap().is_ending
+        };
+        assert!(!is_ending("PPid:\t5\nKthread:\t0\nVmSize:\t 12 kB\n"));
+        assert!(is_ending("PPid:\t5\nKthread:\t0\n"));
+        assert!(is_ending("PPid:\t2\nKthread:\t0\n"), "in a container any process may have this id");
+        assert!(!is_ending("PPid:\t0\nKthread:\t1\n"));
+        assert!(is_ending("PPid:\t5\n"));
+        assert!(!is_ending("PPid:\t2\n"));
     }
 
     #[test]

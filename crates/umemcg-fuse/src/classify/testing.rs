@@ -36,7 +36,7 @@ impl Child {
 
     /// Returns its session; 0 where the leader of that is outside our pid namespace.
     pub fn session(&self) -> u32 {
-        proc_files::read_stat(self.id()).unwrap().session
+        proc_files::read_status(self.id()).unwrap().session
     }
 
     /// Writes a line to its input.
@@ -60,7 +60,7 @@ impl Child {
         use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
         let pid = Pid::from_raw(self.id() as i32).unwrap();
         waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).unwrap();
-        assert!(proc_files::read_stat(self.id()).unwrap().is_zombie);
+        assert!(proc_files::read_status(self.id()).unwrap().is_zombie);
     }
 
     pub fn reap(&mut self) {

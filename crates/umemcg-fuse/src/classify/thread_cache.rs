@@ -12,19 +12,19 @@ use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use crossbeam_utils::CachePadded;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll};
+use rustix::event::{EventfdFlags, epoll};
 use rustix::io::Errno;
 use rustix::process::Resource;
 use rustix::time::ClockId;
 use umemcg_base::{LeafRwLock, Rank, assert_may_wait};
 
-use super::proc_files::open_pidfd;
+use super::proc_files::{has_ended, open_pidfd};
 
 /// The lifetime of an answer that may change, or whose thread may end, without notice.
 pub const UNWATCHED_LIFE_MS: u64 = 1000;
@@ -72,7 +72,7 @@ struct CachedAnswer<T> {
     /// Names this entry to the watcher, so that it does not drop a later one.
     token: u64,
     /// Closing it ends the watch.
-    _watch: Option<OwnedFd>,
+    watch: Option<OwnedFd>,
 }
 
 /// The map and its watcher.
@@ -177,6 +177,14 @@ impl<T: Clone + Send + Sync + 'static> ThreadCache<T> {
         good.then(|| entry.value.clone())
     }
 
+    /// Returns the last answer about a thread that lives on since then, valid or not.
+    pub fn earlier(&self, tid: u32) -> Option<T> {
+        let shard = self.shared.shard(tid).read();
+        let entry = shard.get(&tid)?;
+        // The watcher may not have come to a thread that has ended.
+        entry.watch.as_ref().filter(|watch| !has_ended(watch)).map(|_| entry.value.clone())
+    }
+
     /// Takes a ticket: the first step of examining a thread.
     pub fn ticket(&self, tid: u32) -> Ticket {
         // Acquire: pairs with `begin_generation`. What is read after this is at least as new as
@@ -215,7 +223,7 @@ impl<T: Clone + Send + Sync + 'static> ThreadCache<T> {
                 shard.remove(&victim);
             }
         }
-        shard.insert(tid, CachedAnswer { value, uid, generation, expires_ms, token, _watch: watch });
+        shard.insert(tid, CachedAnswer { value, uid, generation, expires_ms, token, watch });
     }
 
     /// Invalidates every stored answer, and every answer that is being determined. Called just
@@ -300,13 +308,6 @@ impl<T> fmt::Debug for ThreadCache<T> {
     }
 }
 
-/// Returns whether the thread behind a pidfd has ended.
-fn has_ended(pidfd: &impl AsFd) -> bool {
-    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|nr_ready| nr_ready > 0)
-}
-
 /// Returns milliseconds of a coarse clock that is nearly free to read.
 fn now_ms() -> u64 {
     let now = rustix::time::clock_gettime(ClockId::MonotonicCoarse);
@@ -323,6 +324,20 @@ mod tests {
     fn put(cache: &ThreadCache<u32>, tid: u32, value: u32) {
         let ticket = cache.ticket(tid);
         cache.put(ticket, UID, value, Life::Thread);
+    }
+
+    #[test]
+    fn what_was_known_of_a_living_thread_outlasts_its_answer() {
+        let cache = ThreadCache::<u64>::new().unwrap();
+        let mut child = Child::shell("read go");
+        assert_eq!(cache.earlier(child.id()), None);
+        cache.put(cache.ticket(child.id()), UID, 7, Life::Thread);
+        cache.begin_generation();
+        assert_eq!((cache.get(child.id(), UID), cache.earlier(child.id())), (None, Some(7)));
+        child.tell("go");
+        child.wait_until_zombie();
+        assert_eq!(cache.earlier(child.id()), None);
+        child.reap();
     }
 
     #[test]

@@ -463,9 +463,10 @@ impl Filesystem for DataFs {
             // Nor this. The kernel keeps the names that it lists from then on.
             Op::Opendir(_) if self.lists_silently() => reply.error(Errno::NOSYS).ignore(),
             Op::Flush(arg) => match self.file(header, arg.fh) {
+                // `execve` closes files while it holds a lock of the process, so nothing is asked
+                // about the requester.
                 Ok(opened) if opened.file.flush_may_sleep() => {
-                    let payer = self.payer_of(request, Some(opened.file.group()));
-                    return self.may_sleep(request, payer);
+                    return self.may_sleep(request, Payer::Group(living(opened.file.group())));
                 }
                 file => {
                     reply_done(reply, file.map_err(VfsError::from).and_then(|opened| opened.file.flush()))

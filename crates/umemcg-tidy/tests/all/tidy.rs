@@ -521,3 +521,43 @@ fn methods_of_a_type_stand_in_its_file_or_folder() {
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
+
+/// What is opened in `/proc` of other processes, and in which file where it is not for all. Nothing
+/// else may be: most files wait for locks that a process can hold while it waits for the daemon.
+const PROC_FILES: &[(&str, &str)] = &[
+    ("status", ""),
+    ("cgroup", ""),
+    ("task", ""),
+    // Of the process that is writing to a control file, and so not executing another program; or on
+    // a thread for this alone.
+    ("fd", "umemcg-fuse/src/classify/descriptors.rs"),
+    ("fdinfo", "umemcg-fuse/src/classify/descriptors.rs"),
+    ("mountinfo", "umemcg-fuse/src/classify/descriptors.rs"),
+    // For control files: no program waits for their threads while another is executed in it.
+    ("ns", "umemcg-fuse/src/classify/proc_files.rs"),
+];
+
+#[test]
+fn files_of_proc_that_wait_for_a_process_are_not_opened() {
+    let mut wrong = Vec::new();
+    let is_served = |file: &str| {
+        ["base", "control", "fuse", "group", "object", "vfs"]
+            .iter()
+            .any(|crate_name| file.starts_with(&format!("crates/umemcg-{crate_name}/src/")))
+            && !file.contains("test")
+    };
+    for (file, text) in rust_files().iter().filter(|(file, _)| is_served(file)) {
+        let text = text.split("#[cfg(test)]\nmod ").next().unwrap();
+        for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
+            for rest in line.split("\"/proc/{").skip(1) {
+                let Some((_, name)) = rest.split_once('}') else { continue };
+                let name = name.split(['/', '"']).nth(1).unwrap_or_default();
+                let is_known = |(known, place): &&(&str, &str)| *known == name && file.ends_with(place);
+                if !PROC_FILES.iter().any(|known| is_known(&known)) {
+                    wrong.push(format!("{file}: {name:?} in {}", line.trim()));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "add what takes no lock of the process to PROC_FILES: {wrong:#?}");
+}

@@ -3,6 +3,7 @@
 
 mod background;
 mod bad_input;
+mod close_on_exec;
 mod control_files;
 mod documents;
 mod durability;

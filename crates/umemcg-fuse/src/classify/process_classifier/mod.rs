@@ -6,8 +6,8 @@
 //! pods of Kubernetes, which are added while a mount is served, come before all others.
 //!
 //! A request is charged to its thread's group as long as the thread can be identified. If the
-//! thread has ended, or is so young that another with its id may have made the request, the group
-//! that opened the file pays ([`Classifier::payer`]).
+//! thread has ended, or is known for so short that another with its id may have made the request,
+//! the group that opened the file pays ([`Classifier::payer`]).
 //!
 //! The [`Tracker`] follows descendants: the kernel does it in a private hierarchy where one can be
 //! mounted ([`mirror`](super::mirror)), otherwise parents and sessions are examined
@@ -217,7 +217,11 @@ impl ProcessClassifier {
     #[cold]
     fn find_out(&self, tid: u32, uid: u32) -> Option<FoundPlacement> {
         let ticket = self.threads.ticket(tid);
-        let since_ns = if ticket.is_watched() { since_boot_ns() } else { u64::MAX };
+        let since_ns = if ticket.is_watched() {
+            self.threads.earlier(tid).map_or_else(since_boot_ns, |earlier| earlier.since_ns)
+        } else {
+            u64::MAX
+        };
         let cgroups = proc_files::read_cgroups(tid);
         let by_hand = self.serial_of(tid, cgroups.as_deref().unwrap_or_default());
         let by_hand = by_hand.and_then(|serial| self.member_group(serial));
@@ -416,7 +420,6 @@ impl Classifier for ProcessClassifier {
             (_, None) => payer,
             (Payer::Group(group), Some(opener)) if Arc::ptr_eq(group, opener) => payer,
             _ if found.since_ns <= queued_after_ns => payer,
-            _ if proc_files::has_begun_by(tid, queued_after_ns) => payer,
             (_, Some(opener)) => Payer::Group(Arc::clone(opener)),
         }
     }

@@ -48,7 +48,7 @@ const INSIDE: &str = "UMEMCG_TEST_INSIDE";
 #[test]
 fn all_of_this_holds_in_a_container_with_an_outside_session() {
     if std::env::var_os(INSIDE).is_some() {
-        assert_eq!(proc_files::read_stat(std::process::id()).unwrap().session, 0);
+        assert_eq!(proc_files::read_status(std::process::id()).unwrap().session, 0);
         let ancestry = Ancestry::default();
         assert!(ancestry.attach(7, 1, true));
         assert_eq!(ancestry.serial_of(1), Some(7), "its first process can be a member, too");
@@ -102,7 +102,7 @@ fn a_double_fork_in_a_new_session_stays_in_the_hierarchy() {
     classifier.attach_process(&a, child.id()).unwrap();
     child.tell("go");
     let daemon = child.read_number();
-    wait_until(|| proc_files::read_stat(child.id()).is_none_or(|stat| stat.is_zombie));
+    wait_until(|| proc_files::read_status(child.id()).is_none_or(|status| status.is_zombie));
     assert_eq!(classifier.path_of(daemon), Path::new("/a"));
     assert_eq!(classifier.close(&a), Err(MembershipError::Populated));
     child.tell("end");
