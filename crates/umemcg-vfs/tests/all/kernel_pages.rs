@@ -405,6 +405,28 @@ fn a_listing_under_way_is_charged_though_the_inode_goes() {
 }
 
 #[test]
+fn two_requests_may_list_a_directory_for_the_first_time() {
+    let world = World::new(8 << 20);
+    if !world.fixture.vfs.lists_without_open() {
+        return;
+    }
+    for nr in 0..500 {
+        let node = world.directory(&format!("d{nr}"), 1);
+        let both = std::sync::Barrier::new(2);
+        let begin = || {
+            let dir = world.fixture.vfs.directory_for_request(node).unwrap();
+            both.wait();
+            drop(dir.begin_kernel_io(0, &world.group).unwrap());
+        };
+        std::thread::scope(|scope| {
+            let other = scope.spawn(begin);
+            begin();
+            other.join().unwrap();
+        });
+    }
+}
+
+#[test]
 fn pages_that_are_missing_in_the_kernel_are_given_back() {
     let world = World::new(8 << 20);
     let file = world.open("f", 200);
