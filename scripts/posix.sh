@@ -266,5 +266,6 @@ if [ "$POSIX_ON" = objects ]; then
     [ -z "$kept" ] || { echo "  files stay in the staging directory: $kept"; failed=$((failed + 1)); }
 fi
 
+[ "$passed" -gt 0 ] || { echo "nothing ran on $POSIX_ON" && failed=$((failed + 1)); }
 echo "posix: $passed passed, $failed failed"
 [ "$failed" -eq 0 ]

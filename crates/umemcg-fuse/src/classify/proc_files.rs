@@ -1,9 +1,10 @@
 //! The parts of `/proc/<tid>` that identify a thread: `status` and `cgroup`.
 //!
-//! A thread may wait for us while it holds locks of its own: its mmap lock, and while a new program
-//! replaces the old one (`execve` closes files then) the lock that keeps others from looking at
-//! either. Neither file takes one of them. `stat`, `fd`, `ns`, `maps`, `cmdline` and `environ` do,
-//! and no thread that serves requests opens them.
+//! A thread may hold a lock of the kernel while it waits for the daemon: its mmap lock, or the exec
+//! lock, with which `execve` closes files. Reading `status` and `cgroup` takes neither. `maps`,
+//! `cmdline` and `environ` take the first, `stat`, `fd` and `ns` the second. No thread of the data
+//! mount opens those. Threads of the control files open `fd`, `fdinfo` and `ns`; a program that is
+//! being executed does not wait for these threads.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -56,12 +57,13 @@ pub struct Identified {
 pub enum Identity {
     /// The inode of its pidfd: unique until the next boot since Linux 6.9.
     Inode(u64),
-    /// On older kernels a process, with a pidfd that tells whether it has ended.
+    /// On older kernels: the id of the process, and an open pidfd, which shows when the process
+    /// ends.
     Held(u32, Arc<OwnedFd>),
 }
 
 impl Identity {
-    /// Returns the identity of what a pidfd stands for, in a process.
+    /// Returns the identity of the thread of a pidfd. `process` is the id of its process.
     fn of(pidfd: OwnedFd, process: u32) -> Result<Self, Errno> {
         Ok(if *PIDFDS_HAVE_INODES {
             Self::Inode(rustix::fs::fstat(&pidfd)?.st_ino)
@@ -70,11 +72,11 @@ impl Identity {
         })
     }
 
-    /// Returns whether what was known by an id is what has that id now.
+    /// Returns whether this identity and `now`, found later for the same id, are of one thread.
     pub fn is_still(&self, now: &Identity) -> bool {
         match (self, now) {
             (Self::Inode(known), Self::Inode(now)) => known == now,
-            // While one that has ended is waited for by its parent, its id is not given away.
+            // The kernel does not reuse the id of a zombie.
             (Self::Held(process, known), Self::Held(process_now, now)) => {
                 process == process_now && (!has_ended(known) || has_ended(now))
             }

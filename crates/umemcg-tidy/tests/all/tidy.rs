@@ -522,8 +522,9 @@ fn methods_of_a_type_stand_in_its_file_or_folder() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// What is opened in `/proc` of other processes, and in which file where it is not for all. Nothing
-/// else may be: most files wait for locks that a process can hold while it waits for the daemon.
+/// The files below `/proc/PID` that may be opened, each with the end of the path of the only source
+/// file that may. Other files of `/proc` take locks of the process, which it can hold while it
+/// waits for the daemon.
 const PROC_FILES: &[(&str, &str)] = &[
     ("status", ""),
     ("cgroup", ""),
