@@ -294,6 +294,8 @@ pub struct Opened<T: ?Sized> {
     pub file: Arc<T>,
     /// The volume that it is on.
     pub on: OpenPin,
+    /// It was opened to be executed.
+    pub is_executed: bool,
 }
 
 /// A volume for the time of a request.

@@ -10,7 +10,7 @@ use umemcg::Group;
 use umemcg::files::PinnedPages;
 use umemcg::internal::{ChargeMeter, Stalled, Working, WritePause};
 use umemcg_base::PAGE_SIZE_U64;
-use umemcg_vfs::volumes::{Opened, ResolvedId};
+use umemcg_vfs::volumes::{Member, Opened, ResolvedId};
 use umemcg_vfs::{
     Entry, FallocateFlags, KernelCaching, NodeId, OFlags, VfsError, Volume, VolumeFile, Whence,
 };
@@ -29,6 +29,9 @@ use crate::wire::{FSYNC_FDATASYNC, InHeader, open_reply, read_flag, write_flag};
 /// `lseek` for data and for holes.
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
+
+/// The flag of an open whose file is to be executed; the kernel sends it with those of the caller.
+const FMODE_EXEC: u32 = 1 << 5;
 
 /// Writes of a mount that wait at a time for pages to be dropped. An asynchronous one has a place
 /// in the kernel that the drop may need, too, for what it writes back first.
@@ -331,15 +334,28 @@ impl DataFs {
         self.delays.delay(reply.take(), Answer::Written(written as u32), delay, again);
     }
 
+    /// Returns whether a process executes a file. Walks all open files.
+    fn is_executed(&self, member: &Arc<Member>, node: NodeId) -> bool {
+        let is_of = |opened: &Opened<dyn VolumeFile>| {
+            opened.is_executed && opened.file.node() == node && Arc::ptr_eq(&opened.on, member)
+        };
+        self.files.find(is_of).is_some()
+    }
+
     pub(super) fn open(&self, request: &Request<'_>, arg: &OpenIn, reply: &mut Reply) {
         let caller = self.caller(request);
         let header = request.header;
         let flags = OFlags::from_bits_retain(arg.flags);
-        let result = self.change(header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
-            let on = member.begin_open()?;
-            Ok(Opened { file: member.volume().open(&caller, node, flags)?, on })
-        });
         let is_cut = flags.contains(OFlags::TRUNC);
+        let result = self.change(header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
+            // For the other access modes the kernel has seen to it before it asks.
+            if is_cut && !flags.intersects(OFlags::RWMODE) && self.is_executed(&member, node) {
+                return Err(Errno::TXTBSY.into());
+            }
+            let on = member.begin_open()?;
+            let file = member.volume().open(&caller, node, flags)?;
+            Ok(Opened { file, on, is_executed: arg.flags & FMODE_EXEC != 0 })
+        });
         reply_with(reply, result, |reply, opened| {
             let caching = opened.file.kernel_caching(false);
             let open_flags = open_flags(&*opened.file, caching);
@@ -403,7 +419,7 @@ impl DataFs {
         let result = self.change(header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
             let on = member.begin_open()?;
             let (entry, file) = make(&**member.volume(), node, flags)?;
-            Ok((entry, member.entry_to_kernel(entry)?, Opened { file, on }))
+            Ok((entry, member.entry_to_kernel(entry)?, Opened { file, on, is_executed: false }))
         });
         reply_with(reply, result, |reply, (inner, entry, opened)| {
             let (open_flags, member) =

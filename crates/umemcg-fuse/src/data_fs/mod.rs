@@ -332,7 +332,7 @@ impl DataFs {
         };
         // On this mount it is cached, whatever room there is.
         file.kernel_caching(false);
-        let opened = Arc::new(Opened { file, on });
+        let opened = Arc::new(Opened { file, on, is_executed: false });
         self.close_handles(self.silent_opens.add(open, self.files.open(Arc::clone(&opened) as _)));
         Ok(opened)
     }
@@ -353,7 +353,8 @@ impl DataFs {
             return Err(self.no_handle(header).into());
         };
         let on = member.begin_open()?;
-        let opened = Opened { file: member.volume().directory_for_request(node)?, on };
+        let file = member.volume().directory_for_request(node)?;
+        let opened = Opened { file, on, is_executed: false };
         Ok(Arc::new(OpenDir::In { opened, is_kept: true }))
     }
 

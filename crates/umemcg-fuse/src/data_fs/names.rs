@@ -253,7 +253,8 @@ impl DataFs {
         let result = match self.volumes.place(request.header.nodeid) {
             Ok(ResolvedId::Top) => Ok(OpenDir::Top),
             Ok(ResolvedId::In(member, node)) => member.begin_open().map_err(VfsError::from).and_then(|on| {
-                let opened = Opened { file: member.volume().opendir(&self.caller(request), node)?, on };
+                let file = member.volume().opendir(&self.caller(request), node)?;
+                let opened = Opened { file, on, is_executed: false };
                 Ok(OpenDir::In { is_kept: self.may_keep_listings(&**member.volume()), opened })
             }),
             Err(errno) => Err(errno.into()),

@@ -208,3 +208,38 @@ fn shared_mappings_are_written_back() {
     mount.umount();
     mount.sh("cmp $DATA/mapped $DATA/../expected").good();
 }
+
+/// Opens a program that runs, in each way that empties it; then once more when it has ended.
+const EMPTIES_PROGRAM: &str = r#"
+import errno, os, subprocess, sys, time
+program = sys.argv[1]
+running = subprocess.Popen([program, '60'])
+for flags in (os.O_WRONLY, os.O_RDWR, os.O_RDONLY):
+    try:
+        os.open(program, flags | os.O_TRUNC)
+        sys.exit(f'opened with {flags}: {running.poll()}')
+    except OSError as error:
+        assert error.errno == errno.ETXTBSY, error
+assert open(program, 'rb').read() == open('/usr/bin/sleep', 'rb').read()
+running.kill()
+running.wait()
+for _ in range(600):
+    try:
+        os.close(os.open(program, os.O_RDONLY | os.O_TRUNC))
+        break
+    except OSError as error:
+        assert error.errno == errno.ETXTBSY, error
+        time.sleep(0.05)
+assert os.stat(program).st_size == 0
+"#;
+
+#[test]
+fn a_program_that_runs_is_not_emptied_by_an_open() {
+    needs_mount!();
+    for arguments in [vec![], vec!["--page-cache", "kernel", "--exclusive"]] {
+        let mut mount = Mount::start_with(&Options { arguments, ..Options::default() });
+        fs::write(mount.outside().join("empties.py"), EMPTIES_PROGRAM).unwrap();
+        mount.sh("cp /usr/bin/sleep $MNT/program; python3 $MNT/../empties.py $MNT/program").good();
+        mount.umount();
+    }
+}
