@@ -46,8 +46,10 @@ fn start_children(mount: &Mount, volume: &str) {
             "cd $MNT/{volume}
              for name in one two; do
                  (echo $BASHPID > $CG/$name/tasks; exec python3 {program} $name) &
+                 pids+=($!)
              done
-             wait -n; wait -n
+             wait ${{pids[0]}}
+             wait ${{pids[1]}}
              [ $(ls one | wc -l) = 7 ] && [ $(stat -c %s one/4 two/last two/perl | tr '\\n' -) = 5001-5000-1- ]
              rm -r one two"
         ))
