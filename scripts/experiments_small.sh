@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Every benchmark and experiment that umemcg-bench has, at a small scale, or those given as arguments: to see that each runs
 # to its end and that its answers are right. Each run checks its own result and fails when it is wrong. Targets say nothing
-# at this size: those that are missed are printed and not judged. EXPERIMENTS_SCALE and EXPERIMENTS_ROUNDS make the runs
-# larger, TARGET says where umemcg-bench was built. Prints the seconds of each, and the output of those that failed.
+# at this size: those that are missed are printed and not judged. As many run at a time as there are processors.
+# EXPERIMENTS_SCALE and EXPERIMENTS_ROUNDS make the runs larger, TARGET says where umemcg-bench was built. Prints the seconds
+# of each, and the output of those that failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath -m "${TARGET:-target}")
@@ -43,38 +44,40 @@ bounded() {
     return "$status"
 }
 
-names=$("$bench" names)
-mapfile -t all <<<"$names"
-[ $# -gt 0 ] && chosen=("$@") || chosen=("${all[@]}")
-failed=()
+if [ $# -ne 1 ]; then
+    names=$("$bench" names)
+    [ $# -eq 0 ] || names=$(printf '%s\n' "$@")
+    xargs -P "$(nproc)" -n 1 "$0" <<<"$names" || { echo "experiments-small: some were wrong" >&2; exit 1; }
+    exit
+fi
+
+name=$1
 log=$work/log
-for name in "${chosen[@]}"; do
-    # What is compared with is built apart, because it takes long.
-    case $name in
-    account | object-cache)
-        if [ ! -x "$target/rivals/$name-rivals" ]; then
-            echo "skipped  $name: bench-rivals/build.sh has not built $name-rivals"
-            continue
-        fi
-        ;;
-    esac
-    started=$(date +%s%N)
-    status=0
-    bounded "$bench" "$name" --scale "$scale" --rounds "$rounds" >"$log" 2>&1 </dev/null || status=$?
-    left=$(mounts)
-    if [ -n "$left" ]; then
-        echo "it has left mounts: $left" >>"$log"
-        status=1
-        unmount_all
+# What is compared with is built apart, because it takes long.
+case $name in
+account | object-cache)
+    if [ ! -x "$target/rivals/$name-rivals" ]; then
+        echo "skipped  $name: bench-rivals/build.sh has not built $name-rivals"
+        exit
     fi
-    took=$(printf '%6.1f s' "$(($(($(date +%s%N) - started)) / 100000000))e-1")
-    if [ "$status" -eq 0 ]; then
-        echo "ok       $took  $name"
-        grep -a 'MISSED' "$log" | sed 's/^ */                     not judged: /' || true
-    else
-        failed+=("$name")
-        echo "FAILED   $took  $name (status $status):"
-        sed 's/^/    /' "$log"
-    fi
-done
-[ ${#failed[@]} -eq 0 ] || { echo "experiments-small: wrong: ${failed[*]}"; exit 1; }
+    ;;
+esac
+started=$(date +%s%N)
+status=0
+bounded "$bench" "$name" --scale "$scale" --rounds "$rounds" >"$log" 2>&1 </dev/null || status=$?
+left=$(mounts)
+if [ -n "$left" ]; then
+    echo "it has left mounts: $left" >>"$log"
+    status=1
+    unmount_all
+fi
+took=$(printf '%6.1f s' "$(($(($(date +%s%N) - started)) / 100000000))e-1")
+if [ "$status" -eq 0 ]; then
+    echo "ok       $took  $name"
+    grep -a 'MISSED' "$log" | sed 's/^ */                     not judged: /' || true
+else
+    echo "FAILED   $took  $name (status $status):"
+    sed 's/^/    /' "$log"
+fi >"$work/report"
+cat "$work/report"
+exit "$status"

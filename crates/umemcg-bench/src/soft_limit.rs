@@ -228,7 +228,9 @@ fn verdicts(figure: usize, sides: &[Samples]) -> Vec<Verdict> {
             times("limit 0: full, of full without", full_0.ratio_to(full), SAME_AS_UNLIMITED_MAX),
         ],
         READ_AGAIN => {
-            let percent = 100.0 * full_0.median / base_0.median.max(f64::MIN_POSITIVE);
+            // At a small scale nothing is read again.
+            let share = if full_0.median == 0.0 { 0.0 } else { full_0.median / base_0.median };
+            let percent = 100.0 * share;
             let target = Target::PercentAtMost(REFAULTS_PERCENT_MAX);
             vec![Verdict::new("limit 0: full, of base", percent, target)]
         }
