@@ -16,7 +16,8 @@ for package in "$packages"/*.crate; do tar -xzf "$package" -C "$unpacked"; done
         name=$(basename "$crate")
         printf '%s = { path = "%s" }\n' "${name%-*}" "$name"
     done
+    # With the same profiles, what `make lint` has checked of other projects' libraries is not checked again.
+    sed -n '/^\[profile/,$p' Cargo.toml
 } >"$unpacked/Cargo.toml"
-# What the libraries of other projects are checked for, `make lint` has checked already.
 cp Cargo.lock "$unpacked/Cargo.lock"
 cargo check --manifest-path "$unpacked/Cargo.toml" --workspace --all-features --target-dir "$TARGET"
