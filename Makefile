@@ -148,9 +148,9 @@ run-object: deps ## a bucket as a volume of two tenants: a server, a mount, who 
 	$(CARGO) build --release --locked -p umemcg-cli --features object
 	scripts/run_object.sh "$(TARGET)/release/umemcg" "$(abspath $(TARGET))/object-servers"
 
-test-csi: deps-test ## the CSI plugin: unit tests, a killed plugin, CSI_CYCLES pods under writes, csi-sanity, the manifests (needs Go)
+test-csi: deps-test ## the CSI plugin beyond `make test`: CSI_CYCLES pods under writes, csi-sanity, the manifests (needs Go)
 	@scripts/deps.sh --csi
-	UMEMCG_CSI_CYCLES="$(CSI_CYCLES)" $(NEXTEST) -E 'package(umemcg-csi) | package(umemcg-cli) & test(/^csi::/)'
+	UMEMCG_CSI_CYCLES="$(CSI_CYCLES)" $(NEXTEST) -E 'package(umemcg-cli) & test(/^csi::cycles/)'
 	@# The program that the tests above have built.
 	scripts/csi.sh "$(TARGET)/debug/umemcg" "$(abspath $(TARGET))/csi-tools"
 
