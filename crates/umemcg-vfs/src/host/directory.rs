@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, StatVfsMountFlags};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -29,6 +30,11 @@ use umemcg::files::StoreId;
 const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
 /// Alignment that direct I/O is used with: that of frames.
 pub(crate) const DIRECT_ALIGN: u64 = 4096;
+
+/// How long a directory that is locked is tried again, and how often: a thread of a volume that has
+/// ended may be looking at an event, with the directory open.
+const CLAIM_WAIT: Duration = Duration::from_secs(1);
+const CLAIM_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The open directory of a volume.
 #[derive(Debug)]
@@ -173,7 +179,14 @@ fn overrides_modes() -> bool {
 
 /// Keeps other volumes away from a directory as long as this description of it is open.
 fn claim(root: &OwnedFd, dir: &Path) -> Result<(), VolumeError> {
-    match rustix::fs::flock(root, FlockOperation::NonBlockingLockExclusive) {
+    let until = Instant::now() + CLAIM_WAIT;
+    let claimed = loop {
+        match rustix::fs::flock(root, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(CLAIM_INTERVAL),
+            claimed => break claimed,
+        }
+    };
+    match claimed {
         Ok(()) => Ok(()),
         Err(Errno::WOULDBLOCK) => Err(VolumeError::InUse { dir: dir.to_owned() }),
         Err(errno) => {
