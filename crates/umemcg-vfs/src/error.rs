@@ -46,7 +46,7 @@ pub enum VolumeError {
         /// The host's error number.
         errno: Errno,
     },
-    /// Another volume writes to it, of this process or of another.
+    /// Another volume writes to it, of this process or of another, and has for a second.
     #[error("the directory {} is served, or still being written to, by another daemon", dir.display())]
     InUse {
         /// The directory that was asked for.

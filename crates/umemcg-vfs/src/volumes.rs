@@ -294,7 +294,7 @@ pub struct Opened<T: ?Sized> {
     pub file: Arc<T>,
     /// The volume that it is on.
     pub on: OpenPin,
-    /// It was opened to be executed.
+    /// Opened by `execve`, which keeps it open while the program runs.
     pub is_executed: bool,
 }
 

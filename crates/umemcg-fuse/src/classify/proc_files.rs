@@ -1,7 +1,7 @@
 //! The parts of `/proc/<tid>` that identify a thread: `status` and `cgroup`.
 //!
 //! A thread may hold a lock of the kernel while it waits for the daemon: its mmap lock, or the exec
-//! lock, with which `execve` closes files. Reading `status` and `cgroup` takes neither. `maps`,
+//! lock during `execve`, which closes files. Reading `status` and `cgroup` takes neither. `maps`,
 //! `cmdline` and `environ` take the first, `stat`, `fd` and `ns` the second. No thread of the data
 //! mount opens those. Threads of the control files open `fd`, `fdinfo` and `ns`; a program that is
 //! being executed does not wait for these threads.

@@ -30,7 +30,7 @@ use crate::wire::{FSYNC_FDATASYNC, InHeader, open_reply, read_flag, write_flag};
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
-/// The flag of an open whose file is to be executed; the kernel sends it with those of the caller.
+/// The kernel's own flag of an open by `execve` (`__FMODE_EXEC` in `linux/fs.h`).
 const FMODE_EXEC: u32 = 1 << 5;
 
 /// Writes of a mount that wait at a time for pages to be dropped. An asynchronous one has a place
@@ -348,7 +348,7 @@ impl DataFs {
         let flags = OFlags::from_bits_retain(arg.flags);
         let is_cut = flags.contains(OFlags::TRUNC);
         let result = self.change(header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
-            // For the other access modes the kernel has seen to it before it asks.
+            // The kernel refuses the other access modes itself, before it asks the daemon.
             if is_cut && !flags.intersects(OFlags::RWMODE) && self.is_executed(&member, node) {
                 return Err(Errno::TXTBSY.into());
             }

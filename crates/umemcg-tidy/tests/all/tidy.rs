@@ -522,9 +522,9 @@ fn methods_of_a_type_stand_in_its_file_or_folder() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// The files below `/proc/PID` that may be opened, each with the end of the path of the only source
-/// file that may. Other files of `/proc` take locks of the process, which it can hold while it
-/// waits for the daemon.
+/// Files of `/proc/PID` that may be opened, each with the end of the path of the source file that
+/// opens it; empty for any. All others take a lock of the process, and a process can hold that lock
+/// while it waits for the daemon.
 const PROC_FILES: &[(&str, &str)] = &[
     ("status", ""),
     ("cgroup", ""),

@@ -31,8 +31,8 @@ const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
 /// Alignment that direct I/O is used with: that of frames.
 pub(crate) const DIRECT_ALIGN: u64 = 4096;
 
-/// How long a directory that is locked is tried again, and how often: a thread of a volume that has
-/// ended may be looking at an event, with the directory open.
+/// How long to retry the lock of a directory, and how often: a thread of a volume that has ended
+/// may hold the directory open while it handles an event.
 const CLAIM_WAIT: Duration = Duration::from_secs(1);
 const CLAIM_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -177,7 +177,8 @@ fn overrides_modes() -> bool {
     rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::DAC_OVERRIDE))
 }
 
-/// Keeps other volumes away from a directory as long as this description of it is open.
+/// Keeps other volumes away from a directory as long as this description of it is open. Sleeps for
+/// up to [`CLAIM_WAIT`] while another has the lock.
 fn claim(root: &OwnedFd, dir: &Path) -> Result<(), VolumeError> {
     let until = Instant::now() + CLAIM_WAIT;
     let claimed = loop {

@@ -209,7 +209,7 @@ fn shared_mappings_are_written_back() {
     mount.sh("cmp $DATA/mapped $DATA/../expected").good();
 }
 
-/// Opens a program that runs, in each way that empties it; then once more when it has ended.
+/// Tries each way to empty a running program by an open, and once more after its end.
 const EMPTIES_PROGRAM: &str = r#"
 import errno, os, subprocess, sys, time
 program = sys.argv[1]
@@ -242,4 +242,10 @@ fn a_program_that_runs_is_not_emptied_by_an_open() {
         mount.sh("cp /usr/bin/sleep $MNT/program; python3 $MNT/../empties.py $MNT/program").good();
         mount.umount();
     }
+    let mut mount = Mount::start_with(&Options { volumes: true, ..Options::default() });
+    fs::write(mount.outside().join("empties.py"), EMPTIES_PROGRAM).unwrap();
+    let mnt = mount.mnt().to_str().unwrap().to_owned();
+    mount.umemcg(&["volume", "add", "t", "--tmpfs", "--size", "4M", "--mount", &mnt]).good();
+    mount.sh("cp /usr/bin/sleep $MNT/t/program; python3 $MNT/../empties.py $MNT/t/program").good();
+    mount.umount();
 }

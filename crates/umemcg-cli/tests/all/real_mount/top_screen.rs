@@ -127,7 +127,7 @@ fn every_page_of_top_is_shown_and_left_by_keys() {
     let Some(terminal) = Terminal::start(&mount, (80, 24), "", "--interval 100ms --sort name") else {
         return;
     };
-    // The name of what was read is the root's, if the last close of it was still on its way when
+    // The root pays for the name of the file that was read if the release of the file arrived after
     // the caches were dropped.
     let mut holder =
         mount.shell("echo $$ > $CG/batch/job/tasks; exec sleep 1000000 < $MNT/f").spawn().unwrap();

@@ -19,7 +19,7 @@ impl Listings {
 
     /// Adds the first listing of a directory; returns another thread's, if that was before.
     pub(super) fn add(&self, node: NodeId, fresh: Arc<KernelListing>) -> Arc<KernelListing> {
-        // Without the lock: a listing that is dropped takes other locks.
+        // Dropped after the lock is released: the drop of a listing takes other locks.
         let kept = Arc::clone(self.0.lock().entry(node).or_insert_with(|| Arc::clone(&fresh)));
         drop(fresh);
         kept
