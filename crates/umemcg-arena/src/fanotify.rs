@@ -19,8 +19,9 @@ const RECORD_BYTES: usize = 20;
 
 /// Changes of names: of these an event says the directory and the name.
 const NAMES: u64 = libc::FAN_CREATE | libc::FAN_DELETE | libc::FAN_MOVED_FROM | libc::FAN_MOVED_TO;
-/// Changes of inodes.
-const INODES: u64 = libc::FAN_MODIFY | libc::FAN_ATTRIB | libc::FAN_MOVE_SELF;
+/// Changes of inodes. Of a store through a mapping no event tells but the one that comes when all
+/// that was opened for it is closed and unmapped.
+const INODES: u64 = libc::FAN_MODIFY | libc::FAN_ATTRIB | libc::FAN_MOVE_SELF | libc::FAN_CLOSE_WRITE;
 
 /// A change that a process has made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,6 +46,9 @@ pub enum FsChange {
     },
     /// The data of a file, or the attributes of an inode.
     Inode(FileHandle),
+    /// A file that was open for writing has been closed. Its data may have changed though its
+    /// attributes have not: through a mapping.
+    Written(FileHandle),
     /// Unknown: there were more events than the kernel keeps.
     Lost,
 }
@@ -141,7 +145,9 @@ fn parse_event(event: &[u8], sink: &mut impl FnMut(FsEvent)) {
                 sink(FsEvent { pid, change: FsChange::Name { directory: handle, name: name.into() } });
             }
             libc::FAN_EVENT_INFO_TYPE_FID | libc::FAN_EVENT_INFO_TYPE_DFID if mask & INODES != 0 => {
-                sink(FsEvent { pid, change: FsChange::Inode(handle) });
+                let is_written = mask & libc::FAN_CLOSE_WRITE != 0;
+                let change = if is_written { FsChange::Written(handle) } else { FsChange::Inode(handle) };
+                sink(FsEvent { pid, change });
             }
             // A directory names itself by the name ".".
             libc::FAN_EVENT_INFO_TYPE_DFID_NAME if mask & INODES != 0 && name == b"." => {
@@ -212,6 +218,8 @@ mod tests {
         let mut bytes = event(libc::FAN_CREATE | libc::FAN_ONDIR, &[(2, &[1; 8], b"new\0")]);
         bytes.extend(event(libc::FAN_MODIFY, &[(2, &[1; 8], b"file\0"), (1, &[2; 8], b"")]));
         bytes.extend(event(libc::FAN_ATTRIB | libc::FAN_ONDIR, &[(2, &[3; 8], b".\0")]));
+        let mask = libc::FAN_MODIFY | libc::FAN_CLOSE_WRITE;
+        bytes.extend(event(mask, &[(2, &[1; 8], b"file\0"), (1, &[2; 8], b"")]));
         bytes.extend(event(libc::FAN_Q_OVERFLOW, &[]));
         assert_eq!(
             changes(&bytes),
@@ -219,6 +227,7 @@ mod tests {
                 FsChange::Name { directory: handle(1), name: b"new".as_slice().into() },
                 FsChange::Inode(handle(2)),
                 FsChange::Inode(handle(3)),
+                FsChange::Written(handle(2)),
                 FsChange::Lost
             ]
         );
@@ -262,7 +271,7 @@ mod tests {
             .unwrap()
         {}
         let name = FsChange::Name { directory: handle(c""), name: b"f".as_slice().into() };
-        for expected in [name, FsChange::Inode(handle(c"f")), FsChange::Inode(handle(c""))] {
+        for expected in [name, FsChange::Written(handle(c"f")), FsChange::Inode(handle(c""))] {
             assert!(heard.contains(&expected), "{expected:?} in {heard:?}");
         }
     }

@@ -16,10 +16,10 @@ pub struct Lifetimes {
     pub pages: bool,
     /// No other program changes the directories, so that an open need not look at them.
     pub exclusive: bool,
-    /// Where other programs' changes can be watched and told, what exists, what does not, and
-    /// attributes live without a limit; the times above are for answers that a change may have
-    /// overtaken, and for where they cannot. Without effect if attributes have no lifetime: then
-    /// the kernel is to ask each time.
+    /// Where other programs' changes can be watched and told, what exists and what does not lives
+    /// without a limit, and attributes for a minute; the times above are for answers that a change
+    /// may have overtaken, and for where they cannot. Without effect if attributes have no
+    /// lifetime: then the kernel is to ask each time.
     pub watch: bool,
     /// Files are opened without a request. Only for an exclusive mount of one volume with pages in
     /// the kernel: a volume that may be removed has to know what is open.
@@ -47,9 +47,10 @@ impl Lifetimes {
 
 impl Lifetimes {
     /// Returns the lifetimes of an answer about a volume whose changes by other programs are told:
-    /// without a limit.
+    /// without a limit, but of attributes, since nothing tells of stores through a mapping that
+    /// stays.
     pub(super) fn told(self) -> Self {
-        Self { entry: FOREVER, absent: FOREVER, attr: FOREVER, ..self }
+        Self { entry: FOREVER, absent: FOREVER, attr: Duration::from_secs(60), ..self }
     }
 
     /// Returns the lifetimes of an answer about such a volume that a change may have overtaken: a

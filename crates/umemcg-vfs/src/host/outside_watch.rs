@@ -51,8 +51,11 @@ const NR_WAITING_MAX: usize = 4096;
 
 /// The inodes of a volume that is watched.
 pub(crate) trait Watched: Send + Sync + fmt::Debug {
-    /// Returns the identity of the inode that a handle names, if that still exists.
-    fn key_of(&self, handle: &FileHandle) -> Option<InodeKey>;
+    /// Returns the identity of the inode that a handle names; `None` if there is none any more.
+    ///
+    /// # Errors
+    /// The host's: it may exist.
+    fn key_of(&self, handle: &FileHandle) -> Result<Option<InodeKey>, Errno>;
     /// Returns the inode of an identity, if it is known here.
     fn node_of(&self, key: InodeKey) -> Option<NodeId>;
     /// Returns the names of an inode that the kernel refers to, each with its directory.
@@ -66,6 +69,8 @@ pub(crate) trait Watched: Send + Sync + fmt::Debug {
     /// Looks at a file that may have changed, and has the kernel drop its pages if so, which tells
     /// of the attributes, too. Returns whether that is so. May wait for the store.
     fn look(self: Arc<Self>, node: NodeId) -> bool;
+    /// Has the next look at a file take it as changed, whatever its attributes say.
+    fn suspect(&self, node: NodeId);
     /// Returns the files that have content here.
     fn contents(&self) -> Vec<NodeId>;
 }
@@ -269,15 +274,26 @@ impl Told {
     fn take(&self, inodes: &dyn Watched, change: &FsChange) -> bool {
         let (handle, name) = match change {
             FsChange::Name { directory, name } => (directory, Some(name)),
-            FsChange::Inode(handle) => (handle, None),
+            FsChange::Inode(handle) | FsChange::Written(handle) => (handle, None),
             _ => {
                 self.forget_all();
                 return true;
             }
         };
-        let Some(key) = inodes.key_of(handle) else { return false };
+        let key = match inodes.key_of(handle) {
+            Ok(Some(key)) => key,
+            Ok(None) => return false,
+            // Such as a shortage of descriptors: which inode has changed is not known.
+            Err(_) => {
+                self.forget_all();
+                return true;
+            }
+        };
         self.shared.changes.note(key.ino);
         let Some(node) = inodes.node_of(key) else { return false };
+        if matches!(change, FsChange::Written(_)) {
+            inodes.suspect(node);
+        }
         match name {
             Some(name) => {
                 self.attributes_changed(inodes, node);

@@ -174,6 +174,11 @@ impl ShownTimes {
         (!state.is_stale).then_some((state.known, state.shown))
     }
 
+    /// Has the file count as changed from outside, although its stamp may be as it was.
+    pub(crate) fn suspect(&self) {
+        self.state.lock().is_stale = true;
+    }
+
     /// Returns the times to show if a stamp, read at an unknown moment, is the one that the last
     /// operation left; `None` if it must be read again with the lock held.
     pub(crate) fn peek(&self, stamp: Stamp) -> Option<Option<Shown>> {

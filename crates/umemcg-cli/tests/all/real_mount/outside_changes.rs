@@ -202,6 +202,45 @@ fn what_is_watched_is_known_without_the_daemon() {
     }
 }
 
+/// Changes a file through a mapping, also once more when its page is dirty, so that its times stay
+/// the same; looks through a reader that stays, or through a new one each time.
+const STORES_THROUGH_MAPPING: &str = r#"
+import mmap, os, sys, time
+data, mnt, stays = sys.argv[1], sys.argv[2], sys.argv[3] == 'kernel'
+os.stat(mnt)
+file = os.open(data, os.O_RDWR)
+mapping = mmap.mmap(file, 0)
+mapping[0:5] = b'first'
+reader = os.open(mnt, os.O_RDONLY)
+assert os.pread(reader, 5, 0) == b'first'
+mapping[0:5] = b'later'
+mapping.close()
+os.close(file)
+deadline = time.monotonic() + 60
+while os.pread(reader, 5, 0) != b'later':
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+    if not stays:
+        os.close(reader)
+        reader = os.open(mnt, os.O_RDONLY)
+assert os.stat(data).st_mtime_ns == os.stat(mnt).st_mtime_ns
+"#;
+
+#[test]
+fn a_change_through_a_mapping_is_seen_when_it_is_closed() {
+    needs_mount!();
+    for whose in ["kernel", "own"] {
+        let mount = start(&["--page-cache", whose]);
+        fs::write(mount.outside().join("stores.py"), STORES_THROUGH_MAPPING).unwrap();
+        mount
+            .sh(&format!(
+                "head -c 100000 /dev/zero > $DATA/f; cat $MNT/f > /dev/null
+                 python3 $MNT/../stores.py $DATA/f $MNT/f {whose}"
+            ))
+            .good();
+    }
+}
+
 #[test]
 fn without_a_watch_names_are_believed_for_a_time() {
     needs_mount!();

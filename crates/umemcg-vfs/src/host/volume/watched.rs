@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 use umemcg_arena::handle::{FileHandle, open_by_handle};
 
 use super::HostVolume;
@@ -15,10 +16,15 @@ use crate::host::syscalls::{self, InodeKey};
 use crate::volume::Volume;
 
 impl Watched for HostInodes {
-    fn key_of(&self, handle: &FileHandle) -> Option<InodeKey> {
+    fn key_of(&self, handle: &FileHandle) -> Result<Option<InodeKey>, Errno> {
         let root = self.host_dir.root.as_fd();
-        let fd = open_by_handle(root, handle, OFlags::PATH | OFlags::NOFOLLOW).ok()?;
-        Some(syscalls::stat_fd(&fd).ok()?.key())
+        match open_by_handle(root, handle, OFlags::PATH | OFlags::NOFOLLOW) {
+            Ok(fd) => Ok(Some(syscalls::stat_fd(&fd)?.key())),
+            Err(error) => match Errno::from_io_error(&error) {
+                Some(Errno::STALE) => Ok(None),
+                errno => Err(errno.unwrap_or(Errno::IO)),
+            },
+        }
     }
 
     fn node_of(&self, key: InodeKey) -> Option<NodeId> {
@@ -54,6 +60,12 @@ impl Watched for HostInodes {
             && content.kernel_pages().is_some_and(|pages| pages.change().is_some());
         volume.drop_changed(node);
         is_changed
+    }
+
+    fn suspect(&self, node: NodeId) {
+        if let Some(content) = self.find(node).ok().and_then(|found| found.content) {
+            content.store.times.suspect();
+        }
     }
 
     fn contents(&self) -> Vec<NodeId> {
