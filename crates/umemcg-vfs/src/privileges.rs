@@ -3,6 +3,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::attr::FileKind;
+use crate::caller::Caller;
+
 /// `S_ISUID`.
 pub(crate) const SET_UID: u32 = 0o4000;
 /// `S_ISGID`.
@@ -33,6 +36,24 @@ impl ShownCapabilities {
             (_, result) => result,
         }
     }
+}
+
+/// Returns the group of what a caller makes in a directory of this mode and group, and the mode
+/// that it gets of what was asked for: in a set-group-ID directory all belongs to its group, and
+/// directories hand that on.
+pub(crate) fn group_and_mode_in(
+    (dir_mode, dir_gid): (u32, u32),
+    caller: &Caller,
+    kind: FileKind,
+    mode: u32,
+) -> (u32, u32) {
+    let gid = if dir_mode & SET_GID != 0 { dir_gid } else { caller.gid };
+    if kind == FileKind::Directory {
+        return (gid, mode & 0o1777 | dir_mode & SET_GID);
+    }
+    let runs_as_group = mode & SET_GID != 0 && mode & GROUP_EXECUTE != 0;
+    let denied = if runs_as_group && !caller.is_in_group(gid) { SET_GID } else { 0 };
+    (gid, mode & 0o7777 & !denied)
 }
 
 /// Returns the mode that a write by an unprivileged process leaves: without set-user-id, and

@@ -26,6 +26,7 @@ use crate::attr::{Entry, FileKind, NodeId, Timestamp};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
+use crate::privileges::group_and_mode_in;
 use crate::volume::{Create, Lookup, VolumeFile};
 
 /// Attempts to make a name or to open what has it, while others make and remove it.
@@ -161,14 +162,20 @@ impl ObjectVolume {
         }
     }
 
-    /// Returns the attributes of what a caller makes.
-    fn new_attributes(&self, caller: &Caller, mode: u32) -> FileAttributes {
+    /// Returns the attributes of what a caller makes in a directory.
+    fn new_attributes(&self, caller: &Caller, parent: NodeId, mode: u32) -> FileAttributes {
         let shown = &self.objects.shown;
         let now = Timestamp::now();
         if !shown.are_stored {
             return if mode & DIRECTORY == 0 { shown.of_file(now) } else { shown.of_directory() };
         }
-        FileAttributes::new(mode & !caller.umask, (caller.uid, caller.gid), now)
+        let directory = self.objects.tree.lock().get(parent).ok().and_then(|found| found.facts.attributes());
+        let directory = directory.unwrap_or_else(|| shown.of_directory());
+        let kind = FileKind::from_mode(mode).unwrap_or(FileKind::Regular);
+        let in_directory = (directory.mode, directory.gid);
+        let wanted = if kind == FileKind::Symlink { mode } else { mode & !caller.umask };
+        let (gid, bits) = group_and_mode_in(in_directory, caller, kind, wanted & 0o7777);
+        FileAttributes::new(mode & !0o7777 | bits, (caller.uid, gid), now)
     }
 
     /// Makes a file, or opens the one that is there, unless the flags say that it must be new.
@@ -181,7 +188,7 @@ impl ObjectVolume {
         let objects = &self.objects;
         self.drafts()?;
         let part = new_key_part(name)?;
-        let new = (flags, self.new_attributes(caller, REGULAR | mode & 0o7777));
+        let new = (flags, self.new_attributes(caller, parent, REGULAR | mode & 0o7777));
         if let Some(since) = objects.absent_since(caller, parent, part)
             && let Some(made) = self.new_file(caller, (parent, part), new, since)?
         {
@@ -244,7 +251,7 @@ impl Create for ObjectVolume {
         let part = new_key_part(name)?;
         let _turn = self.drafts()?.turn_for(&Claim { keep: Some(parent), ..Claim::default() });
         self.check_absent(caller, parent, name)?;
-        let attributes = FileAttributes::new(SYMLINK | 0o777, (caller.uid, caller.gid), Timestamp::now());
+        let attributes = self.new_attributes(caller, parent, SYMLINK | 0o777);
         let key = self.new_key(parent, part)?;
         let (source, metadata) = (Bytes(target.as_bytes()), attributes.to_metadata());
         let stored = objects.bucket.upload(&key, &source, &metadata, &Expected::Absent);
@@ -290,7 +297,7 @@ impl Create for ObjectVolume {
         let part = new_key_part(name)?;
         let _turn = self.drafts()?.turn_for(&Claim { keep: Some(parent), ..Claim::default() });
         self.check_absent(caller, parent, name)?;
-        let attributes = self.new_attributes(caller, DIRECTORY | mode & 0o7777);
+        let attributes = self.new_attributes(caller, parent, DIRECTORY | mode & 0o7777);
         self.make_directory(&self.new_key(parent, part)?, attributes)?;
         let told = Told { at: Instant::now(), thread: 0 };
         let known = (Facts::Directory(Some(attributes)), told);

@@ -42,7 +42,7 @@ impl FileAttributes {
         let value = |wanted: &str| metadata.iter().find(|(name, _)| name == wanted).map(|(_, value)| value);
         let number = |name, usual| value(name).and_then(|text| text.parse().ok()).unwrap_or(usual);
         let time = |name, usual| value(name).and_then(|text| time_of(text)).unwrap_or(usual);
-        let mode: u32 = number("mode", usual.mode);
+        let mode = value("mode").and_then(|text| mode_of(text)).unwrap_or(usual.mode);
         let kind = match mode & KIND {
             SYMLINK if usual.mode & KIND == REGULAR => SYMLINK,
             _ => usual.mode & KIND,
@@ -113,6 +113,17 @@ pub(super) fn changes_attributes(change: &SetAttr) -> bool {
     mode.is_some() || uid.is_some() || gid.is_some() || atime.is_some() || mtime.is_some() || kill_set_id
 }
 
+/// Returns the mode that a text tells: a decimal number, as s3fs stores it, or an octal one, as
+/// rclone does. Each has the kind of file in it, by which they are told apart: links have all
+/// permissions. Without a kind, only a zero in front says what it is.
+fn mode_of(text: &str) -> Option<u32> {
+    const ANY_LINK: u32 = SYMLINK | 0o777;
+    let is_sensible = |mode: &u32| matches!(mode & !PERMISSIONS, REGULAR | DIRECTORY) || *mode == ANY_LINK;
+    let octal = u32::from_str_radix(text, 8).ok();
+    let bare = octal.filter(|mode| text.starts_with('0') && mode & !PERMISSIONS == 0);
+    text.parse().ok().filter(is_sensible).or(octal.filter(is_sensible)).or(bare)
+}
+
 fn time_of(text: &str) -> Option<Timestamp> {
     let (seconds, fraction) = text.split_once('.').unwrap_or((text, ""));
     let digits = fraction.bytes().all(|byte| byte.is_ascii_digit()).then_some(fraction)?;
@@ -151,12 +162,38 @@ mod tests {
     fn what_makes_no_sense_is_as_usual() {
         assert_eq!(of(&[]), usual());
         assert_eq!(of(&[("mode", "-1"), ("uid", "x"), ("mtime", "1.x"), ("ctime", "")]), usual());
-        assert_eq!(of(&[("mode", "24676")]).mode, REGULAR | 0o144, "no device");
+        for text in ["24676", "644", "755", "0", "4294967295", "+33188x", "100844"] {
+            let usual = usual().mode;
+            assert!([usual, REGULAR].contains(&of(&[("mode", text)]).mode), "{text}");
+        }
         assert_eq!(of(&[("mtime", "-5.5")]).mtime, Timestamp { seconds: -5, nanoseconds: 500_000_000 });
         assert_eq!(of(&[("mtime", "7.1234567899")]).mtime.nanoseconds, 123_456_789);
         let directory = FileAttributes { mode: DIRECTORY | 0o755, ..usual() };
-        let link = vec![("mode".to_owned(), (SYMLINK | 0o700).to_string())];
-        assert_eq!(FileAttributes::of(&link, &directory).mode, DIRECTORY | 0o700);
+        let link = vec![("mode".to_owned(), (SYMLINK | 0o777).to_string())];
+        assert_eq!(FileAttributes::of(&link, &directory).mode, DIRECTORY | 0o777);
+    }
+
+    #[test]
+    fn modes_are_read_in_the_notations_of_other_programs() {
+        for (text, mode) in [
+            ("33188", 0o644),
+            ("33261", 0o755),
+            ("35309", 0o4755),
+            ("100644", 0o644),
+            ("100600", 0o600),
+            ("104755", 0o4755),
+            ("0600", 0o600),
+        ] {
+            assert_eq!(of(&[("mode", text)]).mode, REGULAR | mode, "{text}");
+        }
+        let modes = (0..=PERMISSIONS).flat_map(|bits| [REGULAR | bits, DIRECTORY | bits]);
+        for mode in modes.chain([SYMLINK | 0o777]) {
+            assert_eq!(mode_of(&mode.to_string()), Some(mode));
+            // A directory's of these digits is that of a link in decimals.
+            if mode != 0o41471 {
+                assert_eq!(mode_of(&format!("{mode:o}")), Some(mode));
+            }
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::{Inode, Meta, NewInode, Xattr, now};
 use crate::attr::{FileKind, SetAttr, SetTime, Timestamp};
 use crate::caller::Caller;
 use crate::error::VfsError;
-use crate::privileges::{GROUP_EXECUTE, SET_GID, SET_UID, mode_without_set_id};
+use crate::privileges::{SET_GID, SET_UID, group_and_mode_in, mode_without_set_id};
 use crate::tmpfs::acl::{self, Acl};
 
 /// Access lists that a new object takes from its directory.
@@ -38,16 +38,10 @@ impl Inode {
             None if new.kind == FileKind::Symlink => 0o777,
             None => new.mode & !caller.umask & 0o777,
         };
-        let gid = if dir_mode & SET_GID != 0 { dir_gid } else { caller.gid };
-        let special = if new.kind == FileKind::Directory {
-            new.mode & 0o1000 | dir_mode & SET_GID
-        } else {
-            let runs_as_group = new.mode & SET_GID != 0 && permissions & GROUP_EXECUTE != 0;
-            let denied = if runs_as_group && !caller.is_in_group(gid) { SET_GID } else { 0 };
-            new.mode & 0o7000 & !denied
-        };
+        let wanted = new.mode & 0o7000 | permissions;
+        let (gid, mode) = group_and_mode_in((dir_mode, dir_gid), caller, new.kind, wanted);
         let mut meta = self.meta.lock();
-        (meta.uid, meta.gid, meta.mode) = (caller.uid, gid, permissions | special);
+        (meta.uid, meta.gid, meta.mode) = (caller.uid, gid, mode);
         meta.xattrs.extend(lists.into_iter().flat_map(|l| l.lists).map(|(name, list)| (name.into(), list)));
     }
 
