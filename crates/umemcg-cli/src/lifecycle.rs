@@ -22,7 +22,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use tracing::Level;
@@ -147,8 +147,12 @@ impl Lifecycle {
     /// Serves until the mount has ended, and tells the service manager. Blocks.
     ///
     /// # Errors
-    /// [`Failure::Lost`] with what could not be made durable.
+    /// [`Failure::Lost`] with what could not be made durable; when no thread can be started.
     pub fn run(self: &Arc<Self>, events: &Receiver<Event>, sender: &Sender<Event>) -> Result<(), Failure> {
+        let Ok(end) = self.prepare_end(sender) else {
+            self.served.shut_down(self.begin_end());
+            return Err(Failure::Failed("cannot start a thread".into()));
+        };
         let mut end_by = None;
         let mut insisted = false;
         self.manager.ready(&self.status());
@@ -158,10 +162,7 @@ impl Lifecycle {
                 Ok(Event::Signal) if end_by.is_none() => {
                     let deadline = self.begin_end();
                     end_by = Some(deadline);
-                    let (ending, sender) = (Arc::clone(self), sender.clone());
-                    // On its own thread: flushing may take as long as the timeout, and a second
-                    // signal must be received meanwhile.
-                    std::thread::spawn(move || ending.end_on_signal(deadline, &sender));
+                    let _ = end.send(deadline);
                 }
                 Ok(Event::Signal) => {
                     insisted = true;
@@ -185,6 +186,22 @@ impl Lifecycle {
         }
         self.await_last_replies();
         if lost.is_empty() { Ok(()) } else { Err(Failure::Lost(lost)) }
+    }
+
+    /// Starts the thread of an end by a signal, which begins with the deadline that is sent to it:
+    /// one of its own, because flushing may take as long as the timeout, and a second signal must
+    /// be received meanwhile; and from the beginning, because the system may have no thread to give
+    /// when the mount ends.
+    fn prepare_end(self: &Arc<Self>, sender: &Sender<Event>) -> io::Result<Sender<Instant>> {
+        let (end, ends) = mpsc::channel();
+        let (ending, sender) = (Arc::downgrade(self), sender.clone());
+        spawn_detached("umemcg-end", move || {
+            let deadline = ends.recv();
+            if let (Ok(deadline), Some(ending)) = (deadline, ending.upgrade()) {
+                ending.end_on_signal(deadline, &sender);
+            }
+        })?;
+        Ok(end)
     }
 
     /// Waits for the next event until the deadline, if there is one.

@@ -32,8 +32,9 @@ pub struct LostData {
 
 impl PageCache {
     /// Makes everything durable that is dirty now. Stores are served at the same time; sleeps until
-    /// all are done or the timeout. Returns what is not durable then. Nothing but its users keeps a
-    /// file that is clean then.
+    /// all are done or the timeout; where the system has no thread to give, one store after the
+    /// other, until each has answered. Returns what is not durable then. Nothing but its users
+    /// keeps a file that is clean then.
     pub fn sync_all(self: &Arc<Self>, timeout: Duration) -> Vec<LostData> {
         self.sync_where(timeout, |_| true)
     }
@@ -62,12 +63,9 @@ impl PageCache {
         let asked: Vec<Arc<File>> = by_store.values().flatten().cloned().collect();
         let nr_threads = by_store.len().min(NR_SYNC_THREADS_MAX);
         let stores = Arc::new(LeafMutex::new(by_store.into_values().collect::<Vec<_>>()));
-        let mut refusal = None;
         for nr_started in 0..nr_threads {
             let (outcome, stores) = (Arc::clone(&outcome), Arc::clone(&stores));
-            // A thread of a hanging store is left behind: the caller must not wait longer than the
-            // timeout.
-            let started = clock::spawn_detached("umemcg-sync", move || {
+            let serve = move || {
                 while let Some(files) = { stores.lock().pop() } {
                     for file in files {
                         let (id, result) = (file.id, file.flush_range(0, PAGES_END, Durability::Full));
@@ -82,17 +80,19 @@ impl PageCache {
                         outcome.1.notify_all();
                     }
                 }
-            });
-            // Those that were started serve all stores.
-            if let Err(error) = started {
-                refusal = (nr_started == 0).then(|| error.to_string());
+            };
+            // A thread of a hanging store is left behind: the caller must not wait longer than the
+            // timeout.
+            if clock::spawn_detached("umemcg-sync", serve.clone()).is_err() {
+                // Those that were started serve all stores; without one this thread does, and waits
+                // for a store that hangs: what was accepted is written if there is a way.
+                if nr_started == 0 {
+                    serve();
+                }
                 break;
             }
         }
         let mut open = outcome.0.lock();
-        if refusal.is_some() {
-            open.values_mut().for_each(|error| error.clone_from(&refusal));
-        }
         while open.values().any(Option::is_none) {
             if outcome.1.wait_until(&mut open, deadline).timed_out() {
                 break;

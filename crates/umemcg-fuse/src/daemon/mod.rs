@@ -1,7 +1,8 @@
 //! The daemon: a volume mounted for all users, its control files mounted beside it, and a shutdown
 //! that reports all accepted data that could not be made durable. `volume_admin` adds and removes
-//! volumes.
+//! volumes; a `spare_thread` flushes where the system has no other to give.
 
+mod spare_thread;
 mod volume_admin;
 
 use std::ffi::OsStr;
@@ -14,14 +15,17 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use umemcg::Engine;
 use umemcg::files::LostData;
-use umemcg_base::{PAGE_SIZE_U64, Rank, assert_may_wait};
-use umemcg_vfs::{VolumeConfig, VolumeError, VolumeSpec, Volumes};
+use umemcg_base::{LeafMutex, PAGE_SIZE_U64, Rank, assert_may_wait};
+use umemcg_vfs::object::StagedFile;
+use umemcg_vfs::volumes::Member;
+use umemcg_vfs::{VolumeConfig, VolumeError, VolumeKind, VolumeSpec, Volumes};
 
 use crate::classify::Classifier;
 use crate::data_fs::{DataFs, Lifetimes};
 use crate::heartbeat::ReaderWatch;
 use crate::mount::{MountError, MountOptions, Mounted, Unmount};
 use crate::session::{Filesystem, Session, SessionConfig, SessionError};
+use spare_thread::SpareThread;
 
 pub use volume_admin::{AddVolumeError, RemoveVolumeError, Removed, VolumeInfo};
 
@@ -115,7 +119,7 @@ pub enum DaemonError {
 pub struct Lost {
     /// Path inside the volume by the name last used; empty for the volume itself.
     pub path: PathBuf,
-    /// Bytes that are not durable, in whole pages.
+    /// Bytes that are not durable: in whole pages, or what is staged for a store of objects.
     pub bytes: u64,
     /// Why.
     pub error: String,
@@ -161,6 +165,7 @@ pub struct Daemon {
     filesystem: Arc<DataFs>,
     data: Served,
     control: Option<Served>,
+    spare: SpareThread,
 }
 
 impl Daemon {
@@ -178,10 +183,11 @@ impl Daemon {
             None => Volumes::many(),
         };
         let filesystem = DataFs::new(engine, Arc::clone(&volumes), classifier, config.lifetimes)?;
+        let spare = SpareThread::start()?;
         let serving: Arc<dyn Filesystem> = Arc::clone(&filesystem) as _;
         let data = Served::start(&config.point, &config.mount, serving, config.session)?;
         tracing::info!(point = %data.mounted.point().display(), "serving");
-        Ok(Self { engine: Arc::clone(engine), volumes, filesystem, data, control: None })
+        Ok(Self { engine: Arc::clone(engine), volumes, filesystem, data, control: None, spare })
     }
 
     /// Mounts control files at `point`, which are served as long as the volume is.
@@ -262,7 +268,13 @@ impl Daemon {
         let synced = self.in_background("umemcg-sync", deadline, progress, move || filesystem.sync_volumes());
         match synced {
             Ok(Ok(())) => {}
-            Ok(Err(error)) if lost.is_empty() => lost.push(self.name_all(&error.to_string())),
+            Ok(Err(error)) if lost.is_empty() => {
+                let members = self.volumes.list(0, usize::MAX);
+                lost = members.iter().flat_map(|member| staged_of(member, &error.to_string())).collect();
+                if lost.is_empty() {
+                    lost.push(self.name_all(&error.to_string()));
+                }
+            }
             Err(error) if lost.is_empty() => lost.push(self.name_all(&error)),
             _ => {}
         }
@@ -278,8 +290,17 @@ impl Daemon {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, String> {
         let (said, heard) = mpsc::channel();
-        let thread = std::thread::Builder::new().name(name.into()).spawn(move || drop(said.send(work())));
-        thread.map_err(|error| error.to_string())?;
+        let left = Arc::new(LeafMutex::new(Some(work)));
+        let taken = Arc::clone(&left);
+        let begun = self.spare.begin(name, move || {
+            let work = taken.lock().take();
+            drop(said.send(work.map(|work| work())));
+        });
+        if begun.is_err() {
+            // Data is worth more than the deadline.
+            let work = left.lock().take();
+            return work.map(|work| work()).ok_or_else(|| "the flush broke off".into());
+        }
         // A little later than the deadline, for work that observes the deadline itself and then
         // reports; also if the deadline has passed already.
         let heard_by = deadline.max(Instant::now()) + LISTING_TIME;
@@ -287,7 +308,7 @@ impl Daemon {
             let left = heard_by.saturating_duration_since(Instant::now());
             assert_may_wait(Rank::Peer, "a wait for a flush");
             match heard.recv_timeout(left.min(PROGRESS_INTERVAL)) {
-                Ok(value) => return Ok(value),
+                Ok(value) => return value.ok_or_else(|| "the flush broke off".into()),
                 Err(mpsc::RecvTimeoutError::Timeout) if !left.is_zero() => progress(self.unclean_bytes()),
                 Err(mpsc::RecvTimeoutError::Timeout) => return Err("the store did not answer in time".into()),
                 Err(mpsc::RecvTimeoutError::Disconnected) => return Err("the flush broke off".into()),
@@ -330,6 +351,18 @@ impl Daemon {
         let _ = self.in_background("umemcg-close", closing_by, &mut |_| {}, move || filesystem.close_all());
         self.flush(deadline, &mut |_| {})
     }
+}
+
+/// Names what was accepted for a store of objects and is not there.
+fn staged_of(member: &Member, error: &str) -> Vec<Lost> {
+    let VolumeKind::Objects(state) = member.volume().kind() else { return Vec::new() };
+    let staged = state.staged.iter().filter(|staged| !staged.is_lost);
+    let named = |staged: &StagedFile| Lost {
+        path: Path::new(member.name()).join(&staged.key),
+        bytes: staged.bytes,
+        error: error.to_owned(),
+    };
+    staged.map(named).collect()
 }
 
 impl Drop for Daemon {

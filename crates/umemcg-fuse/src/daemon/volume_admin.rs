@@ -12,7 +12,7 @@ use thiserror::Error;
 use umemcg_vfs::volumes::{AddError, Member, RemoveError};
 use umemcg_vfs::{NodeId, VolumeKind, VolumeSpec};
 
-use super::{Daemon, Lost};
+use super::{Daemon, Lost, staged_of};
 
 /// The time that the kernel has to forget a name.
 const FORGOTTEN_WITHIN: Duration = Duration::from_secs(2);
@@ -194,7 +194,10 @@ impl Daemon {
         let syncing = Arc::clone(member);
         match self.in_background("umemcg-sync", deadline, progress, move || syncing.volume().syncfs()) {
             Ok(Ok(())) => Vec::new(),
-            Ok(Err(error)) => whole(error.to_string()),
+            Ok(Err(error)) => {
+                let staged = staged_of(member, &error.to_string());
+                if staged.is_empty() { whole(error.to_string()) } else { staged }
+            }
             Err(error) => whole(error),
         }
     }

@@ -7,7 +7,7 @@
 mod gate;
 #[allow(dead_code)]
 #[path = "../../../umemcg-vfs/tests/all/common/memory_bucket.rs"]
-mod memory_bucket;
+pub mod memory_bucket;
 
 use std::fs::File;
 use std::io::ErrorKind;

@@ -8,11 +8,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::common::can_mount;
+use crate::object_pages::memory_bucket::{ChangeFault, MemoryBucket};
 use rustix::io::Errno;
 use umemcg::{Engine, EngineConfig};
 use umemcg_fuse::{AddVolumeError, Daemon, DaemonConfig, RemoveVolumeError, RootOnly};
+use umemcg_vfs::object::{BucketError, Freshness, StagingConfig};
 use umemcg_vfs::volumes::{AddError, RemoveError, Syncing};
-use umemcg_vfs::{TmpfsConfig, VolumeConfig, VolumeSpec};
+use umemcg_vfs::{ObjectConfig, TmpfsConfig, VolumeConfig, VolumeSpec};
 
 struct Many {
     daemon: Daemon,
@@ -137,6 +139,44 @@ fn no_rename_or_link_or_inode_number_crosses_volumes() {
     assert_ne!(inode("a/f"), inode("again/f"));
     let listed = fs::read_dir(many.path("a")).unwrap().next().unwrap().unwrap();
     assert_eq!(std::os::unix::fs::DirEntryExt::ino(&listed), inode("a/f"), "listings agree with stat");
+}
+
+#[test]
+fn each_staged_file_that_a_store_refuses_is_named() {
+    if !can_mount() {
+        return;
+    }
+    let many = Many::new();
+    let (bucket, staging) = (Arc::<MemoryBucket>::default(), tempfile::tempdir().unwrap());
+    let config = ObjectConfig {
+        bucket: Arc::clone(&bucket) as _,
+        freshness: Freshness::CloseToOpen,
+        stores_attributes: false,
+        uid: 0,
+        gid: 0,
+        streams: false,
+        upload_notes: None,
+        staging: Some(StagingConfig {
+            writes_back: true,
+            ..StagingConfig::new(staging.path().into(), 1 << 20)
+        }),
+    };
+    many.daemon.add_volume("o", &VolumeSpec::Objects(config)).unwrap();
+    bucket.fail_changes(vec![ChangeFault::Refused(BucketError::Unavailable("it is closed".into())); 1000]);
+    for (name, bytes) in [("a", "123"), ("b", "12345")] {
+        fs::write(many.path("o").join(name), bytes).unwrap();
+    }
+    let named = |mut lost: Vec<umemcg_fuse::Lost>| {
+        lost.sort_by(|one, other| one.path.cmp(&other.path));
+        lost.iter().map(|lost| (lost.path.to_str().unwrap().to_owned(), lost.bytes)).collect::<Vec<_>>()
+    };
+    let expected = [("o/a".to_owned(), 3), ("o/b".to_owned(), 5)];
+    assert_eq!(named(many.daemon.flush(Instant::now() + crate::common::TIMEOUT, &mut |_| {})), expected);
+    match many.remove("o", false) {
+        Err(RemoveVolumeError::Lost(lost)) => assert_eq!(named(lost), expected),
+        other => panic!("{other:?}"),
+    }
+    bucket.fail_no_changes();
 }
 
 #[test]

@@ -40,6 +40,42 @@ fn each_way_to_end_flushes_first_and_leaves_no_mount() {
     }
 }
 
+/// Holds a process to the threads that it has; undone when dropped.
+struct NoMoreThreads(PathBuf);
+
+impl NoMoreThreads {
+    fn new(mount: &Mount) -> Self {
+        let of_version_1 = Path::new("/sys/fs/cgroup/pids");
+        let hierarchy = if of_version_1.exists() { of_version_1 } else { Path::new("/sys/fs/cgroup") };
+        let group = hierarchy.join(format!("umemcg-test-{}", std::process::id()));
+        fs::create_dir(&group).unwrap();
+        fs::write(group.join("cgroup.procs"), mount.pid().as_raw_nonzero().to_string()).unwrap();
+        fs::write(group.join("pids.max"), "1").unwrap();
+        Self(group)
+    }
+}
+
+impl Drop for NoMoreThreads {
+    fn drop(&mut self) {
+        until("the group is empty", || fs::remove_dir(&self.0).is_ok());
+    }
+}
+
+#[test]
+fn an_end_without_threads_to_give_flushes_first() {
+    needs_mount!();
+    for end in [Signal::TERM, Signal::INT] {
+        let mut mount = Mount::start();
+        mount.sh("head -c 5M /dev/urandom | tee $MNT/file > $MNT/../expected").good();
+        let held = NoMoreThreads::new(&mount);
+        mount.signal(end);
+        let ended = mount.wait();
+        assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+        drop(held);
+        mount.sh("cmp $DATA/file $DATA/../expected").good();
+    }
+}
+
 #[test]
 fn the_control_mount_stands_for_the_mount() {
     needs_mount!();

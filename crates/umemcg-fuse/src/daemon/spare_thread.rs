@@ -1,0 +1,75 @@
+//! A thread that is there before it is needed, for what has to be done even where the system has no
+//! thread to give: the end of a mount.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Sender};
+
+use umemcg_base::clock::spawn_detached;
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// See the module text. It ends when this is dropped, and its work is done.
+#[derive(Debug)]
+pub(super) struct SpareThread {
+    works: Sender<Work>,
+    /// (A) Relaxed: the channel orders what the works do.
+    is_idle: Arc<AtomicBool>,
+}
+
+impl SpareThread {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// When the system refuses a thread.
+    pub(super) fn start() -> io::Result<Self> {
+        let (works, received) = mpsc::channel::<Work>();
+        let is_idle = Arc::new(AtomicBool::new(true));
+        let again = Arc::clone(&is_idle);
+        spawn_detached("umemcg-spare", move || {
+            while let Ok(work) = received.recv() {
+                work();
+                again.store(true, Ordering::Relaxed);
+            }
+        })?;
+        Ok(Self { works, is_idle })
+    }
+
+    /// Begins work that may never end: on this thread, or while that is at work, on a new one of
+    /// this name.
+    ///
+    /// # Errors
+    /// When it is at work, and the system refuses another. The work is dropped then.
+    pub(super) fn begin(&self, name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        if self.is_idle.swap(false, Ordering::Relaxed) {
+            return self.works.send(Box::new(work)).map_err(|_| io::ErrorKind::BrokenPipe.into());
+        }
+        spawn_detached(name, work)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use umemcg_base::clock::refuse_threads;
+
+    #[test]
+    fn work_is_begun_without_a_new_thread_and_beside_what_hangs() {
+        let spare = SpareThread::start().unwrap();
+        let (go, waits) = mpsc::channel::<()>();
+        let (done, is_done) = mpsc::channel();
+        refuse_threads(u32::MAX);
+        let first = done.clone();
+        spare.begin("first", move || _ = (waits.recv(), first.send(1))).unwrap();
+        assert!(spare.begin("second", || {}).is_err());
+        refuse_threads(0);
+        spare.begin("third", move || _ = done.send(3)).unwrap();
+        assert_eq!(is_done.recv(), Ok(3));
+        drop(go);
+        assert_eq!(is_done.recv(), Ok(1));
+        while !spare.is_idle.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+    }
+}
