@@ -37,6 +37,7 @@ install -D -m 644 "$generated/completions/_umemcg" "$tree/usr/share/zsh/vendor-c
 install -D -m 644 "$generated/completions/umemcg.fish" "$tree/usr/share/fish/vendor_completions.d/umemcg.fish"
 doc=$tree/usr/share/doc/umemcg
 install -D -m 644 examples/umemcg.toml "$doc/examples/umemcg.toml"
+install -D -m 644 -t "$doc/examples/data" examples/data/hello
 install -D -m 644 deploy/prometheus/umemcg-alerts.yml "$doc/examples/umemcg-alerts.yml"
 install -D -m 644 deploy/grafana/umemcg.json "$doc/examples/umemcg.json"
 scripts/licences.py | gzip -9n >"$doc/libraries.gz"

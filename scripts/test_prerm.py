@@ -21,18 +21,19 @@ def mount(point):
     return device
 
 
-def main():
+def check(name):
     with tempfile.TemporaryDirectory() as directory:
-        point = Path(directory, "a b%c")
+        point = Path(directory, name)
         point.mkdir()
         device = mount(point)
         try:
-            asked, program = Path(directory, "asked"), Path(directory, "umemcg")
+            asked, wrong, program = (Path(directory, name) for name in ("asked", "wrong", "umemcg"))
             # The last case removes the mount: its daemon has died.
             for code, ended in [(5, 1), (3, 1), (0, 0), (4, 0)]:
                 # Other mounts of this machine are none of the test's.
-                ours = f'[ "$1 $2" = "umount {point}" ] || exit 0; touch "{asked}"; exit {code}'
-                program.write_text(f"#!/bin/sh\n{ours}\n")
+                ours = f'[ "$1 $2" = "umount {point}" ] && touch "{asked}" && exit {code}'
+                others = f'case "$2" in "{directory}"/*) touch "{wrong}" ;; esac'
+                program.write_text(f"#!/bin/sh\n{ours}\n{others}\nexit 0\n")
                 program.chmod(0o755)
                 for action, expected in [("upgrade", 0), ("remove", ended)]:
                     asked.unlink(missing_ok=True)
@@ -40,6 +41,7 @@ def main():
                     result = subprocess.run(["sh", sys.argv[1], action], env={**os.environ, "PATH": path})
                     assert result.returncode == expected, (code, action, result.returncode)
                     assert asked.exists() == (action == "remove"), (code, action)
+                    assert not wrong.exists(), "another path was to be unmounted"
                 is_mounted = str(point).replace(" ", "\\040") in Path("/proc/self/mountinfo").read_text()
                 assert is_mounted == (code != 4), code
         finally:
@@ -48,4 +50,6 @@ def main():
             subprocess.run(["umount", "--lazy", "--internal-only", point], stderr=subprocess.DEVNULL)
 
 
-main()
+check("a b%c")
+# A pattern that the names of other files match.
+check("*")

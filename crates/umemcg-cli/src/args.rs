@@ -71,7 +71,7 @@ Examples:
 Exit status:
   0  success; everything that was written is durable
   1  failure; the message says what failed and why
-  2  invalid command line
+  2  invalid command line or configuration
   3  some data could not be made durable; the files are listed
   4  the path is not a umemcg mount, or its daemon does not answer
   5  the mount is busy, or the mount point is already in use";

@@ -24,8 +24,7 @@ pub fn sync(arguments: &SyncArguments) -> Result<(), Failure> {
     let mount = our_mount(&arguments.mountpoint)?;
     let request = Request::Sync { flush_timeout_ms: arguments.flush_timeout.map(milliseconds) };
     let result = last_reply(&mount, &request);
-    print_json(arguments.json, &result);
-    result
+    print_json(arguments.json, result)
 }
 
 /// Runs `umemcg umount MNT`.
@@ -41,8 +40,7 @@ pub fn umount(arguments: &UmountArguments) -> Result<(), Failure> {
     {
         result = Err(remove_dead(&mount));
     }
-    print_json(arguments.json, &result);
-    result
+    print_json(arguments.json, result)
 }
 
 /// Returns the umemcg mount at `path`.
@@ -150,15 +148,14 @@ struct Outcome<'a> {
     error: Option<String>,
 }
 
-fn print_json(wanted: bool, result: &Result<(), Failure>) {
+/// Prints what came of a request, if that is wanted; returns it, or why it cannot be printed.
+fn print_json(wanted: bool, result: Result<(), Failure>) -> Result<(), Failure> {
     if !wanted {
-        return;
+        return result;
     }
-    let lost = if let Err(Failure::Lost(files)) = result { files.as_slice() } else { &[] };
+    let lost = if let Err(Failure::Lost(files)) = &result { files.as_slice() } else { &[] };
     let error = result.as_ref().err().map(ToString::to_string);
     let outcome = Outcome { durable: result.is_ok(), lost, error };
-    match serde_json::to_string(&outcome) {
-        Ok(text) => println!("{text}"),
-        Err(error) => eprintln!("umemcg: {error}"),
-    }
+    let text = serde_json::to_string(&outcome).map_err(|error| Failure::Failed(error.to_string()))?;
+    result.and(crate::output::print(&(text + "\n")))
 }

@@ -99,7 +99,8 @@ impl Config {
     /// # Errors
     /// [`Failure`] with the line.
     pub fn read(path: &Path) -> Result<Self, Failure> {
-        let text = std::fs::read_to_string(path).map_err(|error| Failure::at("cannot read", path, &error))?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Failure::Usage(format!("cannot read {}: {error}", path.display())))?;
         Self::parse(path, text)
     }
 

@@ -36,6 +36,7 @@ mod mount_helper;
 mod mount_options;
 mod mounts;
 mod orphan_guard;
+mod output;
 mod pods;
 mod pool;
 mod reload;
@@ -68,8 +69,15 @@ pub fn run() -> ExitCode {
     if umount_helper::is_called_for() {
         return ended(umount_helper::run());
     }
-    // Exits with 2 if the command line is invalid.
-    let arguments = Arguments::parse();
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        // Help and the version, too: with 0 once they are printed. With 2 if the command line is
+        // invalid.
+        Err(shown) => match output::told(shown.print()) {
+            Ok(()) => return ExitCode::from(shown.exit_code() as u8),
+            failed => return ended(failed),
+        },
+    };
     log::start(arguments.verbose, arguments.log_format);
     let result = match &arguments.command {
         Command::Mount(mount) => mount::mount(mount),

@@ -1,7 +1,6 @@
 //! `umemcg mount --metrics` and `umemcg metrics`: the figures of a daemon in the OpenMetrics
 //! format.
 
-use std::io::Write;
 use std::sync::Arc;
 
 use umemcg_fuse::Daemon;
@@ -26,13 +25,7 @@ use crate::mount_arguments::MountArguments;
 pub fn metrics(arguments: &MetricsArguments) -> Result<(), Failure> {
     let mount = our_mount(&arguments.mountpoint)?;
     match reply_to(&mount, &Request::Metrics { depth: arguments.depth })? {
-        Reply::Metrics { text } => match std::io::stdout().write_all(text.as_bytes()) {
-            // As with other programs, the reader of a pipe may have seen enough.
-            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-                Err(Failure::Failed(format!("cannot print: {error}")))
-            }
-            _ => Ok(()),
-        },
+        Reply::Metrics { text } => crate::output::print(&text),
         reply => Err(Failure::Failed(format!("the daemon answered {reply:?}"))),
     }
 }

@@ -2,7 +2,7 @@
 //! ended.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, mpsc};
@@ -351,7 +351,8 @@ fn announce(arguments: &MountArguments, daemon: &Daemon, pool_bytes: u64) {
     if let Some(control) = daemon.control_mounted() {
         line += &format!("; control files in {}", control.point().display());
     }
-    line += &format!("; Ctrl-C or `umemcg umount {point}` ends it\n");
+    let keys = if io::stderr().is_terminal() { "Ctrl-C or " } else { "" };
+    line += &format!("; {keys}`umemcg umount {point}` ends it\n");
     let mut stdout = io::stdout();
     // The program that started the daemon may have closed the pipe. That does not end the mount.
     let _ = stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush());

@@ -6,6 +6,7 @@
 //! shows what the daemon says on stderr until it serves ([`crate::detachment`]), and ends then. Its
 //! exit codes are those of mount(8).
 
+use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -108,6 +109,11 @@ fn mount(arguments: &HelperArguments) -> Result<(), Refusal> {
     }
     if arguments.fake {
         return Ok(());
+    }
+    // Below /run it is gone after each boot, and no other program would make it in time.
+    for control in options.arguments.iter().filter_map(|argument| argument.strip_prefix("--control=")) {
+        fs::create_dir_all(control)
+            .map_err(|error| Refusal::Failed(format!("cannot make {control}: {error}")))?;
     }
     let started = start(&mut command);
     started.map_err(|error| Refusal::Failed(format!("cannot start the daemon: {error}")))?

@@ -143,9 +143,7 @@ pub fn trim(arguments: &TrimArguments) -> Result<(), Failure> {
         }
         table.to_string()
     };
-    // The reader may have closed the pipe.
-    let _ = io::Write::write_all(&mut io::stdout(), shown.as_bytes());
-    Ok(())
+    crate::output::print(&shown)
 }
 
 #[cfg(test)]

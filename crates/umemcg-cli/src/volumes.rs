@@ -122,16 +122,13 @@ pub(crate) fn print<T: Serialize>(
     value: &T,
     text: impl FnOnce() -> String,
 ) -> Result<(), Failure> {
-    use std::io::Write;
     let text = if json {
         let line = serde_json::to_string(value).map_err(|error| Failure::Failed(error.to_string()))?;
         line + "\n"
     } else {
         text()
     };
-    // The reader may have closed the pipe.
-    let _ = std::io::stdout().write_all(text.as_bytes());
-    Ok(())
+    crate::output::print(&text)
 }
 
 pub(crate) fn unexpected(reply: Reply) -> Failure {

@@ -41,16 +41,21 @@ pub fn draw(model: &mut Model, buffer: &mut Buffer, theme: Theme) {
     }
 }
 
+fn plural(nr: u64) -> &'static str {
+    if nr == 1 { "" } else { "s" }
+}
+
 fn draw_title(canvas: &mut Canvas<'_>, model: &Model, line: u16) {
     let what = match model.page {
         Page::Groups => {
             let (selected, nr) = model.place();
-            format!("{} groups, line {} of {nr}", model.nr_groups, selected + 1)
+            let nr_groups = model.nr_groups;
+            format!("{nr_groups} group{}, line {} of {nr}", plural(nr_groups), selected + 1)
         }
         Page::Group(group) => canvas.name(model.groups.path(group)),
         Page::Volumes => {
             let nr = model.volumes.list.len();
-            format!("{nr} volume{}", if nr == 1 { "" } else { "s" })
+            format!("{nr} volume{}", plural(nr as u64))
         }
         Page::Help => "keys and columns".into(),
     };

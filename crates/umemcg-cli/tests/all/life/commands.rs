@@ -24,8 +24,8 @@ fn exit_codes_are_those_of_the_help() {
     let (mnt, directory) = (mnt.to_str().unwrap(), directory.to_str().unwrap());
     for (arguments, expected, meaning) in [
         (&["mount", "/absent", directory][..], 1, "failure"),
-        (&["mount", directory, mnt, "--pool", "lots"], 2, "invalid command line"),
-        (&["mount", "--config", "/absent", mnt], 1, "failure"),
+        (&["mount", directory, mnt, "--pool", "lots"], 2, "invalid command line or configuration"),
+        (&["mount", "--config", "/absent", mnt], 2, "invalid command line or configuration"),
         (&["umount", directory], 4, "not a umemcg mount"),
         (&["mount", directory, mnt], 5, "already in use"),
     ] {
@@ -54,7 +54,7 @@ fn each_format_of_the_log_has_its_form() {
     let stream = format!("{}:{}", metadata.dev(), metadata.ino());
     let status =
         Command::new(PROGRAM).args(wrong).env("JOURNAL_STREAM", stream).stderr(file).status().unwrap();
-    assert_eq!(status.code(), Some(1));
+    assert_eq!(status.code(), Some(2));
     assert!(fs::read_to_string(&path).unwrap().starts_with("<3>cannot read"));
 }
 

@@ -227,3 +227,30 @@ fn fsync_reports_an_error_once_and_the_daemon_lives_on() {
     }
     unmake();
 }
+
+#[test]
+fn output_that_cannot_be_written_fails_the_command() {
+    needs_mount!();
+    let mut mount = Mount::start_with(&Options { volumes: true, ..Options::default() });
+    mount.sh("$UMEMCG volume add t --tmpfs --mount $MNT").good();
+    for command in [
+        "volume list --mount $MNT",
+        "volume list --json --mount $MNT",
+        "metrics $MNT",
+        "trim --json --control $CG",
+        "doctor",
+        "doctor --json",
+        "sync --json $MNT",
+        "--help",
+        "--version",
+        "mount --help",
+    ] {
+        let ended = mount.sh(&format!("$UMEMCG {command} > /dev/full"));
+        ended.bad("cannot print");
+        assert_eq!(ended.status.code(), Some(1), "{command}");
+        // As with other programs, the reader of a pipe may have seen enough.
+        let ended = mount.sh(&format!("set +o pipefail; $UMEMCG {command} | : 2>&1"));
+        assert_eq!((ended.status.code(), ended.stderr.as_str()), (Some(0), ""), "{command}");
+    }
+    mount.umount();
+}

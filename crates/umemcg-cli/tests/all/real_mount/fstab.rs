@@ -70,6 +70,24 @@ fn a_mount_serves_when_mount_returns_and_outlives_it() {
 }
 
 #[test]
+fn the_line_of_the_guide_mounts_after_each_boot() {
+    needs_mount!();
+    let guide = include_str!("../../../../../docs/operating.md");
+    let line = guide.lines().find(|line| line.starts_with("/srv/data ") && line.contains("control=/run/"));
+    let line = line.unwrap().replace("/srv/data", "HERE/data").replace("/mnt/data", "HERE/mnt");
+    let ended = with_fstab(
+        &line.replace("/run/", "HERE/run/").replace("pool=1G", "pool=64M"),
+        "echo there > data/file
+         for boot in 1 2; do
+             mount mnt
+             cat mnt/file run/umemcg-control/data/memory.usage_in_bytes > /dev/null
+             umount mnt; ended; rm -r run
+         done",
+    );
+    ended.good();
+}
+
+#[test]
 fn fstab_says_what_is_mounted_and_how() {
     needs_mount!();
     let ended = with_fstab(

@@ -216,10 +216,12 @@ fn access_lists_work_on_tmpfs() {
 #[test]
 fn a_file_recreates_groups_limits_and_volumes() {
     needs_mount!();
+    // The example as it is, with what lies beside it.
     let outside = tempfile::tempdir().unwrap();
+    let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/.");
+    let copied = std::process::Command::new("cp").args(["-r", examples]).arg(outside.path()).status();
+    assert!(copied.unwrap().success());
     let config = outside.path().join("umemcg.toml");
-    fs::create_dir(outside.path().join("data")).unwrap();
-    fs::write(&config, include_str!("../../../../../examples/umemcg.toml")).unwrap();
     let arguments = ["--config", config.to_str().unwrap()];
     for _ in 0..2 {
         // Once more after it has ended: the same again.
