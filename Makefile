@@ -18,6 +18,7 @@ CRASH_ROUNDS ?= 100
 CRASH_FIO_MIB ?= 48
 # How often `make test-object-crash` kills a daemon, the server of a volume of objects, or both.
 OBJECT_CRASH_ROUNDS ?= 300
+ODD_STORE_ROUNDS ?= 1000
 # How long each part of `make test-together` makes new rounds, and the seed of one round to repeat
 # instead. CI takes 360 and 180; an hour by hand is `make test-together TOGETHER_SECONDS=1200`.
 TOGETHER_SECONDS ?= 600
@@ -66,10 +67,10 @@ deps: ## install what is missing (gcc, git, fuse3, sqlite3 …) from Debian's pa
 deps-test: deps
 	@scripts/deps.sh --test
 
-build: deps ## the optimised program, in target/release/umemcg
+build: ## the optimised program, in target/release/umemcg; needs Rust and a C compiler, and installs nothing
 	$(CARGO) build --release --locked -p umemcg-cli
 
-run: build ## build, then show a real mount with two groups and real programs in them
+run: deps build ## build, then show a real mount with two groups and real programs in them
 	$(TARGET)/release/umemcg demo
 
 # The development profile: it builds fast, and its assertions (lock ranks, accounting) are on.
@@ -142,6 +143,9 @@ test-object-crash: deps-test ## hundreds of kills of a daemon under load, of the
 	@scripts/deps.sh --object
 	$(OBJECT_ENVIRONMENT) UMEMCG_OBJECT_CRASH_ROUNDS="$(OBJECT_CRASH_ROUNDS)" \
 		$(NEXTEST) --run-ignored all --no-capture -E 'test(/^object_crash::/)'
+
+test-odd-store: deps-test ## a volume above a store whose answers are odd in every way, by chance, ODD_STORE_ROUNDS times (in `make test` a few)
+	UMEMCG_ODD_STORE_ROUNDS="$(ODD_STORE_ROUNDS)" $(NEXTEST) -E 'test(an_odd_store_loses_hides_and_makes_up_nothing)'
 
 run-object: deps ## a bucket as a volume of two tenants: a server, a mount, who holds what; cleans up
 	@scripts/deps.sh --object
@@ -291,7 +295,7 @@ test-image: deb ## the image, built on a Debian that is made of packages, and a 
 	scripts/test_image.sh "$(DEB)"/umemcg_*.deb "$(abspath $(TARGET))/image"
 
 # The profile of `make build`, whose libraries have the same features: `make install` builds them once.
-generated: deps ## write man pages and shell completions to DIR/man and DIR/completions (default target/generated)
+generated: ## write man pages and shell completions to DIR/man and DIR/completions (default target/generated)
 	$(CARGO) build --release --locked -p umemcg-generate
 	"$(TARGET)/release/umemcg-generate" "$(or $(DIR),$(TARGET)/generated)"
 
@@ -313,7 +317,7 @@ install: build ## install the program, its man pages and completions below PREFI
 # What CI leaves out while its inputs are those of a run that passed, and everything at length.
 nightly: ## all checks of CI, whatever has changed, and the long ones: hundreds of kills, full POSIX suites, packages, an hour of everything at once
 	CI_EVERYTHING=1 .ci/run
-	@$(MAKE) bench package test-crash test-object-crash test-names scale
+	@$(MAKE) bench package test-crash test-object-crash test-odd-store test-names scale
 	@$(MAKE) test-posix PROFILE=release
 	@$(MAKE) test-together TOGETHER_SECONDS=1200
 	@$(MAKE) test-csi

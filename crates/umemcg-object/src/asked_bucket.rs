@@ -28,6 +28,10 @@ use crate::upload_list::UPLOADS;
 const ETAG_BYTES_MAX: usize = 128;
 /// Longest text of a failure, in bytes.
 const TEXT_BYTES_MAX: usize = 1024;
+/// How often an object is looked for that is listed, and not found.
+const NR_ROUNDS: usize = 10;
+/// Parts of a listing without a name that are waited through for one.
+const NR_EMPTY_PARTS_MAX: usize = 100;
 /// How long a request for the facts about an object, or for a part of a listing, may take in all:
 /// as long as it is sent again, with the last wait for its turn and for the answer.
 const ANSWER_TIMEOUT: Duration =
@@ -140,6 +144,72 @@ impl AskedBucket {
             Err(BucketError::NotFound(_)) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// As [`find`](Self::find), of what the store has said to have stored.
+    pub(crate) fn find_stored(&self, what: &str, key: &str, place: &Place) -> Result<Found, BucketError> {
+        self.find_any(key, place)?.ok_or_else(|| {
+            BucketError::Unavailable(format!("{what} of {key:?} in {}: it is not there", self.url))
+        })
+    }
+
+    /// Checks with a listing that an object is not there, before anything follows from that: an
+    /// answer of 404 may be that of what stands between, such as a gateway without its route.
+    pub(crate) fn confirm_absent(&self, key: &str, place: &Place) -> Result<(), BucketError> {
+        if self.store.lists.is_none() {
+            // Nothing stands between.
+            return Ok(());
+        }
+        // Of all keys that begin with it, it is the first.
+        let whole = format!("{}{key}", self.prefix);
+        let (mut next, unknown) = (None, |what| {
+            Err(BucketError::Unavailable(format!(
+                "HEAD of {key:?} in {}: it is not found, and {what}",
+                self.url
+            )))
+        });
+        for _ in 0..NR_EMPTY_PARTS_MAX {
+            let part = self.part(&whole, next.as_deref(), 1);
+            let (listed, goes_on) = self.in_time("LIST", key, part).map_err(|error| match error {
+                BucketError::NotFound(what) => BucketError::Unavailable(what),
+                error => error,
+            })?;
+            if listed.objects.iter().any(|meta| meta.location == place.path) {
+                return unknown("listed");
+            }
+            next = goes_on;
+            if next.is_none() || !listed.objects.is_empty() || !listed.common_prefixes.is_empty() {
+                return Ok(());
+            }
+        }
+        unknown("its listing has no end")
+    }
+
+    /// As [`find_any`](Self::find_any); `None` only if no listing has it.
+    pub(crate) fn find_for_sure(&self, key: &str, place: &Place) -> Result<Option<Found>, BucketError> {
+        for round in 1.. {
+            let found = self.find_any(key, place)?;
+            if found.is_some() {
+                return Ok(found);
+            }
+            match self.confirm_absent(key, place) {
+                // Others may make and remove it all the time.
+                Err(BucketError::Unavailable(_)) if round < NR_ROUNDS => {}
+                confirmed => return confirmed.map(|()| None),
+            }
+        }
+        unreachable!()
+    }
+
+    /// As [`changed`](Self::changed), unless the object may be there all the same.
+    pub(crate) fn changed_for_sure(
+        &self,
+        what: &str,
+        (key, place): (&str, &Place),
+        found: Option<&Found>,
+    ) -> BucketError {
+        let confirmed = if found.is_none() { self.confirm_absent(key, place) } else { Ok(()) };
+        confirmed.map_or_else(|error| error, |()| self.changed(what, key, found))
     }
 
     /// Returns a part of a listing, and where the next one begins.
@@ -311,9 +381,14 @@ pub(crate) fn strong_etag(info: &ObjectInfo) -> Option<&str> {
 }
 
 /// Returns an ETag as headers have it: Azure lists it without quotes. One that is longer than any
-/// has reason to be, or that no header can have, is none.
+/// has reason to be, or that no header can have, is none; so is an empty one, as gateways send that
+/// have no sums: it would be that of every version.
 pub(crate) fn etag_of(text: &str) -> Option<Arc<str>> {
     if text.len() > ETAG_BYTES_MAX || !text.bytes().all(|byte| (0x20..0x7f).contains(&byte)) {
+        return None;
+    }
+    let bare = text.strip_prefix("W/").unwrap_or(text);
+    if bare.trim_matches('"').trim().is_empty() {
         return None;
     }
     let is_quoted = text.starts_with('"') || text.starts_with("W/");
@@ -347,7 +422,9 @@ mod tests {
         assert_eq!(etag("\"a\"").as_deref(), Some("\"a\""));
         assert_eq!(etag("0x8D").as_deref(), Some("\"0x8D\""), "as Azure lists them");
         assert_eq!(etag("W/\"a\"").as_deref(), Some("W/\"a\""));
-        assert_eq!(etag("a\nb"), None);
+        for none in ["a\nb", "", "\"\"", "W/\"\"", "\" \""] {
+            assert_eq!(etag(none), None, "{none:?}");
+        }
         assert_eq!(etag(&"x".repeat(ETAG_BYTES_MAX + 1)), None);
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! S3 is told of which version, and what may be in the way. Others are asked before and after. A
 //! copy has its source's metadata, the mark of the upload among them (`metadata`), by which it is
-//! known again when the answer was lost. An object of a directory has only metadata, and is stored
-//! anew: SeaweedFS does not copy those.
+//! known again when the answer was lost; a success counts when a HEAD shows the copy. An object of
+//! a directory has only metadata, and is stored anew: SeaweedFS does not copy those.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +13,8 @@ use object_store::{CopyMode, CopyOptions, Error};
 use umemcg_vfs::object::{BucketError, Expected, ObjectInfo, ObjectSource};
 
 use crate::amendment::{AMENDMENT, Amendment};
-use crate::asked_bucket::{AskedBucket, Place, strong_etag};
+use crate::asked_bucket::{AskedBucket, Found, Place, strong_etag};
+use crate::metadata::mark_of;
 use crate::refusal::Refusal;
 use crate::upload::{Upload, headers_of};
 
@@ -34,6 +35,17 @@ pub(crate) struct Copy<'a> {
 
 impl Copy<'_> {
     pub(crate) fn run(&self) -> Result<ObjectInfo, BucketError> {
+        match self.try_to() {
+            Err(BucketError::NotFound(text)) => {
+                self.asked.confirm_absent(self.from.0, &self.from.1)?;
+                Err(BucketError::NotFound(text))
+            }
+            done => done,
+        }
+    }
+
+    /// [`BucketError::NotFound`] when the store says that there is no source.
+    fn try_to(&self) -> Result<ObjectInfo, BucketError> {
         let asked = self.asked;
         if !self.from.1.last_slash.is_empty() {
             return self.store_anew();
@@ -45,12 +57,13 @@ impl Copy<'_> {
         loop {
             let there = asked.find_any(self.to.0, &self.to.1)?;
             if !self.expected.is_met_by(there.as_ref().map(|found| &found.info)) {
-                return Err(asked.changed("COPY", self.to.0, there.as_ref()));
+                return Err(asked.changed_for_sure("COPY", (self.to.0, &self.to.1), there.as_ref()));
             }
             // On what is there now: a request whose answer was lost may take effect late, and must
             // not replace what was stored after it.
-            let expected = there.map_or(Expected::Absent, |there| Expected::Same(there.info));
-            match self.copy(&expected) {
+            let before = there.map(|there| there.info);
+            let expected = before.clone().map_or(Expected::Absent, Expected::Same);
+            match self.copy(&expected, before.as_ref()) {
                 // It may be the source that has changed.
                 Err(Refusal { error: BucketError::Changed(_), .. })
                     if *self.expected == Expected::Anything
@@ -60,14 +73,15 @@ impl Copy<'_> {
                     round += 1;
                 }
                 Err(refusal) if *self.expected == Expected::Anything && refusal.is_unknown_to_store() => {
-                    return Ok(self.copy(&Expected::Anything)?);
+                    return Ok(self.copy(&Expected::Anything, before.as_ref())?);
                 }
                 copied => return Ok(copied?),
             }
         }
     }
 
-    fn copy(&self, expected: &Expected) -> Result<ObjectInfo, Refusal> {
+    /// Copies over what was there `before`, and proves it: a rename removes the source next.
+    fn copy(&self, expected: &Expected, before: Option<&ObjectInfo>) -> Result<ObjectInfo, Refusal> {
         let (asked, (to, to_place)) = (self.asked, (self.to.0, &self.to.1));
         // S3 would have the library copy in parts; its condition goes with the amendment.
         let mode = match self.expected {
@@ -79,12 +93,18 @@ impl Copy<'_> {
         if let Err(error) = asked.runtime.block_on(AMENDMENT.scope(self.amendment(expected), copied)) {
             self.judge(&error)?;
         }
-        let found = asked.find(to, to_place)?;
-        // Some stores take no notice of the condition on the source.
-        if found.info.etag != self.info.etag || found.info.size != self.info.size {
-            let _ = self.check_source()?;
+        let found = asked.find_stored("COPY", to, to_place)?;
+        let is_new = !before.is_some_and(|before| before.is_same(&found.info));
+        if is_new && found.info.etag.is_some() && found.info.is_same(self.info) {
+            return Ok(found.info);
         }
-        Ok(found.info)
+        // Some stores take no notice of the condition on the source, and make ETags of their own.
+        let source = self.check_source()?;
+        if is_copy_of(&source, before, &found) {
+            return Ok(found.info);
+        }
+        let text = format!("COPY of {:?} in {} to {to:?}: another object is there", self.from.0, asked.url);
+        Err(BucketError::Unavailable(text).into())
     }
 
     fn store_anew(&self) -> Result<ObjectInfo, BucketError> {
@@ -138,6 +158,18 @@ impl Copy<'_> {
             Err(failed())
         }
     }
+}
+
+/// Returns whether an object is a copy, over what was there `before`: by the mark of the upload
+/// that stored the source. Where that is missing it has the length of the source, and its ETag, or
+/// another than what was there before.
+fn is_copy_of(source: &ObjectInfo, before: Option<&ObjectInfo>, found: &Found) -> bool {
+    let mark = source.metadata.as_deref().and_then(mark_of);
+    let is_copy = match (mark, found.mark()) {
+        (Some(ours), Some(theirs)) => ours == theirs,
+        _ => found.info.is_same(source) || !before.is_some_and(|before| before.is_same(&found.info)),
+    };
+    is_copy && source.size == found.info.size
 }
 
 /// An object without content.

@@ -2,8 +2,9 @@
 //!
 //! S3 is told which (`If-Match`). A server that takes no notice of it removes whatever is there,
 //! and one that refuses it is asked without from then on. A request whose answer was lost is sent
-//! again, and then fails because the object is gone: so a failure is judged by a HEAD. A conflict
-//! with another change is no judgement: the request is sent again, with its condition.
+//! again, and then fails because the object is gone: so a failure is judged by a HEAD, and an
+//! object that is not found is gone if no listing has it. A conflict with another change is no
+//! judgement: the request is sent again, with its condition.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -51,7 +52,7 @@ impl Deletion<'_> {
             if !matches!(refusal.error, BucketError::Changed(_)) || round == NR_ROUNDS {
                 return Err(refusal.error);
             }
-            match asked.find_any(self.key, &self.place)? {
+            match asked.find_for_sure(self.key, &self.place)? {
                 None => break,
                 Some(there) if !there.info.is_same(info) => {
                     return Err(asked.changed("DELETE", self.key, Some(&there)));
@@ -76,7 +77,9 @@ impl Deletion<'_> {
         let deleted =
             async { if is_deletion { objects.copy(path, path).await } else { objects.delete(path).await } };
         match self.asked.answer("DELETE", self.key, AMENDMENT.scope(amendment, deleted)) {
-            Err(Refusal { error: BucketError::NotFound(_), .. }) => Ok(()),
+            Err(Refusal { error: BucketError::NotFound(_), .. }) => {
+                Ok(self.asked.confirm_absent(self.key, &self.place)?)
+            }
             deleted => deleted,
         }
     }

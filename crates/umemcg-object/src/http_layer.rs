@@ -22,6 +22,7 @@ use umemcg_base::LeafMutex;
 use umemcg_vfs::object::{BucketFigures, asking_tenant};
 
 use crate::amendment::{Signer, amend};
+use crate::answer::{check_listing, error_code, is_of_change, is_of_object};
 use crate::checksum::{TOLD_SUM, ToldSum};
 use crate::listing_filter::without_hidden;
 use crate::pace::Lane;
@@ -239,6 +240,7 @@ impl HttpService for CountingService {
             }
         };
         self.counts.has_answered.store(true, Ordering::Relaxed);
+        let response = recognised(kind, readable(response));
         let status = response.status();
         // The text of a failure is read whole by the library, as a listing is.
         let (response, is_throttled) =
@@ -273,7 +275,9 @@ impl CountingService {
         let (mut parts, body) = self.clients.changing.execute(request).await?.into_parts();
         let whole = read_bounded(body).await?;
         if parts.status.is_success() {
-            parts.status = belated_failure(&whole).unwrap_or(parts.status);
+            // Sent again, as what a gateway answers that reaches no store.
+            let unknown = (!is_of_change(&whole)).then_some(StatusCode::BAD_GATEWAY);
+            parts.status = belated_failure(&whole).or(unknown).unwrap_or(parts.status);
         } else if parts.status == StatusCode::BAD_REQUEST && is_damaged(&whole) {
             // One that is sent again.
             parts.status = StatusCode::INTERNAL_SERVER_ERROR;
@@ -301,7 +305,7 @@ fn told(body: &[u8]) -> Bytes {
 /// Returns what went wrong, of an answer that began well: S3 sends the head of an answer that takes
 /// its time before it knows.
 fn belated_failure(body: &[u8]) -> Option<StatusCode> {
-    Some(match error_code(body)? {
+    Some(match error_code(body)?.as_str() {
         "PreconditionFailed" => StatusCode::PRECONDITION_FAILED,
         "ConditionalRequestConflict" => StatusCode::CONFLICT,
         "NoSuchKey" | "NoSuchUpload" | "NoSuchBucket" => StatusCode::NOT_FOUND,
@@ -313,12 +317,7 @@ fn belated_failure(body: &[u8]) -> Option<StatusCode> {
 
 /// Returns whether the body of a request was not what its sum says when the store had it.
 fn is_damaged(body: &[u8]) -> bool {
-    matches!(error_code(body), Some("BadDigest" | "InvalidDigest" | "XAmzContentSHA256Mismatch"))
-}
-
-fn error_code(body: &[u8]) -> Option<&str> {
-    let text = std::str::from_utf8(body).ok().filter(|text| text.contains("<Error>"))?;
-    text.split_once("<Code>")?.1.split('<').next()
+    matches!(error_code(body).as_deref(), Some("BadDigest" | "InvalidDigest" | "XAmzContentSHA256Mismatch"))
 }
 
 /// Returns a failure as one of those that the library sends again.
@@ -363,16 +362,39 @@ async fn bounded(kind: RequestKind, response: HttpResponse) -> Result<(HttpRespo
     Ok((with_body(parts, text), is_throttled))
 }
 
+/// Returns an answer without headers that are no text: other programs store names and labels in
+/// UTF-8, and the library would refuse the whole answer for one of them.
+fn readable(mut response: HttpResponse) -> HttpResponse {
+    let headers = response.headers_mut();
+    let unreadable: Vec<_> = headers.iter().filter(|(_, value)| value.to_str().is_err()).collect();
+    let unreadable: Vec<_> = unreadable.into_iter().map(|(name, _)| name.clone()).collect();
+    for name in unreadable {
+        headers.remove(name);
+    }
+    response
+}
+
+/// Returns an answer to a HEAD that is about no object as one of a gateway that reaches no store,
+/// which is sent again.
+fn recognised(kind: RequestKind, mut response: HttpResponse) -> HttpResponse {
+    if kind == RequestKind::Head && response.status().is_success() && !is_of_object(response.headers()) {
+        *response.status_mut() = StatusCode::BAD_GATEWAY;
+    }
+    response
+}
+
 /// Hands on what an answer with a whole object tells of its sum.
 fn note_sum(response: &HttpResponse) {
     // Not set in a request that is no read of ours.
     let _ = TOLD_SUM.try_with(|told| *told.borrow_mut() = ToldSum::of(response.headers()));
 }
 
-/// Takes keys out of a listing that are no paths.
+/// Takes keys out of a listing that are no paths. What is no listing is a failure: it would be read
+/// as an empty one.
 async fn filtered(response: HttpResponse) -> Result<HttpResponse, HttpError> {
     let (parts, body) = response.into_parts();
     let whole = read_bounded(body).await?;
+    check_listing(&whole).map_err(|no_listing| HttpError::new(HttpErrorKind::Decode, no_listing))?;
     let _ = UPLOADS.try_with(|uploads| uploads.borrow_mut().extend(uploads_of(&whole)));
     let mut hidden = Vec::new();
     let kept = without_hidden(&whole, &mut hidden).map_or(whole, Bytes::from);
@@ -419,6 +441,18 @@ mod tests {
         assert!(is(RequestKind::Head, busy, b""), "it has no text");
         assert!(is(RequestKind::Get, StatusCode::TOO_MANY_REQUESTS, b""));
         assert!(!is(RequestKind::Get, StatusCode::INTERNAL_SERVER_ERROR, b"SlowDown"));
+    }
+
+    #[test]
+    fn headers_in_utf8_keep_no_object_from_being_read() {
+        let answer = http::Response::builder()
+            .header("x-amz-meta-title", "Übersicht".as_bytes())
+            .header("content-disposition", "attachment; filename=\"Ü\"".as_bytes())
+            .header("x-amz-meta-mode", "33188");
+        let (parts, ()) = answer.body(()).unwrap().into_parts();
+        let readable = readable(with_body(parts, Bytes::new()));
+        assert_eq!(readable.headers().len(), 1, "{:?}", readable.headers());
+        assert_eq!(readable.headers()["x-amz-meta-mode"], "33188");
     }
 
     #[test]

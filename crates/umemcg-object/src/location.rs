@@ -98,6 +98,7 @@ pub fn open(text: &str, options: &ObjectOptions) -> Result<Arc<dyn Bucket>, Loca
         endpoint = endpoint.or_else(|| s3_endpoint(&profile));
         endpoint.as_deref().map_or(Ok(()), |endpoint| check_endpoint(text, endpoint))?;
     }
+    let endpoint = endpoint.map(canonical);
     let traffic = Traffic::of_store(&store_name(text, endpoint.as_deref()));
     let counts = Arc::new(RequestCounts::of(traffic));
     let connector = CountingConnector { counts: Arc::clone(&counts), signer: Arc::clone(&signer) };
@@ -180,6 +181,13 @@ fn check_endpoint(text: &str, endpoint: &str) -> Result<(), LocationError> {
         }
         Some(_) => Ok(()),
     }
+}
+
+/// Returns an endpoint in one spelling: what is staged for a server is found by it.
+fn canonical(endpoint: String) -> String {
+    // In small letters, and without the port that goes without saying.
+    let parsed = Url::parse(&endpoint).map(String::from).unwrap_or(endpoint);
+    parsed.trim_end_matches('/').to_owned()
 }
 
 /// Returns what a bucket and its server are known by.

@@ -13,6 +13,17 @@ use std::sync::{Arc, OnceLock};
 use object_store::{Attribute, Attributes};
 use umemcg_vfs::object::{Metadata, UPLOAD_MARK};
 
+/// The headers of an object that stay when its bytes change, and the names that they have among its
+/// metadata: no user metadata have a colon.
+const HEADERS: [(&str, Attribute); 6] = [
+    (":cache-control", Attribute::CacheControl),
+    (":content-disposition", Attribute::ContentDisposition),
+    (":content-encoding", Attribute::ContentEncoding),
+    (":content-language", Attribute::ContentLanguage),
+    (":content-type", Attribute::ContentType),
+    (":storage-class", Attribute::StorageClass),
+];
+
 /// What is kept of an object's metadata, in bytes: S3 allows 2 KiB.
 const METADATA_BYTES_MAX: usize = 8 << 10;
 
@@ -43,14 +54,20 @@ fn new_mark() -> String {
 
 /// Returns metadata as the library sends them; `None` if no header can have them.
 pub(crate) fn attributes_of(metadata: &Metadata) -> Option<Attributes> {
-    let is_in_name = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_".contains(&byte);
+    // What a token of HTTP may have (RFC 9110, 5.6.2), in small letters, as names come back.
+    let is_in_name =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"!#$%&'*+-.^_`|~".contains(&byte);
     let is_name = |name: &str| !name.is_empty() && name.bytes().all(is_in_name);
     let is_value = |value: &str| value.bytes().all(|byte| (0x20..0x7f).contains(&byte));
-    let pairs = metadata.iter().cloned();
-    metadata
-        .iter()
-        .all(|(name, value)| is_name(name) && is_value(value))
-        .then(|| pairs.map(|(name, value)| (Attribute::Metadata(name.into()), value)).collect())
+    let attribute = |(name, value): &(String, String)| {
+        let header = HEADERS.iter().find(|(header, _)| header == name);
+        let attribute = match header {
+            Some((_, attribute)) => attribute.clone(),
+            None => is_name(name).then(|| Attribute::Metadata(name.clone().into()))?,
+        };
+        is_value(value).then(|| (attribute, value.clone()))
+    };
+    metadata.iter().map(attribute).collect()
 }
 
 /// Returns the metadata of an object that was asked for; `None` if they take more memory than any
@@ -58,8 +75,11 @@ pub(crate) fn attributes_of(metadata: &Metadata) -> Option<Attributes> {
 pub(crate) fn metadata_of(attributes: &Attributes) -> Option<Arc<Metadata>> {
     let mut metadata = Metadata::new();
     for (attribute, value) in attributes {
-        if let Attribute::Metadata(name) = attribute {
-            metadata.push((name.to_string(), value.to_string()));
+        let header = HEADERS.iter().find(|(_, header)| header == attribute);
+        match (attribute, header) {
+            (Attribute::Metadata(name), _) => metadata.push((name.to_string(), value.to_string())),
+            (_, Some((name, _))) => metadata.push(((*name).to_owned(), value.to_string())),
+            _ => {}
         }
     }
     metadata.sort();
@@ -77,11 +97,12 @@ mod tests {
 
     #[test]
     fn what_is_sent_comes_back_with_a_mark() {
-        let metadata = pairs(&[("xattr", "{\"user.a\":\"YQ==\"}"), ("mode", "33188")]);
+        let metadata =
+            pairs(&[("xattr", "{\"user.a\":\"YQ==\"}"), ("mode", "33188"), ("a.b+c~", "another's")]);
         let sent = marked(&metadata);
         let found = metadata_of(&attributes_of(&sent).unwrap()).unwrap();
         assert_eq!(*found, sent);
-        assert!(metadata.iter().all(|pair| found.contains(pair)) && found.len() == 3);
+        assert!(metadata.iter().all(|pair| found.contains(pair)) && found.len() == 4);
         assert_ne!(mark_of(&found), mark_of(&marked(&metadata)), "of another upload");
         assert_eq!(mark_of(&marked(&sent)), mark_of(&sent), "one that is given stays");
     }
@@ -93,6 +114,15 @@ mod tests {
         {
             assert!(attributes_of(&pairs(&[(name, value)])).is_none(), "{name:?} {value:?}");
         }
+    }
+
+    #[test]
+    fn headers_are_among_the_metadata() {
+        let sent = pairs(&[(":content-type", "text/html"), ("a", "b")]);
+        let attributes = attributes_of(&sent).unwrap();
+        assert_eq!(attributes.get(&Attribute::ContentType).map(|value| &**value), Some("text/html"));
+        assert_eq!(*metadata_of(&attributes).unwrap(), sent);
+        assert!(attributes_of(&pairs(&[(":content-length", "1")])).is_none());
     }
 
     #[test]

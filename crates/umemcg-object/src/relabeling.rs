@@ -59,7 +59,7 @@ impl Relabeling<'_> {
         let copied = asked.store.objects.copy_opts(path, path, CopyOptions::default());
         let copied = asked.runtime.block_on(AMENDMENT.scope(amendment, copied));
         let found = match &copied {
-            Ok(()) => asked.find(self.key, &self.place)?,
+            Ok(()) => asked.find_stored("COPY", self.key, &self.place)?,
             Err(error) => match asked.find_any(self.key, &self.place) {
                 Ok(Some(found)) => found,
                 _ => return Err(Refusal::new(self.failed(error), error)),
@@ -96,7 +96,8 @@ impl Relabeling<'_> {
             };
             headers.push((name, HeaderValue::from_str(value).map_err(|_| self.no_header())?));
         }
-        for (name, value) in self.metadata {
+        // Headers are those above.
+        for (name, value) in self.metadata.iter().filter(|(name, _)| !name.starts_with(':')) {
             let name = HeaderName::try_from(format!("{PREFIX}{name}")).map_err(|_| self.no_header())?;
             headers.push((name, HeaderValue::from_str(value).map_err(|_| self.no_header())?));
         }

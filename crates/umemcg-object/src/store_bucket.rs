@@ -120,6 +120,20 @@ impl Bucket for StoreBucket {
         self.asked.find(key, &self.asked.place(key)?).map(|found| found.info)
     }
 
+    fn find(&self, key: &str) -> Result<Option<ObjectInfo>, BucketError> {
+        match self.asked.place(key) {
+            Ok(place) if self.asked.store.lists.is_some() => {
+                Ok(self.asked.find_for_sure(key, &place)?.map(|found| found.info))
+            }
+            // Nothing stands between, or it has no objects for directories.
+            _ => match self.head(key) {
+                Ok(info) => Ok(Some(info)),
+                Err(BucketError::NotFound(_)) => Ok(None),
+                Err(error) => Err(error),
+            },
+        }
+    }
+
     fn list(&self, prefix: &str, from: Option<&str>, max: usize) -> Result<ListedPart, BucketError> {
         let whole = format!("{}{prefix}", self.asked.prefix);
         let directory_len = whole.rfind('/').map_or(0, |at| at + 1);

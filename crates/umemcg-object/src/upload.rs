@@ -14,7 +14,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue, IF_MATCH, IF_NONE_MATCH};
@@ -43,6 +43,8 @@ const NR_PARTS_MAX: u64 = 10_000;
 const NR_PARTS_UNDER_WAY: usize = 2;
 /// How often an object is sent when the store refuses it although the condition holds.
 const NR_ROUNDS: usize = 3;
+/// Half of the first pause between these; each is twice as long as the one before.
+const CONFLICT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Returns the length of the parts of an upload.
 fn part_len(size: u64, usual: u64) -> u64 {
@@ -101,7 +103,13 @@ impl<'a> Upload<'a> {
             // Perhaps by the same upload, by a caller that did not know whether it took effect.
             Err(BucketError::Changed(text)) => match self.asked.find_any(self.key, &self.place) {
                 Ok(Some(found)) if self.is_ours(&found) => found.info,
-                _ => return Err(BucketError::Changed(text)),
+                Ok(Some(_)) => return Err(BucketError::Changed(text)),
+                Ok(None) => {
+                    self.asked.confirm_absent(self.key, &self.place)?;
+                    return Err(BucketError::Changed(text));
+                }
+                // It may be ours.
+                Err(error) => return Err(error),
             },
             stored => stored?,
         };
@@ -125,7 +133,12 @@ impl<'a> Upload<'a> {
             };
             match self.judge("PUT", &error)? {
                 Some(info) => return Ok(info),
-                None if round < NR_ROUNDS => round += 1,
+                None if round < NR_ROUNDS => {
+                    // Perhaps it stores something else at this moment.
+                    let pause = CONFLICT_PAUSE * 2u32.pow(round as u32);
+                    self.wait(async { tokio::time::sleep(pause).await });
+                    round += 1;
+                }
                 None => return Err(self.refused("PUT", &error)),
             }
         }
@@ -169,7 +182,7 @@ impl<'a> Upload<'a> {
         if self.expected.is_met_by(found.as_ref().map(|found| &found.info)) {
             Ok(found)
         } else {
-            Err(self.asked.changed(what, self.key, found.as_ref()))
+            Err(self.asked.changed_for_sure(what, (self.key, &self.place), found.as_ref()))
         }
     }
 
@@ -193,7 +206,7 @@ impl<'a> Upload<'a> {
             Some(found) if self.is_ours(&found) => Ok(Some(found.info)),
             _ if is_denied => Err(self.failed(what, error)),
             found if !self.expected.is_met_by(found.as_ref().map(|found| &found.info)) => {
-                Err(self.asked.changed(what, self.key, found.as_ref()))
+                Err(self.asked.changed_for_sure(what, (self.key, &self.place), found.as_ref()))
             }
             _ if is_refused => Ok(None),
             _ => Err(self.failed(what, error)),
@@ -449,7 +462,16 @@ impl<'a> Upload<'a> {
 
     fn stored(&self, e_tag: Option<String>) -> Result<ObjectInfo, BucketError> {
         let Some(etag) = e_tag.as_deref().and_then(etag_of) else {
-            return self.asked.find(self.key, &self.place).map(|found| found.info);
+            // It does not say what it stored.
+            let found = self.asked.find_stored("PUT", self.key, &self.place)?;
+            return match self.is_ours(&found) || !self.asked.store.keeps_metadata {
+                true => Ok(found.info),
+                false => {
+                    let text =
+                        format!("PUT of {:?} in {}: another object is there", self.key, self.asked.url);
+                    Err(BucketError::Unavailable(text))
+                }
+            };
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         Ok(ObjectInfo {
@@ -463,7 +485,11 @@ impl<'a> Upload<'a> {
     }
 
     fn failed(&self, what: &str, error: &Error) -> BucketError {
-        self.asked.failed(what, self.key, error)
+        match self.asked.failed(what, self.key, error) {
+            // What is not found is the bucket, or the way to it.
+            BucketError::NotFound(text) => BucketError::Unavailable(text),
+            failed => failed,
+        }
     }
 
     fn refused(&self, what: &str, error: &Error) -> BucketError {

@@ -27,7 +27,7 @@ pub(crate) fn uploads_of(body: &[u8]) -> Vec<ListedUpload> {
         match event {
             Event::Start(start) => {
                 text.clear();
-                if start.name().as_ref() == b"Upload" {
+                if start.local_name().as_ref() == b"Upload" {
                     upload = Some(ListedUpload::default());
                 }
             }
@@ -40,7 +40,7 @@ pub(crate) fn uploads_of(body: &[u8]) -> Vec<ListedUpload> {
                     text.push_str(quick_xml::escape::resolve_predefined_entity(&name).unwrap_or_default());
                 }
             },
-            Event::End(end) => match (end.name().as_ref(), &mut upload) {
+            Event::End(end) => match (end.local_name().as_ref(), &mut upload) {
                 (b"Key", Some(upload)) => upload.key = std::mem::take(&mut text),
                 (b"UploadId", Some(upload)) => upload.id = std::mem::take(&mut text),
                 (b"Upload", _) => uploads.extend(upload.take()),

@@ -4,6 +4,7 @@ mod checksums;
 mod contract;
 mod deletions;
 mod faults;
+mod odd_store;
 mod servers;
 mod throttling;
 mod write_contract;

@@ -32,7 +32,8 @@ pub struct ObjectInfo {
 }
 
 /// The user metadata of an object: names, in small letters and without the store's prefix, and
-/// values (s3fs's keys: `mode`, `uid`, `gid`, `mtime`, `ctime`, `atime`).
+/// values (s3fs's keys: `mode`, `uid`, `gid`, `mtime`, `ctime`, `atime`). Names that begin with a
+/// colon are a bucket's own: headers such as the type of the content, which stay as they are.
 pub type Metadata = Vec<(String, String)>;
 
 impl ObjectInfo {
@@ -49,13 +50,19 @@ impl ObjectInfo {
         metadata.iter().find(|(name, _)| name == UPLOAD_MARK).map(|(_, value)| value.as_str())
     }
 
-    /// Returns whether both are of the same bytes: by ETag, or where one is missing by length and
-    /// second of modification, which is all that some answers tell.
+    /// Returns whether both are of the same bytes: of the same length, and by ETag, or where one is
+    /// missing by the second of modification, which is all that some answers tell. A weak ETag and
+    /// a strong one are compared by their values (RFC 9110, 8.8.3.2): a proxy that compresses makes
+    /// strong ones weak.
     pub fn is_same(&self, other: &Self) -> bool {
-        match (&self.etag, &other.etag) {
-            (Some(ours), Some(theirs)) => ours == theirs,
-            _ => self.size == other.size && self.modified.seconds == other.modified.seconds,
+        fn value(etag: &str) -> &str {
+            etag.strip_prefix("W/").unwrap_or(etag)
         }
+        let is_one_version = match (&self.etag, &other.etag) {
+            (Some(ours), Some(theirs)) => value(ours) == value(theirs),
+            _ => self.modified.seconds == other.modified.seconds,
+        };
+        is_one_version && self.size == other.size
     }
 }
 
@@ -305,6 +312,15 @@ pub trait Bucket: Send + Sync + fmt::Debug {
     fn endpoint(&self) -> Option<&str>;
     /// Returns the facts about an object.
     fn head(&self, key: &str) -> Result<ObjectInfo, BucketError>;
+    /// Returns the facts about an object, or that there is none for sure: what was written is given
+    /// up on that.
+    fn find(&self, key: &str) -> Result<Option<ObjectInfo>, BucketError> {
+        match self.head(key) {
+            Ok(info) => Ok(Some(info)),
+            Err(BucketError::NotFound(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
     /// Lists the names that begin with what follows the last slash of a prefix, below that slash,
     /// in parts of at most `max` names, from the first or where a part before said. The object
     /// whose key is a prefix that ends with a slash has the empty name.

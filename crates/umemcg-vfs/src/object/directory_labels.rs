@@ -44,7 +44,9 @@ impl ObjectVolume {
             let tree = objects.tree.lock();
             (tree.prefix(node)?, tree.get(node)?.facts.attributes())
         };
-        let metadata = if prefix.is_empty() { None } else { objects.metadata_of(&prefix)? };
+        // For sure, since it is stored anew from these.
+        let find = || objects.bucket.find(&prefix).map_err(|error| objects.failures.report(&error));
+        let metadata = if prefix.is_empty() { None } else { find()?.and_then(|there| there.metadata) };
         let usual = known.unwrap_or(objects.shown.of_directory());
         Ok(FileLabels::of(&metadata.unwrap_or_default(), &usual))
     }

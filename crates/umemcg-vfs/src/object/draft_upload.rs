@@ -68,12 +68,7 @@ impl DraftUpload<'_> {
             result => return result.map_err(|error| self.failed(&error)),
         };
         // It may have been changed by an upload of this draft whose answer was lost.
-        let there = match bucket.head(key) {
-            Ok(there) => Some(there),
-            Err(BucketError::NotFound(_)) => None,
-            // What is there is not known.
-            Err(error) => return Err(self.failed(&error)),
-        };
+        let there = bucket.find(key).map_err(|error| self.failed(&error))?;
         let number_of = |there: &ObjectInfo| upload.before.number_of_unknown(draft.mark(), there);
         match (there.as_ref().and_then(number_of), there) {
             // After a crash it may have more changes than were accepted.
@@ -102,14 +97,12 @@ impl DraftUpload<'_> {
 /// Returns whether the object of a key is the version that a draft stood on, or of an upload of it
 /// whose answer was lost. May sleep for the store.
 pub(super) fn has_own(objects: &Objects, draft: &Draft, before: &Before, key: &str) -> Result<bool, Errno> {
-    match objects.bucket.head(key) {
-        Ok(there) => {
-            let is_base = before.base.as_ref().is_some_and(|base| base.is_same(&there));
-            Ok(is_base || before.number_of_unknown(draft.mark(), &there).is_some())
-        }
-        Err(BucketError::NotFound(_)) => Ok(false),
-        Err(error) => Err(objects.failures.report(&error)),
-    }
+    let found = objects.bucket.find(key).map_err(|error| objects.failures.report(&error))?;
+    let is_own = |there: ObjectInfo| {
+        let is_base = before.base.as_ref().is_some_and(|base| base.is_same(&there));
+        is_base || before.number_of_unknown(draft.mark(), &there).is_some()
+    };
+    Ok(found.is_some_and(is_own))
 }
 
 /// Ends an upload in parts that could not be ended when it failed. May sleep for the store.

@@ -169,15 +169,23 @@ impl Drafts {
     /// `ESTALE` when it has another version by now, `ENOSPC` when its metadata leave no room for
     /// attributes; the store's.
     pub(super) fn labels_of(&self, node: NodeId, place: &Place) -> Result<FileLabels, Errno> {
-        let shown = &self.objects.shown;
-        if shown.are_stored {
-            let (_, labels) = self.objects.labels_of(node, &place.key, &place.info)?;
-            // Before a write is accepted that the store would not take.
-            labels.check_room()?;
-            return Ok(labels);
-        }
-        let known = place.info.attributes.unwrap_or(shown.of_file(place.info.modified));
-        Ok(FileLabels::new(known))
+        let Objects { shown, bucket, failures, .. } = &*self.objects;
+        let labels = if shown.are_stored {
+            self.objects.labels_of(node, &place.key, &place.info)?.1
+        } else {
+            let known = place.info.attributes.unwrap_or(shown.of_file(place.info.modified));
+            match bucket.keeps_metadata().then(|| bucket.head(&place.key)) {
+                Some(Ok(there)) if there.is_same(&place.info) => {
+                    FileLabels::of_uniform(&there.metadata.unwrap_or_default(), known)
+                }
+                // If there is another version, or none, the upload finds it.
+                None | Some(Ok(_) | Err(BucketError::NotFound(_))) => FileLabels::new(known),
+                Some(Err(error)) => return Err(failures.report(&error)),
+            }
+        };
+        // Before a write is accepted that the store would not take.
+        labels.check_room()?;
+        Ok(labels)
     }
 
     /// Begins a change of a draft. May wait for an upload.

@@ -45,9 +45,18 @@ impl FileLabels {
         Self { attributes: FileAttributes::of(metadata, usual), others }
     }
 
+    /// As [`of`](Self::of), where all files are shown with the same owner and mode: what other
+    /// programs have stored of these stays, too.
+    pub(super) fn of_uniform(metadata: &Metadata, shown: FileAttributes) -> Self {
+        let is_other = |name: &str| name != UPLOAD_MARK && !["mtime", "ctime"].contains(&name);
+        let others = metadata.iter().filter(|(name, _)| is_other(name)).cloned().collect();
+        Self { attributes: shown, others }
+    }
+
     /// Returns them as the metadata of an object.
     pub(super) fn to_metadata(&self) -> Metadata {
         let mut metadata = self.attributes.to_metadata();
+        metadata.retain(|(name, _)| self.others.iter().all(|(other, _)| other != name));
         metadata.extend(self.others.iter().cloned());
         metadata
     }
@@ -55,6 +64,13 @@ impl FileLabels {
     /// Returns how many bytes the metadata are.
     pub(super) fn bytes(&self) -> usize {
         self.to_metadata().iter().map(|(name, value)| name.len() + value.len()).sum()
+    }
+
+    /// Returns how many of them count for the store's limit: headers do not.
+    fn limited_bytes(&self) -> usize {
+        let metadata = self.to_metadata();
+        let limited = metadata.iter().filter(|(name, _)| !name.starts_with(':'));
+        limited.map(|(name, value)| name.len() + value.len()).sum()
     }
 
     /// Returns the extended attributes. Those that cannot be read are none.
@@ -90,7 +106,7 @@ impl FileLabels {
     /// # Errors
     /// `ENOSPC`.
     pub(super) fn check_room(&self) -> Result<(), Errno> {
-        let bytes = self.bytes() + UPLOAD_MARK.len() + MARK_BYTES;
+        let bytes = self.limited_bytes() + UPLOAD_MARK.len() + MARK_BYTES;
         if bytes <= BYTES_MAX { Ok(()) } else { Err(Errno::NOSPC) }
     }
 

@@ -20,6 +20,7 @@ use super::asking::Asking;
 use super::bucket::{ListedName, ListedPart};
 use super::key_parts::is_path_name;
 use super::listed_part::ListedNames;
+use super::listing_place::ListingPlace;
 use super::node::{Facts, Told};
 use super::objects::Objects;
 use crate::allowance::ReclaimEffort;
@@ -59,8 +60,7 @@ pub(super) struct OpenDirectory {
 #[derive(Debug)]
 struct Listing {
     part: Arc<ListedNames>,
-    next: Option<String>,
-    is_begun: bool,
+    place: ListingPlace,
     /// Whether the part has new names: what the store has told of those is not here.
     is_at_new: bool,
     /// Names that were new here when this began, in order; those that the store lists go.
@@ -76,8 +76,7 @@ impl Listing {
     fn new() -> Self {
         Self {
             part: Arc::new(ListedNames::none()),
-            next: None,
-            is_begun: false,
+            place: ListingPlace::default(),
             is_at_new: false,
             new_names: Vec::new(),
             new_told: Told { at: Instant::now(), thread: 0 },
@@ -94,17 +93,16 @@ impl Listing {
         told: Told,
         group: &Arc<Group>,
     ) -> Result<bool, VfsError> {
-        if self.is_begun && self.next.is_none() {
+        if self.place.is_at_end() {
             return self.take_new(objects, node, group);
         }
-        if !self.is_begun {
+        if !self.place.is_begun() {
             self.new_told = told;
             self.new_names = objects.tree.lock().new_names(node);
         }
         let text = HandleCharge::take(objects.reclaim_effort(), &objects.engine, group, PART_BYTES)?;
         let _asking = Asking::of(group);
-        let part = objects.list(prefix, self.next.as_deref(), NR_NAMES)?;
-        let ListedPart { names, hidden, next } = part;
+        let ListedPart { names, hidden, .. } = self.place.next_part(objects.listings(), prefix, NR_NAMES)?;
         hidden.iter().for_each(|key| objects.hidden.add(key));
         for listed in &names {
             let at = self.new_names.binary_search_by(|(name, _)| (**name).cmp(&listed.name));
@@ -113,7 +111,6 @@ impl Listing {
         drop(text);
         let bytes = names.iter().map(bytes_of).sum::<u64>() + self.new_names.len() as u64 * NEW_NAME_BYTES;
         let charge = HandleCharge::take(objects.reclaim_effort(), &objects.engine, group, bytes)?;
-        (self.is_begun, self.next) = (true, next);
         let names = names.into_iter().filter(|listed| self.can_show(prefix, listed, objects)).collect();
         self.part = Arc::new(ListedNames::new(self.part.end(), names, told, charge));
         Ok(true)

@@ -93,7 +93,7 @@ impl ObjectVolume {
         if self.objects.tree.lock().get(node)?.is_staged() {
             return Ok(false);
         }
-        let part = self.objects.list(prefix, None, 2)?;
+        let part = self.objects.listings().part(prefix, None, 2)?;
         // The object that stands for the directory itself has no name.
         let is_empty = part.names.iter().all(|listed| listed.name.is_empty());
         Ok(is_empty && part.hidden.is_empty() && part.next.is_none())

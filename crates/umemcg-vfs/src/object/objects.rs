@@ -11,14 +11,16 @@ use umemcg_base::{Rank, RankedMutex, assert_no_locks_held};
 
 use super::absent_names::AbsentNames;
 use super::asking::Asking;
-use super::bucket::{Bucket, BucketError, ListedName, ListedPart, Metadata, ObjectInfo};
+use super::bucket::{Bucket, BucketError, ListedName, ObjectInfo};
 use super::config::{Freshness, ObjectConfig};
 use super::content::Content;
 use super::failure_log::FailureLog;
 use super::file_labels::FileLabels;
 use super::hidden_keys::HiddenKeys;
 use super::kernel_copy::KernelCopy;
+use super::key_search::KeySearch;
 use super::listed_part::OpenListings;
+use super::listing_place::Listings;
 use super::node::{Facts, KEY_BYTES_MAX, Node, NodeCharge, Told};
 use super::shown_attributes::ShownAttributes;
 use super::tree::{Removed, Tree};
@@ -155,50 +157,9 @@ impl Objects {
         }
     }
 
-    /// Asks the store for a part of a listing.
-    pub(super) fn list(&self, prefix: &str, from: Option<&str>, max: usize) -> Result<ListedPart, Errno> {
-        let part = self.bucket.list(prefix, from, max).map_err(|error| match error {
-            // A prefix that nothing is below is an empty listing; what is not there is the bucket.
-            BucketError::NotFound(what) => self.failures.report(&BucketError::Unavailable(what)),
-            error => self.failures.report(&error),
-        })?;
-        if part.next.is_some() && part.next.as_deref() == from {
-            let what = format!("LIST of {prefix:?} in {}: it begins anew without end", self.bucket.url());
-            return Err(self.failures.report(&BucketError::Corrupt(what)));
-        }
-        Ok(part)
-    }
-
-    /// Asks the store what a key is: an object, or if there is none, a directory. Where both are,
-    /// the keys below cannot be shown.
-    fn find(&self, key: &str) -> Result<Facts, Errno> {
-        assert_no_locks_held("a request to a store");
-        match self.bucket.head(key) {
-            Ok(info) => return Ok(Facts::Object(self.shown.kept(&info))),
-            Err(BucketError::NotFound(_)) => {}
-            Err(error) => return Err(self.failures.report(&error)),
-        }
-        let prefix = format!("{key}/");
-        let part = self.list(&prefix, None, 1)?;
-        if part.names.is_empty() && part.hidden.is_empty() && part.next.is_none() {
-            return Err(Errno::NOENT);
-        }
-        let has_object = part.names.first().is_some_and(|listed| listed.name.is_empty());
-        if !self.shown.are_stored {
-            return Ok(Facts::Directory(None));
-        }
-        let told = if has_object { self.metadata_of(&prefix)? } else { None };
-        Ok(Facts::Directory(Some(self.shown.in_directory(&told.unwrap_or_default()))))
-    }
-
-    /// Asks the store for the metadata of an object; `None` if it is not there.
-    pub(super) fn metadata_of(&self, key: &str) -> Result<Option<Arc<Metadata>>, Errno> {
-        match self.bucket.head(key) {
-            Ok(info) => Ok(Some(info.metadata.unwrap_or_default())),
-            // A store of directories has no object that stands for one.
-            Err(BucketError::NotFound(_)) => Ok(None),
-            Err(error) => Err(self.failures.report(&error)),
-        }
+    /// Returns the store, to be asked for listings.
+    pub(super) fn listings(&self) -> Listings<'_> {
+        Listings { bucket: &*self.bucket, failures: &self.failures }
     }
 
     /// Returns the facts about an object, and what is stored beside its bytes. May sleep for the
@@ -224,20 +185,6 @@ impl Objects {
                 Err(Errno::STALE)
             }
             Err(error) => Err(self.failures.report(&error)),
-        }
-    }
-
-    /// Asks the store what a directory is that was known as one: mostly with one request.
-    fn find_again(&self, key: &str, name: &str) -> Result<Facts, Errno> {
-        assert_no_locks_held("a request to a store");
-        let part = self.list(key, None, 2)?;
-        // An object of this very key comes first, then what follows it in order.
-        match part.names.iter().find(|listed| listed.name == name) {
-            Some(ListedName { object: None, .. }) => Ok(Facts::Directory(None)),
-            Some(ListedName { object: Some(info), .. }) if !self.shown.are_stored => {
-                Ok(Facts::Object(info.clone()))
-            }
-            _ => self.find(key),
         }
     }
 
@@ -286,7 +233,8 @@ impl Objects {
         if let Some(listed) = self.listed(parent, name).filter(|_| is_first) {
             return self.enter(self.reclaim_effort(), &caller.group, (parent, name), listed);
         }
-        let found = if was_directory { self.find_again(&key, name) } else { self.find(&key) };
+        let search = KeySearch { listings: self.listings(), shown: &self.shown, key: &key, name };
+        let found = if was_directory { search.find_again() } else { search.find() };
         match found {
             Ok(facts) => {
                 let told = Told { at, thread: caller.thread };
@@ -413,8 +361,8 @@ impl Objects {
             (tree.path(node)?, found.ino)
         };
         assert_no_locks_held("a request to a store");
-        match self.bucket.head(&path) {
-            Ok(info) => {
+        match self.bucket.find(&path) {
+            Ok(Some(info)) => {
                 let facts = Facts::Object(self.shown.kept(&info));
                 {
                     let mut tree = self.tree.lock();
@@ -439,7 +387,7 @@ impl Objects {
                 self.unlink_node(node, told.at);
                 Err(Errno::STALE.into())
             }
-            Err(BucketError::NotFound(_)) => {
+            Ok(None) => {
                 self.unlink_node(node, told.at);
                 Err(Errno::NOENT.into())
             }

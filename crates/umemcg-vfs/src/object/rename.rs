@@ -11,6 +11,7 @@ use super::ObjectVolume;
 use super::bucket::{BucketError, Expected, ObjectInfo};
 use super::content::Content;
 use super::draft_upload::has_own;
+use super::listing_place::ListingPlace;
 use super::node::{Facts, Told};
 use super::tree::Tree;
 use super::turns::Claim;
@@ -175,11 +176,9 @@ impl Renaming<'_> {
 
     /// Returns whether the store still has this version of an object.
     fn has_version(&self, key: &str, info: &ObjectInfo) -> Result<bool, Errno> {
-        match self.volume.objects.bucket.head(key) {
-            Ok(there) => Ok(there.is_same(info)),
-            Err(BucketError::NotFound(_)) => Ok(false),
-            Err(error) => Err(self.volume.objects.failures.report(&error)),
-        }
+        let objects = &self.volume.objects;
+        let there = objects.bucket.find(key).map_err(|error| objects.failures.report(&error))?;
+        Ok(there.is_some_and(|there| there.is_same(info)))
     }
 
     /// Gives the node its new name, and has it stand for a copy, if one was made: at once, so that
@@ -321,9 +320,9 @@ impl Renaming<'_> {
     fn keys_below(&self, prefix: &str) -> Result<Vec<(String, ObjectInfo)>, Errno> {
         let (mut keys, mut prefixes) = (Vec::new(), vec![prefix.to_owned()]);
         while let Some(prefix) = prefixes.pop() {
-            let mut from = None;
-            loop {
-                let part = self.volume.objects.list(&prefix, from.as_deref(), NR_KEYS_MAX)?;
+            let mut place = ListingPlace::default();
+            while !place.is_at_end() {
+                let part = place.next_part(self.volume.objects.listings(), &prefix, NR_KEYS_MAX)?;
                 for listed in part.names {
                     match listed.object {
                         Some(info) => keys.push((format!("{prefix}{}", listed.name), info)),
@@ -332,10 +331,6 @@ impl Renaming<'_> {
                 }
                 if !part.hidden.is_empty() || keys.len() + prefixes.len() > NR_KEYS_MAX {
                     return Err(Errno::XDEV);
-                }
-                from = part.next;
-                if from.is_none() {
-                    break;
                 }
             }
         }

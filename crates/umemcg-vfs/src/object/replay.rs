@@ -13,11 +13,10 @@ use super::bucket::Bucket;
 use super::content::Content;
 use super::draft_record::{DraftRecord, DraftState, Promise};
 use super::drafts::Drafts;
-use super::file_labels::FileLabels;
 use super::key_parts::key_part;
 use super::name_shrinker;
 use super::node::{Facts, NodeCharge, Told};
-use crate::attr::{NodeId, Timestamp};
+use crate::attr::NodeId;
 use crate::error::{VfsError, VolumeError};
 
 /// Takes over all that was accepted. What no file can be shown for is moved to `lost/`.
@@ -94,7 +93,7 @@ fn enter_file(
     }
     let lists = objects.lists().ok_or(Errno::STALE)?;
     let node = objects.next_node();
-    let labels = FileLabels::of(&promise.metadata, &objects.shown.of_file(Timestamp::now()));
+    let labels = objects.shown.labels_here(&promise.metadata);
     let draft = drafts.maker(node, root)?.adopt(node, (serial, record), (promise, labels))?;
     let place = (record.key.clone(), Arc::clone(&draft));
     let content = Content::of_draft(effort, engine, root, place)?;

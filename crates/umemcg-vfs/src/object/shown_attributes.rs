@@ -44,8 +44,23 @@ impl ShownAttributes {
 
     /// Returns what is stored beside the bytes of an object.
     pub(super) fn labels(&self, info: &ObjectInfo) -> FileLabels {
-        let metadata = info.metadata.as_deref();
-        FileLabels::of(metadata.unwrap_or(&Metadata::new()), &self.of_file(info.modified))
+        let (none, usual) = (Metadata::new(), self.of_file(info.modified));
+        let metadata = info.metadata.as_deref().unwrap_or(&none);
+        match self.are_stored {
+            true => FileLabels::of(metadata, &usual),
+            false => FileLabels::of_uniform(metadata, usual),
+        }
+    }
+
+    /// As [`labels`](Self::labels), of a file that was written here with these metadata.
+    pub(super) fn labels_here(&self, metadata: &Metadata) -> FileLabels {
+        let usual = self.of_file(Timestamp::now());
+        let told = FileLabels::of(metadata, &usual);
+        let FileAttributes { atime, mtime, ctime, .. } = told.attributes;
+        match self.are_stored {
+            true => told,
+            false => FileLabels::of_uniform(metadata, FileAttributes { atime, mtime, ctime, ..usual }),
+        }
     }
 
     /// Returns what is kept of the facts about an object: with its attributes, if it has some of

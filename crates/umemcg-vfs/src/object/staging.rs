@@ -4,6 +4,7 @@
 //! DIR/s3-bucket-prefix-0123456789abcdef/      the volume's, locked while it is open
 //!     17            the bytes of a draft
 //!     17.record     what it is; see `draft_record`
+//!     volume        the volume's URL and server; see `left_behind`
 //!     lost/         drafts that did not reach the store, with their records
 //! ```
 //!
@@ -28,6 +29,7 @@ use umemcg_base::LeafMutex;
 use super::bucket::Bucket;
 use super::draft_record::{DraftRecord, DraftState};
 use super::failure_log::FailureLog;
+use super::left_behind::{RECORD, left_behind, sign};
 use super::staged_file::StagedFile;
 use super::staging_room::StagingRoom;
 use crate::error::VolumeError;
@@ -38,8 +40,6 @@ use crate::volume_config::{IoMode, Resolve, VolumeConfig};
 const NR_LISTED_MAX: usize = 1000;
 /// The subdirectory of what did not reach the store.
 const LOST: &str = "lost";
-/// What a record's name ends with.
-const RECORD: &str = "record";
 /// Longest readable part of the subdirectory's name.
 const NAME_BYTES: usize = 64;
 
@@ -87,6 +87,14 @@ impl Staging {
         let config = VolumeConfig { resolve: Resolve::Names, io_mode, ..VolumeConfig::new(&dir) };
         let host_dir = HostDirectory::open_as(store_id, &config)?;
         try_to_write(&dir).map_err(failed)?;
+        sign(&dir, &**bucket).map_err(failed)?;
+        for left in left_behind(below) {
+            let volume = left.volume.as_deref().unwrap_or("a volume whose name is not known");
+            tracing::warn!(
+                nr = left.nr_files, dir = %left.dir.display(), volume,
+                "files that were accepted wait for their volume: serve it as it was named then"
+            );
+        }
         let found = Found::look(&dir).map_err(failed)?;
         let mut accepted = Vec::new();
         for &serial in &found.serials {

@@ -432,14 +432,9 @@ impl Stream {
             return Ok(());
         }
         let nr_stored = self.progress.lock().nr_stored;
-        let own = match self.bucket.head(key) {
-            // Older numbers are in copies that another program has made.
-            Ok(there) => {
-                Some(there).filter(|there| number_of(there, &self.marks).is_some_and(|nr| nr > nr_stored))
-            }
-            Err(BucketError::NotFound(_)) => None,
-            Err(error) => return Err(error),
-        };
+        // Older numbers are in copies that another program has made.
+        let is_own = |there: &ObjectInfo| number_of(there, &self.marks).is_some_and(|nr| nr > nr_stored);
+        let own = self.bucket.find(key)?.filter(is_own);
         let mut progress = self.progress.lock();
         progress.is_unsure = false;
         if let Some(own) = own {

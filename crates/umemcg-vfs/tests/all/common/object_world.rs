@@ -372,14 +372,17 @@ impl World {
         self.bucket.object(key).map(|(bytes, _)| bytes)
     }
 
-    /// Returns how many files the staging directory has, without what is lost.
     pub fn nr_staging_files(&self) -> usize {
-        let below = std::fs::read_dir(self.staging.path()).unwrap().next().unwrap().unwrap().path();
-        std::fs::read_dir(below)
-            .unwrap()
-            .filter(|entry| entry.as_ref().unwrap().file_name() != "lost")
-            .count()
+        nr_staging_files(self.staging.path())
     }
+}
+
+/// Returns how many files of drafts the staging directory of the one volume below a path has,
+/// without what is lost.
+pub fn nr_staging_files(staging: &Path) -> usize {
+    let below = std::fs::read_dir(staging).unwrap().next().unwrap().unwrap().path();
+    let names = std::fs::read_dir(below).unwrap().map(|entry| entry.unwrap().file_name());
+    names.filter(|name| name != "lost" && name != "volume").count()
 }
 
 /// Opens a volume, when the last bytes of the one before are written.

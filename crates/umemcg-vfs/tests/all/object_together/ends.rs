@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use umemcg::{DropCaches, Group, UNLIMITED};
 use umemcg_vfs::{OFlags, RenameFlags, SetAttr, Volume, VolumeFile};
 
-use crate::common::object_world::errno;
+use crate::common::object_world::{errno, nr_staging_files};
 use crate::object_together::dice::Dice;
 use crate::object_together::disturbers::end_faults;
 use crate::object_together::lock;
@@ -77,8 +77,7 @@ fn nr_drafts(together: &Together) -> usize {
     if together.streams {
         return 0;
     }
-    let below = std::fs::read_dir(together.staging.path()).unwrap().next().unwrap().unwrap().path();
-    std::fs::read_dir(below).unwrap().filter(|entry| entry.as_ref().unwrap().file_name() != "lost").count()
+    nr_staging_files(together.staging.path())
 }
 
 /// What is a draft's before its first byte.

@@ -1,0 +1,235 @@
+//! A store of the S3 protocol in memory that gives answers as no well-kept server does, and as
+//! gateways, proxies and small servers do: what it does is chosen for each kind of request.
+
+pub mod http;
+mod model;
+mod recognised;
+mod s3;
+
+use std::collections::VecDeque;
+use std::io::BufReader;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use umemcg_object::{ObjectOptions, open};
+use umemcg_vfs::object::Bucket;
+
+use http::{Form, Request};
+pub use s3::State;
+
+/// What a request gets instead of its answer, although its status says success.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Instead {
+    Error,
+    /// With a namespace, and spaces before it.
+    ErrorWithNamespace,
+    /// A page that asks for a password.
+    Html,
+    Nothing,
+    /// The first two thirds of it.
+    CutShort,
+}
+
+/// How a listing differs from what it should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Listing {
+    /// It says that it goes on, and not where.
+    NoToken,
+    /// It goes on for ever, with two places in turns and nothing there.
+    Endless,
+    /// With `NextMarker`, as of the first version of the protocol.
+    OldToken,
+    /// Each key comes twice.
+    Twice,
+    /// The keys of a part are in no order.
+    Unsorted,
+    /// No object has an ETag.
+    NoEtags,
+    /// Nothing in one part, and all in the next.
+    EmptyFirst,
+}
+
+/// What is odd about the answer to a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Oddity {
+    /// Nothing was done.
+    Instead(Instead),
+    Listing(Listing),
+    Form(Form),
+    /// This status; nothing was done.
+    Status(u16),
+    /// It was done, and then fails with this status.
+    StatusAfter(u16),
+    /// The whole object, whatever part was asked for.
+    WholeObject,
+}
+
+/// What is odd about all that the store does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Etags {
+    #[default]
+    Md5,
+    Empty,
+    Weak,
+    Missing,
+}
+
+/// What stays until it is changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Character {
+    pub etags: Etags,
+    pub takes_conditions: bool,
+    /// Keys in a part of a listing.
+    pub page: usize,
+    /// Its clock is ahead.
+    pub seconds_ahead: i64,
+}
+
+impl Default for Character {
+    fn default() -> Self {
+        Self { etags: Etags::Md5, takes_conditions: true, page: 1000, seconds_ahead: 0 }
+    }
+}
+
+/// The kinds of requests that oddities are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    Head,
+    Get,
+    List,
+    Put,
+    Copy,
+    Delete,
+    /// The begin of an upload in parts.
+    Begin,
+    /// Its end.
+    Complete,
+}
+
+impl Asked {
+    fn of(request: &Request) -> Self {
+        let has = |name: &str| request.query.contains_key(name);
+        match request.method.as_str() {
+            "HEAD" => Self::Head,
+            "GET" if request.key.is_empty() => Self::List,
+            "GET" => Self::Get,
+            "PUT" if request.header("x-amz-copy-source").is_some() => Self::Copy,
+            "PUT" => Self::Put,
+            "POST" if has("uploads") => Self::Begin,
+            "POST" => Self::Complete,
+            _ => Self::Delete,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Plan {
+    state: State,
+    /// For the next requests of a kind, one after another.
+    next: VecDeque<(Asked, Oddity)>,
+    /// For all others of a kind.
+    always: Vec<(Asked, Oddity)>,
+}
+
+/// The server; it ends when this is dropped.
+pub struct OddStore {
+    port: u16,
+    plan: Arc<Mutex<Plan>>,
+    is_over: Arc<AtomicBool>,
+}
+
+fn lock(plan: &Mutex<Plan>) -> MutexGuard<'_, Plan> {
+    plan.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl OddStore {
+    pub fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (plan, is_over) = (Arc::<Mutex<Plan>>::default(), Arc::<AtomicBool>::default());
+        let (shared, over) = (Arc::clone(&plan), Arc::clone(&is_over));
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                if over.load(Ordering::Relaxed) {
+                    return;
+                }
+                let (client, plan) = (client.unwrap(), Arc::clone(&shared));
+                std::thread::spawn(move || serve(client, &plan));
+            }
+        });
+        Self { port, plan, is_over }
+    }
+
+    /// Returns the bucket as a volume sees it.
+    pub fn bucket(&self) -> Arc<dyn Bucket> {
+        let (endpoint, region) = (Some(format!("http://127.0.0.1:{}", self.port)), Some("us-east-1".into()));
+        open("s3://bucket/p", &ObjectOptions { endpoint, region, anonymous: true }).unwrap()
+    }
+
+    /// Changes the objects, or looks at them, without a request. Keys have the prefix `p/`.
+    pub fn state<R>(&self, act: impl FnOnce(&mut State) -> R) -> R {
+        act(&mut lock(&self.plan).state)
+    }
+
+    pub fn set_character(&self, character: Character) {
+        lock(&self.plan).state.character = character;
+    }
+
+    /// Has the next `nr` requests of a kind get odd answers.
+    pub fn next(&self, nr: usize, asked: Asked, oddity: Oddity) {
+        lock(&self.plan).next.extend((0..nr).map(|_| (asked, oddity)));
+    }
+
+    /// Has all requests of a kind get odd answers.
+    pub fn always(&self, asked: Asked, oddity: Oddity) {
+        lock(&self.plan).always.push((asked, oddity));
+    }
+
+    /// Ends what is odd about single answers.
+    pub fn be_calm(&self) {
+        let mut plan = lock(&self.plan);
+        plan.next.clear();
+        plan.always.clear();
+    }
+
+    /// Ends all of that.
+    pub fn be_right(&self) {
+        self.be_calm();
+        self.set_character(Character::default());
+    }
+}
+
+impl Drop for OddStore {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
+    }
+}
+
+/// Serves the requests of one connection.
+fn serve(client: TcpStream, plan: &Mutex<Plan>) {
+    client.set_nodelay(true).unwrap();
+    let mut out = client.try_clone().unwrap();
+    let mut reader = BufReader::new(client);
+    while let Some(request) = Request::read(&mut reader) {
+        let asked = Asked::of(&request);
+        let (answer, form) = {
+            let mut plan = lock(plan);
+            let at = plan.next.iter().position(|(of, _)| *of == asked);
+            let oddity = match at {
+                Some(at) => plan.next.remove(at).map(|(_, oddity)| oddity),
+                None => plan.always.iter().find(|(of, _)| *of == asked).map(|(_, oddity)| *oddity),
+            };
+            plan.state.answer(&request, asked, oddity)
+        };
+        if !answer.send(form, request.method == "HEAD", &mut out) {
+            let _ = out.shutdown(Shutdown::Both);
+            return;
+        }
+    }
+}
+
+/// A pause that is longer than most answers take.
+pub const LATE: Duration = Duration::from_millis(300);

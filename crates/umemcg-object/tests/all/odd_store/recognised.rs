@@ -1,0 +1,166 @@
+//! Each kind of request, and answers to it that are not what their status says: nothing is believed
+//! that is not there, nothing is given up that is.
+
+use std::sync::Arc;
+
+use umemcg_vfs::object::{Bucket, BucketError, Expected, Metadata, ObjectInfo};
+
+use super::http::Form;
+use super::{Asked, Character, Etags, Instead, LATE, Listing, OddStore, Oddity};
+use crate::servers::source::Source;
+
+const INSTEAD: [Instead; 5] =
+    [Instead::Error, Instead::ErrorWithNamespace, Instead::Html, Instead::Nothing, Instead::CutShort];
+const FORMS: [Form; 7] =
+    [Form::Chunked, Form::Cut, Form::Long, Form::Old, Form::LastOfConnection, Form::Late(LATE), Form::Lost];
+
+fn world() -> (OddStore, Arc<dyn Bucket>) {
+    let store = OddStore::start();
+    store.state(|state| {
+        state.put("p/o", b"old bytes", &[]);
+        state.put("p/d/", b"", &[]);
+        (0..5).for_each(|nr| state.put(&format!("p/d/{nr}"), b"x", &[]));
+    });
+    let bucket = store.bucket();
+    (store, bucket)
+}
+
+fn put(bucket: &dyn Bucket, bytes: &[u8], expected: &Expected) -> Result<ObjectInfo, BucketError> {
+    bucket.upload("o", &Source::of(bytes), &Metadata::new(), expected)
+}
+
+fn stored(store: &OddStore, key: &str) -> Option<Vec<u8>> {
+    store.state(|state| state.objects.get(key).map(|object| object.bytes.clone()))
+}
+
+/// Returns the names of a directory in parts of two.
+fn names(bucket: &dyn Bucket) -> Result<Vec<String>, BucketError> {
+    let (mut names, mut from) = (Vec::new(), None);
+    for _ in 0..20 {
+        let part = bucket.list("d/", from.as_deref(), 2)?;
+        // The directory's own object has no name.
+        names.extend(part.names.into_iter().map(|listed| listed.name).filter(|name| !name.is_empty()));
+        match part.next {
+            Some(next) => from = Some(next),
+            None => return Ok(names),
+        }
+    }
+    panic!("a listing of five names has no end");
+}
+
+#[test]
+fn what_is_no_listing_is_no_empty_directory() {
+    let (store, bucket) = world();
+    for instead in INSTEAD {
+        store.always(Asked::List, Oddity::Instead(instead));
+        let listed = names(&*bucket);
+        assert!(listed.is_err(), "{instead:?}: {listed:?}");
+        store.be_right();
+    }
+    store.always(Asked::List, Oddity::Listing(Listing::NoToken));
+    assert!(names(&*bucket).is_err(), "its end is not its end");
+    store.be_right();
+    for listing in [Listing::OldToken, Listing::NoEtags, Listing::EmptyFirst] {
+        store.always(Asked::List, Oddity::Listing(listing));
+        match names(&*bucket) {
+            Ok(names) => assert_eq!(names, ["0", "1", "2", "3", "4"], "{listing:?}"),
+            Err(error) => assert_eq!(listing, Listing::OldToken, "{error}"),
+        }
+        store.be_right();
+    }
+}
+
+#[test]
+fn a_success_that_did_nothing_is_none() {
+    let (store, bucket) = world();
+    for instead in INSTEAD {
+        let odd = Oddity::Instead(instead);
+        for (asked, what) in [(Asked::Put, "new"), (Asked::Head, "newer")] {
+            let info = bucket.head("o").unwrap();
+            store.next(1, asked, odd);
+            let done = put(&*bucket, what.as_bytes(), &Expected::Same(info));
+            let there = stored(&store, "p/o").unwrap();
+            assert!(done.is_err() || there == what.as_bytes(), "{instead:?}, {asked:?}: {done:?}");
+            store.be_right();
+            put(&*bucket, b"calm", &Expected::Anything).unwrap();
+        }
+        let info = bucket.head("o").unwrap();
+        store.next(1, Asked::Copy, odd);
+        let copied = bucket.copy("o", &info, "copy", &Expected::Anything);
+        let there = stored(&store, "p/copy");
+        assert!(copied.is_err() || there.as_deref() == Some(b"calm"), "{instead:?}: {copied:?}");
+        store.be_right();
+        bucket.copy("o", &info, "copy", &Expected::Anything).unwrap();
+        let copy = bucket.head("copy").unwrap();
+        store.next(1, Asked::Delete, odd);
+        let deleted = bucket.delete_version("copy", &copy);
+        let is_there = stored(&store, "p/copy").is_some();
+        // A store that says nothing with 200 instead of 204 may have done it.
+        let is_silent = matches!(instead, Instead::Nothing | Instead::CutShort);
+        assert!(deleted.is_err() || !is_there || is_silent, "{instead:?}: {deleted:?}");
+        store.be_right();
+        bucket.delete("copy").unwrap();
+    }
+}
+
+#[test]
+fn a_status_of_not_found_alone_is_no_absence() {
+    let (store, bucket) = world();
+    let info = bucket.head("o").unwrap();
+    for status in [404, 403] {
+        store.always(Asked::Head, Oddity::Status(status));
+        store.next(1, Asked::Put, Oddity::Status(412));
+        let done = put(&*bucket, b"new", &Expected::Same(info.clone()));
+        assert!(!matches!(done, Err(BucketError::Changed(_))), "{status}: {done:?}");
+        store.next(1, Asked::Delete, Oddity::Status(404));
+        let deleted = bucket.delete_version("o", &info);
+        assert!(deleted.is_err(), "{status}");
+        for key in ["o", "d/"] {
+            assert!(bucket.find(key).is_err(), "{status} {key}");
+        }
+        let copied = bucket.copy("o", &info, "copy", &Expected::Anything);
+        assert!(!matches!(copied, Err(BucketError::NotFound(_))), "{status}: {copied:?}");
+        store.be_right();
+        assert!(stored(&store, "p/o").is_some(), "{status}");
+    }
+}
+
+#[test]
+fn any_form_of_an_answer_brings_the_bytes_or_an_error() {
+    let (store, bucket) = world();
+    let info = bucket.head("o").unwrap();
+    for form in FORMS {
+        for asked in [Asked::Get, Asked::List, Asked::Head, Asked::Put] {
+            store.next(1, asked, Oddity::Form(form));
+        }
+        store.next(1, Asked::Get, Oddity::WholeObject);
+        let mut bytes = Vec::new();
+        let read = bucket.read("o", &info, 4..9, &mut |part| bytes.extend_from_slice(part));
+        assert!(read.is_err() || bytes == b"bytes", "{form:?}: {read:?} {bytes:?}");
+        let listed = names(&*bucket);
+        assert!(
+            listed.as_ref().is_ok_and(|names| names.len() == 5) || listed.is_err(),
+            "{form:?}: {listed:?}"
+        );
+        let done = bucket.upload("form", &Source::of(b"sent"), &Metadata::new(), &Expected::Anything);
+        assert!(done.is_err() || stored(&store, "p/form").unwrap() == b"sent", "{form:?}: {done:?}");
+        store.be_right();
+    }
+}
+
+#[test]
+fn versions_are_told_apart_without_etags() {
+    let (store, bucket) = world();
+    for etags in [Etags::Empty, Etags::Missing, Etags::Weak] {
+        store.set_character(Character { etags, ..Character::default() });
+        let info = put(&*bucket, b"one", &Expected::Anything).unwrap();
+        store.state(|state| state.put("p/o", b"longer", &[]));
+        assert!(!bucket.head("o").unwrap().is_same(&info), "{etags:?}");
+        let mut bytes = Vec::new();
+        let read = bucket.read("o", &info, 0..3, &mut |part| bytes.extend_from_slice(part));
+        assert!(matches!(read, Err(BucketError::Changed(_))), "{etags:?}: {read:?} {bytes:?}");
+        let done = put(&*bucket, b"lost", &Expected::Same(info));
+        assert!(matches!(done, Err(BucketError::Changed(_))), "{etags:?}: {done:?}");
+        assert_eq!(stored(&store, "p/o").unwrap(), b"longer", "{etags:?}");
+    }
+}

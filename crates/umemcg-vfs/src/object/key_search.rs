@@ -1,0 +1,105 @@
+//! What a key of a store is: an object, a directory, or nothing.
+//!
+//! ```text
+//!   HEAD key ──► an object
+//!     │ 404
+//!   LIST key* ──► the object all the same? HEAD again ──► an object, or the store contradicts itself
+//!     │      └──► `key/`: a directory
+//!     │ neither, and the listing goes on before it comes to `key/`
+//!   LIST key/* ──► a directory, or nothing
+//! ```
+//!
+//! So that a name is there or is not, as a listing says: a status of 404 alone may be that of
+//! something between, such as a gateway without its route.
+
+use rustix::io::Errno;
+use umemcg_base::assert_no_locks_held;
+
+use super::bucket::{BucketError, ListedName, ObjectInfo};
+use super::listing_place::{ListingPlace, Listings};
+use super::node::Facts;
+use super::shown_attributes::ShownAttributes;
+
+/// Names that are asked for to see what a key is.
+const NR_NAMES: usize = 2;
+
+/// How often an object is looked for that is listed, and not found: others may make and remove it
+/// all the time.
+const NR_ROUNDS: usize = 10;
+
+/// See the module text.
+pub(super) struct KeySearch<'a> {
+    pub(super) listings: Listings<'a>,
+    pub(super) shown: &'a ShownAttributes,
+    pub(super) key: &'a str,
+    /// What the key ends with.
+    pub(super) name: &'a str,
+}
+
+impl KeySearch<'_> {
+    /// Asks the store what the key is. Where an object and keys below it are, those cannot be
+    /// shown.
+    pub(super) fn find(&self) -> Result<Facts, Errno> {
+        assert_no_locks_held("a request to a store");
+        for _ in 0..NR_ROUNDS {
+            if let Some(info) = self.head(self.key)? {
+                return Ok(Facts::Object(self.shown.kept(&info)));
+            }
+            let part = self.listings.part(self.key, None, NR_NAMES)?;
+            match part.names.iter().find(|listed| listed.name == self.name) {
+                // It may have been stored meanwhile.
+                Some(ListedName { object: Some(_), .. }) => {}
+                Some(ListedName { object: None, .. }) => return self.directory(),
+                None if part.next.is_none() && part.hidden.is_empty() => return Err(Errno::NOENT),
+                None if self.has_keys_below()? => return self.directory(),
+                None => return Err(Errno::NOENT),
+            }
+        }
+        let Listings { bucket, failures } = self.listings;
+        let what = format!("HEAD of {:?} in {}: it is not found, and listed", self.key, bucket.url());
+        Err(failures.report(&BucketError::Unavailable(what)))
+    }
+
+    /// As [`find`](Self::find), of a directory that was known as one: mostly with one request.
+    pub(super) fn find_again(&self) -> Result<Facts, Errno> {
+        assert_no_locks_held("a request to a store");
+        let part = self.listings.part(self.key, None, NR_NAMES)?;
+        // An object of this very key comes first, then what follows it in order.
+        match part.names.iter().find(|listed| listed.name == self.name) {
+            Some(ListedName { object: None, .. }) => Ok(Facts::Directory(None)),
+            Some(ListedName { object: Some(info), .. }) if !self.shown.are_stored => {
+                Ok(Facts::Object(info.clone()))
+            }
+            _ => self.find(),
+        }
+    }
+
+    fn head(&self, key: &str) -> Result<Option<ObjectInfo>, Errno> {
+        match self.listings.bucket.head(key) {
+            Ok(info) => Ok(Some(info)),
+            // A store of directories has no object that stands for one.
+            Err(BucketError::NotFound(_)) => Ok(None),
+            Err(error) => Err(self.listings.failures.report(&error)),
+        }
+    }
+
+    /// Returns the facts about a directory.
+    fn directory(&self) -> Result<Facts, Errno> {
+        if !self.shown.are_stored {
+            return Ok(Facts::Directory(None));
+        }
+        let told = self.head(&format!("{}/", self.key))?.and_then(|info| info.metadata);
+        Ok(Facts::Directory(Some(self.shown.in_directory(&told.unwrap_or_default()))))
+    }
+
+    fn has_keys_below(&self) -> Result<bool, Errno> {
+        let (prefix, mut place) = (format!("{}/", self.key), ListingPlace::default());
+        while !place.is_at_end() {
+            let part = place.next_part(self.listings, &prefix, 1)?;
+            if !part.names.is_empty() || !part.hidden.is_empty() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}

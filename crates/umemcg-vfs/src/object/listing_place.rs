@@ -1,0 +1,77 @@
+//! Listings of a store, which come in parts.
+
+use rustix::io::Errno;
+
+use super::bucket::{Bucket, BucketError, ListedPart};
+use super::failure_log::FailureLog;
+use super::listed_part::ListedNames;
+
+/// A store that is asked for listings.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Listings<'a> {
+    pub(super) bucket: &'a dyn Bucket,
+    pub(super) failures: &'a FailureLog,
+}
+
+/// The place where the next part of a listing begins.
+#[derive(Debug, Default)]
+pub(super) struct ListingPlace {
+    next: Option<String>,
+    is_begun: bool,
+    /// A place of before, by which a circle of any length is found (R. P. Brent, "An improved Monte
+    /// Carlo factorization algorithm", 1980, section 3): one after 1, 2, 4, 8 … parts.
+    marked: Option<String>,
+    nr_parts: u64,
+}
+
+impl Listings<'_> {
+    /// Asks for a part.
+    pub(super) fn part(self, prefix: &str, from: Option<&str>, max: usize) -> Result<ListedPart, Errno> {
+        let mut part = self.bucket.list(prefix, from, max).map_err(|error| match error {
+            // A prefix that nothing is below is an empty listing; what is not there is the bucket.
+            BucketError::NotFound(what) => self.failures.report(&BucketError::Unavailable(what)),
+            error => self.failures.report(&error),
+        })?;
+        // Some stores do not keep the order of keys, or tell a key twice.
+        if !part.names.is_sorted_by(|one, other| ListedNames::order(one, other).is_lt()) {
+            part.names.sort_by(ListedNames::order);
+            part.names.dedup_by(|one, other| ListedNames::order(one, other).is_eq());
+        }
+        Ok(part)
+    }
+}
+
+impl ListingPlace {
+    /// Returns whether all parts have been told.
+    pub(super) fn is_at_end(&self) -> bool {
+        self.is_begun && self.next.is_none()
+    }
+
+    /// Returns whether a part has been told.
+    pub(super) fn is_begun(&self) -> bool {
+        self.is_begun
+    }
+
+    /// Asks for the next part.
+    ///
+    /// # Errors
+    /// The store's; `EIO` for a listing that goes round in a circle.
+    pub(super) fn next_part(
+        &mut self,
+        listings: Listings<'_>,
+        prefix: &str,
+        max: usize,
+    ) -> Result<ListedPart, Errno> {
+        let part = listings.part(prefix, self.next.as_deref(), max)?;
+        if part.next.is_some() && part.next == self.marked {
+            let what = format!("LIST of {prefix:?} in {}: it has no end", listings.bucket.url());
+            return Err(listings.failures.report(&BucketError::Corrupt(what)));
+        }
+        self.nr_parts += 1;
+        if self.nr_parts.is_power_of_two() {
+            self.marked.clone_from(&part.next);
+        }
+        (self.is_begun, self.next) = (true, part.next.clone());
+        Ok(part)
+    }
+}
