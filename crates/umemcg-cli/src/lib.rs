@@ -42,6 +42,7 @@ mod pool;
 mod reload;
 mod service_manager;
 mod signals;
+mod start;
 #[cfg(feature = "object")]
 mod state_directory;
 mod stores;

@@ -4,7 +4,6 @@
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
-use std::sync::mpsc::channel;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -16,7 +15,7 @@ use umemcg_fuse::{
     Classifier, ControlFs, Daemon, DaemonConfig, DaemonError, Lifetimes, MountError, MountOptions,
     PoolLimits, ProcessClassifier, SessionConfig, Unmount,
 };
-use umemcg_vfs::{IoMode, VolumeError, VolumeKind, VolumeSpec};
+use umemcg_vfs::{IoMode, VolumeError, VolumeKind, VolumeSpec, Volumes};
 
 use crate::config::Config;
 use crate::detachment;
@@ -29,9 +28,9 @@ use crate::mount_arguments::{IoModeArgument, MountArguments, PageCache, Switch};
 use crate::orphan_guard;
 use crate::pods;
 use crate::pool::{PoolSize, usable_memory};
-use crate::reload::{self, InForce, LiveConfig};
+use crate::reload::{InForce, LiveConfig};
 use crate::service_manager::{ServiceManager, watchdog_time};
-use crate::signals::{Told, forward_told};
+use crate::start::Start;
 use crate::stores::{self, StoreSource, is_store_url};
 use crate::table::human_bytes;
 use crate::touch_helper::TouchHelper;
@@ -58,30 +57,31 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
             "--control and the mount point are the same directory; choose two".into(),
         ));
     }
-    let config = arguments.config.as_deref().map(Config::read).transpose()?.unwrap_or_default();
-    crate::log::set_filter(config.log()?).map_err(Failure::Usage)?;
-    if let (Some(_), Some(volume)) = (&arguments.data, config.volumes().next()) {
-        return Err(volume.wrong("this mount shows one directory; leave out DATA to show volumes"));
-    }
+    let config = read_config(arguments)?;
     // Before the first thread is started.
     if !umemcg::limit_heap_arenas(HEAP_ARENAS_MAX) {
         tracing::debug!("cannot limit the arenas of the allocator");
     }
     let pool_bytes = pool_bytes(arguments, &config)?;
     // From here on a signal ends the mount cleanly, even while it is being created.
-    let (sender, events) = channel();
-    let told = sender.clone();
-    let event = |told| if told == Told::Reload { Event::Reload } else { Event::Signal };
-    forward_told(move |signal| told.send(event(signal)).is_ok())
-        .map_err(|error| Failure::Failed(format!("cannot receive signals: {error}")))?;
+    let start = Start::new()?;
     raise_descriptor_limit();
     // Before anything is mounted: an address in use changes nothing.
     let listener = metrics::listen(arguments, &config)?;
     let control = control_of(arguments, &config, pool_bytes)?;
-    let daemon = Arc::new(start(arguments, &config, &control)?);
+    let Some(daemon) = start_daemon(arguments, &config, &control, &start)? else {
+        return Err(start.end_by_signal());
+    };
+    let daemon = Arc::new(daemon);
     orphan_guard::start(daemon.mounted())
         .map_err(|error| Failure::Failed(format!("cannot start the helper process: {error}")))?;
-    let live = live_config(arguments, &config, &daemon, control)?;
+    let live = match live_config(arguments, &config, (&daemon, &start), control) {
+        Ok(Some(live)) => live,
+        refused => {
+            flush_early(&daemon, arguments)?;
+            return Err(refused.err().unwrap_or_else(|| start.end_by_signal()));
+        }
+    };
     let served =
         Arc::new(Mounted { daemon: Arc::clone(&daemon), source: source(arguments).to_owned(), live });
     let manager = Arc::new(ServiceManager::from_environment());
@@ -95,16 +95,33 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
     }
     let depth = arguments.metrics_depth.or(config.metrics_depth());
     let metrics = listener.map(|listener| metrics::serve(listener, &daemon, depth)).transpose()?;
-    tell_when_ended(&daemon, sender.clone())?;
+    tell_when_ended(&daemon, start.sender.clone())?;
     umount_helper::record(source(arguments), daemon.mounted().point());
     if let Some(within) = watchdog_time() {
         watchdog::start(&daemon, &manager, within)
             .map_err(|error| Failure::Failed(format!("cannot start a thread: {error}")))?;
     }
     announce(arguments, &daemon, pool_bytes);
-    let result = lifecycle.run(&events, &sender);
+    let result = lifecycle.run(&start.events, &start.sender);
     drop((endpoint, metrics));
     result
+}
+
+/// Reads the configuration, and has it say what is logged.
+fn read_config(arguments: &MountArguments) -> Result<Config, Failure> {
+    let config = arguments.config.as_deref().map(Config::read).transpose()?.unwrap_or_default();
+    if let (Some(_), Some(volume)) = (&arguments.data, config.volumes().next()) {
+        return Err(volume.wrong("this mount shows one directory; leave out DATA to show volumes"));
+    }
+    crate::log::set_filter(config.log()?).map_err(Failure::Usage)?;
+    Ok(config)
+}
+
+/// Ends a daemon whose last volumes cannot be added: those before may have been used.
+fn flush_early(daemon: &Daemon, arguments: &MountArguments) -> Result<(), Failure> {
+    let lost = daemon.shut_down(Instant::now() + arguments.flush_timeout);
+    let lost: Vec<_> = lost.into_iter().map(LostFile::from).collect();
+    if lost.is_empty() { Ok(()) } else { Err(Failure::Lost(lost)) }
 }
 
 /// The groups of a daemon as it begins.
@@ -116,21 +133,28 @@ struct Control {
     in_force: InForce,
 }
 
-/// Adds the volumes of the configuration, and keeps it to be reloaded; none without one.
+/// Adds the volumes of the configuration, and keeps it to be reloaded, if there is one. `None` when
+/// a signal came first.
 fn live_config(
     arguments: &MountArguments,
     config: &Config,
-    daemon: &Daemon,
+    (daemon, start): (&Arc<Daemon>, &Start),
     control: Control,
-) -> Result<Option<LiveConfig>, Failure> {
+) -> Result<Option<Option<LiveConfig>>, Failure> {
     let Control { tree, processes, style, mut in_force, .. } = control;
     for volume in config.volumes() {
         let source = volume.data()?;
-        let serial = reload::add(daemon, &volume, &source, Instant::now() + arguments.flush_timeout)?;
-        in_force.add_volume(volume.name(), source, serial);
+        let (name, deadline) = (volume.name().to_owned(), Instant::now() + arguments.flush_timeout);
+        let spec = volumes::spec_of(&source).map_err(|error| volume.wrong(error))?;
+        let daemon = Arc::clone(daemon);
+        let add = move || volumes::add_when_free(&daemon, &name, &spec, deadline);
+        let Some(added) = start.wait(&format!("the volume {}", volume.name()), add)? else { return Ok(None) };
+        let added = added.map_err(|error| volume.wrong(error))?;
+        in_force.add_volume(volume.name(), source, added.serial);
     }
-    let Some(path) = &arguments.config else { return Ok(None) };
-    Ok(Some(LiveConfig::new(path.clone(), style, &tree, &processes, arguments.rules.clone(), in_force)))
+    let Some(path) = &arguments.config else { return Ok(Some(None)) };
+    let rules = arguments.rules.clone();
+    Ok(Some(Some(LiveConfig::new(path.clone(), style, &tree, &processes, rules, in_force))))
 }
 
 /// Returns the size of the pool. The command line takes precedence over the file.
@@ -185,7 +209,13 @@ fn control_of(arguments: &MountArguments, settings: &Config, pool_bytes: u64) ->
     Ok(Control { engine, tree, processes, style, in_force })
 }
 
-fn start(arguments: &MountArguments, settings: &Config, control: &Control) -> Result<Daemon, Failure> {
+/// Returns `None` when a signal came before the mount.
+fn start_daemon(
+    arguments: &MountArguments,
+    settings: &Config,
+    control: &Control,
+    start: &Start,
+) -> Result<Option<Daemon>, Failure> {
     let Control { engine, tree, processes, .. } = control;
     let mut config = match (&arguments.data, store_of(arguments)?) {
         (Some(url), Some(spec)) => DaemonConfig::of(spec, url, &arguments.mountpoint),
@@ -218,8 +248,12 @@ fn start(arguments: &MountArguments, settings: &Config, control: &Control) -> Re
     config.mount.replace = arguments.replace;
     config.mount.flags.clone_from(&arguments.mount_flags);
     let classifier: Arc<dyn Classifier> = Arc::clone(processes) as _;
-    let start = || Daemon::start(engine, Arc::clone(&classifier), &config);
-    let mut daemon = when_free(start, arguments.flush_timeout).map_err(failure)?;
+    let (opened_in, volume, timeout) = (Arc::clone(engine), config.volume.clone(), arguments.flush_timeout);
+    let open = move || when_free(|| Daemon::open(&opened_in, volume.as_ref()), timeout);
+    let what = source(arguments).to_string_lossy().into_owned();
+    let Some(opened) = start.wait(&what, open)? else { return Ok(None) };
+    let mut daemon =
+        opened.and_then(|volumes| Daemon::serve(engine, classifier, &config, volumes)).map_err(failure)?;
     if let Some(point) = &arguments.control {
         let options = MountOptions {
             allow_other: config.mount.allow_other,
@@ -232,7 +266,7 @@ fn start(arguments: &MountArguments, settings: &Config, control: &Control) -> Re
         });
         daemon.mount_control(point, &options, files, session).map_err(failure)?;
     }
-    Ok(daemon)
+    Ok(Some(daemon))
 }
 
 /// Returns the volume of objects that the mount shows, if it is one.
@@ -267,22 +301,22 @@ fn source(arguments: &MountArguments) -> &OsStr {
     arguments.data.as_deref().map_or(OsStr::new("volumes"), Path::as_os_str)
 }
 
-/// Starts a daemon. Waits until the previous daemon of the directory has released it.
+/// Opens what is to be served. Waits until the previous daemon of the directory has released it.
 fn when_free(
-    start: impl Fn() -> Result<Daemon, DaemonError>,
+    open: impl Fn() -> Result<Arc<Volumes>, DaemonError>,
     timeout: Duration,
-) -> Result<Daemon, DaemonError> {
+) -> Result<Arc<Volumes>, DaemonError> {
     let until = Instant::now() + timeout;
     let mut is_told = false;
     loop {
-        match start() {
+        match open() {
             Err(DaemonError::Volume(error @ VolumeError::InUse { .. })) if Instant::now() < until => {
                 if !std::mem::replace(&mut is_told, true) {
                     tell(Level::WARN, format_args!("{error}; waiting for up to {} s", timeout.as_secs()));
                 }
                 std::thread::sleep(volumes::DIRECTORY_LOOK);
             }
-            started => return started,
+            opened => return opened,
         }
     }
 }

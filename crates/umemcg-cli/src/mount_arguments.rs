@@ -96,7 +96,7 @@ pub struct MountArguments {
     pub exclusive: bool,
     /// Do not watch the file system of the directory. Where root mounts a directory of a local file
     /// system, the daemon is told of other programs' changes and tells the kernel, which caches
-    /// names and attributes without a time limit
+    /// names without a time limit, and attributes for a minute
     #[arg(long, conflicts_with = "exclusive")]
     pub no_watch: bool,
     /// The cache that keeps file pages (default: kernel, unless the configuration says otherwise)

@@ -331,7 +331,7 @@ fn apply_volumes(
 ///
 /// # Errors
 /// [`Failure`] with the line.
-pub fn add(
+fn add(
     daemon: &Daemon,
     entry: &VolumeEntry<'_>,
     source: &VolumeSource,

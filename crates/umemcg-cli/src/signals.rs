@@ -27,7 +27,7 @@ pub fn forward_told(forward: impl Fn(Told) -> bool + Send + 'static) -> io::Resu
     let mut signals = Signals::new(wanted)?;
     std::thread::Builder::new().name("umemcg-signals".into()).spawn(move || {
         for signal in signals.forever() {
-            let told = if signal == SIGHUP { Told::Reload } else { Told::End };
+            let told = if signal == SIGHUP { Told::Reload } else { Told::End(signal) };
             tracing::info!(signal, ?told, "received a signal");
             if !forward(told) {
                 return;
@@ -40,8 +40,8 @@ pub fn forward_told(forward: impl Fn(Told) -> bool + Send + 'static) -> io::Resu
 /// What a signal tells the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Told {
-    /// To end.
-    End,
+    /// To end, by this signal.
+    End(i32),
     /// To read the configuration again.
     Reload,
 }

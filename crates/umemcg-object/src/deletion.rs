@@ -41,13 +41,13 @@ impl Deletion<'_> {
         let asked = self.asked;
         let takes_conditions =
             asked.store.takes_conditions && !asked.has_plain_deletes.load(Ordering::Relaxed);
-        let Some(info) = self.info.filter(|_| takes_conditions) else { return Ok(self.delete(None)?) };
+        let Some(info) = self.info.filter(|_| takes_conditions) else { return self.delete_any() };
         let mut nr_refused = 0;
         for round in 1.. {
             let Err(refusal) = self.delete(Some(info)) else { break };
             if refusal.is_unknown_to_store() {
                 asked.has_plain_deletes.store(true, Ordering::Relaxed);
-                return Ok(self.delete(None)?);
+                return self.delete_any();
             }
             if !matches!(refusal.error, BucketError::Changed(_)) || round == NR_ROUNDS {
                 return Err(refusal.error);
@@ -57,15 +57,29 @@ impl Deletion<'_> {
                 Some(there) if !there.info.is_same(info) => {
                     return Err(asked.changed("DELETE", self.key, Some(&there)));
                 }
-                Some(_) if refusal.is_conflict() => {
-                    asked.runtime.block_on(async { tokio::time::sleep(round * CONFLICT_PAUSE).await });
-                }
+                Some(_) if refusal.is_conflict() => self.pause(round),
                 // Twice, and it was there between: the store compares in a way of its own.
-                Some(_) if nr_refused > 0 => return Ok(self.delete(None)?),
+                Some(_) if nr_refused > 0 => return self.delete_any(),
                 Some(_) => nr_refused += 1,
             }
         }
         Ok(())
+    }
+
+    /// Removes whatever is there. A condition that does not hold is no answer to that.
+    fn delete_any(&self) -> Result<(), BucketError> {
+        for round in 1..=NR_ROUNDS {
+            match self.delete(None) {
+                Err(Refusal { error: BucketError::Changed(_), .. }) => self.pause(round),
+                deleted => return Ok(deleted?),
+            }
+        }
+        let text = format!("DELETE of {:?} in {}: refused {NR_ROUNDS} times", self.key, self.asked.url);
+        Err(BucketError::Unavailable(text))
+    }
+
+    fn pause(&self, round: u32) {
+        self.asked.runtime.block_on(async { tokio::time::sleep(round * CONFLICT_PAUSE).await });
     }
 
     fn delete(&self, info: Option<&ObjectInfo>) -> Result<(), Refusal> {

@@ -169,7 +169,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Opens the volume if there is one, mounts it and serves it.
+    /// Opens the volume if there is one, mounts it and serves it. May sleep for its store.
     ///
     /// # Errors
     /// [`DaemonError`]; then nothing stays mounted.
@@ -178,10 +178,32 @@ impl Daemon {
         classifier: Arc<dyn Classifier>,
         config: &DaemonConfig,
     ) -> Result<Self, DaemonError> {
-        let volumes = match &config.volume {
+        let volumes = Self::open(engine, config.volume.as_ref())?;
+        Self::serve(engine, classifier, config, volumes)
+    }
+
+    /// Opens what is to be served, without a mount: the volume, or a place for many. May sleep for
+    /// the volume's store.
+    ///
+    /// # Errors
+    /// [`DaemonError::Volume`].
+    pub fn open(engine: &Arc<Engine>, volume: Option<&VolumeSpec>) -> Result<Arc<Volumes>, DaemonError> {
+        Ok(match volume {
             Some(volume) => Volumes::single(volume.open(engine, 0)?),
             None => Volumes::many(),
-        };
+        })
+    }
+
+    /// Mounts and serves what has been opened for this configuration.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn serve(
+        engine: &Arc<Engine>,
+        classifier: Arc<dyn Classifier>,
+        config: &DaemonConfig,
+        volumes: Arc<Volumes>,
+    ) -> Result<Self, DaemonError> {
         let filesystem = DataFs::new(engine, Arc::clone(&volumes), classifier, config.lifetimes)?;
         let spare = SpareThread::start()?;
         let serving: Arc<dyn Filesystem> = Arc::clone(&filesystem) as _;

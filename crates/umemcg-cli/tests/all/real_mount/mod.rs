@@ -39,6 +39,8 @@ mod staged_volume;
 #[cfg(feature = "object")]
 mod staging_disk;
 #[cfg(feature = "object")]
+mod starting;
+#[cfg(feature = "object")]
 mod synthetic_store;
 mod top;
 mod top_screen;

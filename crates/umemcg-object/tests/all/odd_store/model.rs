@@ -68,6 +68,9 @@ struct Model {
     staging: tempfile::TempDir,
     me: Caller,
     known: BTreeMap<&'static str, May>,
+    /// What was written to each path: after a renaming that failed, the old name may show what the
+    /// store had.
+    written: BTreeMap<&'static str, May>,
     /// What was done, for the text of a failure.
     done: Vec<String>,
 }
@@ -113,6 +116,7 @@ impl Model {
             staging,
             me,
             known,
+            written: BTreeMap::new(),
             done: vec![format!("{writes:?}, attributes are stored: {stores_attributes}")],
         };
         model.mount();
@@ -300,6 +304,7 @@ impl Model {
         let written = self.write(path, &bytes);
         self.done.push(format!("write {path}, {len} bytes: {written:?}"));
         let known = self.known.get_mut(path).unwrap();
+        self.written.entry(path).or_default().insert(Some(bytes.clone()));
         match written {
             Ok(()) => *known = only(Some(bytes)),
             Err(_) => known.extend([Some(bytes), Some(Vec::new())]),
@@ -351,6 +356,7 @@ impl Model {
         match renamed {
             Ok(()) => {
                 assert!(!there.is_empty(), "{from} was not there");
+                self.written.entry(to).or_default().extend(there.clone());
                 self.known.insert(to, there);
                 self.known.insert(from, only(None));
             }
@@ -358,8 +364,11 @@ impl Model {
                 assert!(self.known[from].contains(&None), "{from} is hidden");
             }
             Err(_) => {
+                self.written.entry(to).or_default().extend(there.clone());
                 self.known.get_mut(to).unwrap().extend(there);
-                self.known.get_mut(from).unwrap().insert(None);
+                let may = self.known.get_mut(from).unwrap();
+                may.insert(None);
+                may.extend(self.written.get(from).into_iter().flatten().cloned());
             }
         }
     }

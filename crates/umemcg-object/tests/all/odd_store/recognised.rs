@@ -104,6 +104,20 @@ fn a_success_that_did_nothing_is_none() {
 }
 
 #[test]
+fn a_deletion_without_a_condition_fails_no_condition() {
+    let (store, bucket) = world();
+    for status in [409, 412] {
+        store.next(2, Asked::Delete, Oddity::Status(status));
+        bucket.delete("o").unwrap();
+        assert_eq!(stored(&store, "p/o"), None, "{status}");
+        store.state(|state| state.put("p/o", b"old bytes", &[]));
+    }
+    store.always(Asked::Delete, Oddity::Status(412));
+    let refused = bucket.delete("o");
+    assert!(matches!(refused, Err(BucketError::Unavailable(_))), "{refused:?}");
+}
+
+#[test]
 fn a_status_of_not_found_alone_is_no_absence() {
     let (store, bucket) = world();
     let info = bucket.head("o").unwrap();

@@ -1,0 +1,62 @@
+//! A mount that waits for a store when a signal comes.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::harness::{PROGRAM, is_mounted, needs_mount, patiently};
+
+/// Starts a mount of a store that takes connections and never answers; returns when it was asked.
+fn waiting(store: &TcpListener, arguments: &[&str]) -> (Child, std::net::TcpStream) {
+    let mut command = Command::new(PROGRAM);
+    command.args(["mount", "--pool", "64M"]).args(arguments);
+    let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    (child, store.accept().unwrap().0)
+}
+
+fn ends(mut child: Child, signal: Signal) {
+    kill_process(Pid::from_child(&child), signal).unwrap();
+    let status = patiently(None, &mut child);
+    // Sooner than the store is given up, which is a failure.
+    assert_eq!(status.signal(), Some(signal.as_raw()), "{status:?}");
+}
+
+#[test]
+fn a_signal_ends_a_start_that_waits_for_a_store() {
+    needs_mount!();
+    let store = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", store.local_addr().unwrap());
+    let place = tempfile::tempdir().unwrap();
+    let mnt = place.path().join("mnt");
+    fs::create_dir(&mnt).unwrap();
+    let point = mnt.to_str().unwrap();
+    for signal in [Signal::INT, Signal::TERM] {
+        let of_store = ["--endpoint", &endpoint, "--region", "x", "--anonymous", "s3://b", point];
+        let (child, _connection) = waiting(&store, &of_store);
+        ends(child, signal);
+        assert!(!is_mounted(&mnt));
+    }
+}
+
+#[test]
+fn a_signal_while_a_later_volume_is_awaited_flushes_first() {
+    needs_mount!();
+    let store = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = store.local_addr().unwrap();
+    let place = tempfile::tempdir().unwrap();
+    let (mnt, config) = (place.path().join("mnt"), place.path().join("umemcg.toml"));
+    fs::create_dir_all(place.path().join("data")).unwrap();
+    fs::create_dir(&mnt).unwrap();
+    let far =
+        format!("store = \"s3://b\"\nendpoint = \"http://{endpoint}\"\nregion = \"x\"\nanonymous = true\n");
+    fs::write(&config, format!("[volumes.data]\ndir = \"data\"\n[volumes.far]\n{far}")).unwrap();
+    let arguments = ["--config", config.to_str().unwrap(), mnt.to_str().unwrap()];
+    let (child, _connection) = waiting(&store, &arguments);
+    fs::write(mnt.join("data/f"), "accepted").unwrap();
+    ends(child, Signal::TERM);
+    assert!(!is_mounted(&mnt));
+    assert_eq!(fs::read(place.path().join("data/f")).unwrap(), b"accepted");
+}
