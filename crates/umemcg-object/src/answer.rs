@@ -126,11 +126,14 @@ impl Continuation {
         }
     }
 
+    /// A listing that does not say whether it is truncated, as of fake-gcs-server, goes on as it
+    /// says where.
     fn check_of_s3(&self) -> Result<(), NoListing> {
         let has_token = self.token.as_ref().is_some_and(|token| !token.is_empty());
         match self.is_truncated.as_deref() {
             Some("true") if has_token => Ok(()),
             Some("false") if !has_token => Ok(()),
+            None => Ok(()),
             _ => Err(NoListing::Contradiction),
         }
     }
@@ -174,6 +177,7 @@ mod tests {
         for good in [
             format!("{S3}<IsTruncated>false</IsTruncated></ListBucketResult>"),
             format!("{S3}<IsTruncated>false</IsTruncated><NextContinuationToken/></ListBucketResult>"),
+            format!("{S3}</ListBucketResult>"),
             format!("{S3}<NextContinuationToken>t&amp;</NextContinuationToken><IsTruncated>true</IsTruncated></ListBucketResult>"),
             "<ns:ListBucketResult xmlns:ns=\"x\"><ns:IsTruncated>false</ns:IsTruncated></ns:ListBucketResult>".into(),
             "<EnumerationResults><Blobs/><NextMarker /></EnumerationResults>".into(),
@@ -197,7 +201,6 @@ mod tests {
         for (text, expected) in [
             ("", NoListing::Unfinished),
             ("<IsTruncated>false</IsTruncated>", NoListing::Unfinished),
-            ("</ListBucketResult>", NoListing::Contradiction),
             ("<IsTruncated>true</IsTruncated></ListBucketResult>", NoListing::Contradiction),
             (
                 "<IsTruncated>false</IsTruncated><NextContinuationToken>t</NextContinuationToken></ListBucketResult>",

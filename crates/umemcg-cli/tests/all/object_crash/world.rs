@@ -156,7 +156,7 @@ impl World {
         }
         let entries = fs::read_dir(self.staged_dir()).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        names.filter(|name| name != "lost").collect()
+        names.filter(|name| name != "lost" && name != "volume").collect()
     }
 
     /// Takes away and returns what did not reach the store.

@@ -81,7 +81,7 @@ impl StagedVolume {
         let left: Vec<PathBuf> = volumes
             .flat_map(|volume| [volume.join("lost"), volume])
             .flat_map(|dir| fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()))
-            .filter(|path| !path.ends_with("lost"))
+            .filter(|path| !path.ends_with("lost") && !path.ends_with("volume"))
             .collect();
         assert!(left.is_empty(), "{left:?}");
     }
