@@ -150,8 +150,11 @@ impl Lifecycle {
     /// [`Failure::Lost`] with what could not be made durable; when no thread can be started.
     pub fn run(self: &Arc<Self>, events: &Receiver<Event>, sender: &Sender<Event>) -> Result<(), Failure> {
         let Ok(end) = self.prepare_end(sender) else {
-            self.served.shut_down(self.begin_end());
-            return Err(Failure::Failed("cannot start a thread".into()));
+            tell(Level::ERROR, "cannot start a thread; the mount ends");
+            return match self.served.shut_down(self.begin_end()) {
+                lost if lost.is_empty() => Err(Failure::Failed("cannot start a thread".into())),
+                lost => Err(Failure::Lost(lost)),
+            };
         };
         let mut end_by = None;
         let mut insisted = false;

@@ -75,16 +75,13 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
     let daemon = Arc::new(daemon);
     orphan_guard::start(daemon.mounted())
         .map_err(|error| Failure::Failed(format!("cannot start the helper process: {error}")))?;
+    let manager = Arc::new(ServiceManager::from_environment());
     let live = match live_config(arguments, &config, (&daemon, &start), control) {
         Ok(Some(live)) => live,
-        refused => {
-            flush_early(&daemon, arguments)?;
-            return Err(refused.err().unwrap_or_else(|| start.end_by_signal()));
-        }
+        refused => return Err(end_early(&daemon, (arguments, &start, &manager), refused.err())),
     };
     let served =
         Arc::new(Mounted { daemon: Arc::clone(&daemon), source: source(arguments).to_owned(), live });
-    let manager = Arc::new(ServiceManager::from_environment());
     let lifecycle =
         Lifecycle::new(served, daemon.mounted().point(), arguments.flush_timeout, Arc::clone(&manager));
     let mut endpoint = listen(&daemon, &lifecycle);
@@ -117,11 +114,20 @@ fn read_config(arguments: &MountArguments) -> Result<Config, Failure> {
     Ok(config)
 }
 
-/// Ends a daemon whose last volumes cannot be added: those before may have been used.
-fn flush_early(daemon: &Daemon, arguments: &MountArguments) -> Result<(), Failure> {
+/// Ends a daemon whose last volumes cannot be added, or are not awaited because of a signal: those
+/// before may have been used.
+fn end_early(
+    daemon: &Daemon,
+    (arguments, start, manager): (&MountArguments, &Start, &ServiceManager),
+    refused: Option<Failure>,
+) -> Failure {
+    manager.stopping(arguments.flush_timeout);
     let lost = daemon.shut_down(Instant::now() + arguments.flush_timeout);
-    let lost: Vec<_> = lost.into_iter().map(LostFile::from).collect();
-    if lost.is_empty() { Ok(()) } else { Err(Failure::Lost(lost)) }
+    if lost.is_empty() {
+        return refused.unwrap_or_else(|| start.end_by_signal());
+    }
+    refused.inspect(|refused| tell(Level::ERROR, refused));
+    Failure::Lost(lost.into_iter().map(LostFile::from).collect())
 }
 
 /// The groups of a daemon as it begins.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, getpid};
 use signal_hook::low_level::emulate_default_handler;
 use tracing::Level;
 use umemcg_base::clock::spawn_detached;
@@ -91,7 +92,11 @@ impl Start {
     pub fn end_by_signal(&self) -> Failure {
         let signal = self.signal.load(Ordering::Relaxed);
         tell(Level::INFO, format_args!("ended by a signal before the mount was ready"));
-        // Returns for signals that end nothing, and if it cannot be sent.
+        // The first process of a namespace, as in a container, cannot be ended so.
+        if getpid() == Pid::INIT {
+            std::process::exit(128 + signal);
+        }
+        // Returns for signals that end nothing.
         let _ = emulate_default_handler(signal);
         Failure::Failed(format!("ended by signal {signal}"))
     }

@@ -17,7 +17,7 @@ use umemcg_vfs::object::{BucketError, ObjectInfo};
 
 use crate::amendment::{AMENDMENT, Amendment};
 use crate::checksum::{ASKS_SUM, RunningSum, TOLD_SUM};
-use crate::http_layer::{RequestCounts, chain};
+use crate::http_layer::{HIDDEN, Hidden, RequestCounts, chain};
 use crate::metadata::{mark_of, metadata_of};
 use crate::pace::{PATIENCE, RETRY_TIMEOUT};
 use crate::refusal::Refusal;
@@ -29,7 +29,9 @@ const ETAG_BYTES_MAX: usize = 128;
 /// Longest text of a failure, in bytes.
 const TEXT_BYTES_MAX: usize = 1024;
 /// How often an object is looked for that is listed, and not found.
-const NR_ROUNDS: usize = 10;
+const NR_ROUNDS: u32 = 10;
+/// The first pause between two looks; each is longer by as much.
+const ROUND_PAUSE: Duration = Duration::from_millis(5);
 /// Parts of a listing without a name that are waited through for one.
 const NR_EMPTY_PARTS_MAX: usize = 100;
 /// How long a request for the facts about an object, or for a part of a listing, may take in all:
@@ -156,49 +158,52 @@ impl AskedBucket {
     /// Checks with a listing that an object is not there, before anything follows from that: an
     /// answer of 404 may be that of what stands between, such as a gateway without its route.
     pub(crate) fn confirm_absent(&self, key: &str, place: &Place) -> Result<(), BucketError> {
+        if self.is_listed(key, place)? { Err(self.found_and_not(key)) } else { Ok(()) }
+    }
+
+    fn found_and_not(&self, key: &str) -> BucketError {
+        BucketError::Unavailable(format!("HEAD of {key:?} in {}: it is not found, and listed", self.url))
+    }
+
+    /// Returns whether a listing has an object; not where nothing stands between.
+    fn is_listed(&self, key: &str, place: &Place) -> Result<bool, BucketError> {
         if self.store.lists.is_none() {
-            // Nothing stands between.
-            return Ok(());
+            return Ok(false);
         }
         // Of all keys that begin with it, it is the first.
-        let whole = format!("{}{key}", self.prefix);
-        let (mut next, unknown) = (None, |what| {
-            Err(BucketError::Unavailable(format!(
-                "HEAD of {key:?} in {}: it is not found, and {what}",
-                self.url
-            )))
-        });
+        let (whole, mut next) = (format!("{}{key}", self.prefix), None);
         for _ in 0..NR_EMPTY_PARTS_MAX {
             let part = self.part(&whole, next.as_deref(), 1);
-            let (listed, goes_on) = self.in_time("LIST", key, part).map_err(|error| match error {
+            let (listed, goes_on, hidden) = self.in_time("LIST", key, part).map_err(|error| match error {
                 BucketError::NotFound(what) => BucketError::Unavailable(what),
                 error => error,
             })?;
-            if listed.objects.iter().any(|meta| meta.location == place.path) {
-                return unknown("listed");
+            let has_location = |meta: &ObjectMeta| meta.location == place.path;
+            if listed.objects.iter().any(has_location) || hidden.contains(&whole) {
+                return Ok(true);
             }
             next = goes_on;
-            if next.is_none() || !listed.objects.is_empty() || !listed.common_prefixes.is_empty() {
-                return Ok(());
+            let is_empty =
+                listed.objects.is_empty() && listed.common_prefixes.is_empty() && hidden.is_empty();
+            if next.is_none() || !is_empty {
+                return Ok(false);
             }
         }
-        unknown("its listing has no end")
+        let url = &self.url;
+        Err(BucketError::Unavailable(format!("HEAD of {key:?} in {url}: its listing has no end")))
     }
 
     /// As [`find_any`](Self::find_any); `None` only if no listing has it.
     pub(crate) fn find_for_sure(&self, key: &str, place: &Place) -> Result<Option<Found>, BucketError> {
-        for round in 1.. {
+        for round in 1..=NR_ROUNDS {
             let found = self.find_any(key, place)?;
-            if found.is_some() {
+            if found.is_some() || !self.is_listed(key, place)? {
                 return Ok(found);
             }
-            match self.confirm_absent(key, place) {
-                // Others may make and remove it all the time.
-                Err(BucketError::Unavailable(_)) if round < NR_ROUNDS => {}
-                confirmed => return confirmed.map(|()| None),
-            }
+            // Others may make and remove it all the time.
+            self.runtime.block_on(async { tokio::time::sleep(ROUND_PAUSE * round).await });
         }
-        unreachable!()
+        Err(self.found_and_not(key))
     }
 
     /// As [`changed`](Self::changed), unless the object may be there all the same.
@@ -212,13 +217,14 @@ impl AskedBucket {
         confirmed.map_or_else(|error| error, |()| self.changed(what, key, found))
     }
 
-    /// Returns a part of a listing, and where the next one begins.
+    /// Returns a part of a listing, where the next one begins, and the keys that are not in it
+    /// because they are no paths, or because the library leaves them out.
     pub(crate) async fn part(
         &self,
         prefix: &str,
         from: Option<&str>,
         max: usize,
-    ) -> Result<(ListResult, Option<String>), Error> {
+    ) -> Result<(ListResult, Option<String>, Vec<String>), Error> {
         match &self.store.lists {
             Some(store) => {
                 let options = PaginatedListOptions {
@@ -227,8 +233,14 @@ impl AskedBucket {
                     page_token: from.map(str::to_owned),
                     ..PaginatedListOptions::default()
                 };
-                let listed = store.list_paginated(Some(prefix).filter(|p| !p.is_empty()), options).await?;
-                Ok((listed.result, listed.page_token))
+                let hidden = Hidden { prefix: prefix.to_owned(), keys: Vec::new() };
+                let listing = async {
+                    let asked = Some(prefix).filter(|prefix| !prefix.is_empty());
+                    let listed = store.list_paginated(asked, options).await?;
+                    let keys = HIDDEN.with(|hidden| std::mem::take(&mut hidden.borrow_mut().keys));
+                    Ok((listed.result, listed.page_token, keys))
+                };
+                HIDDEN.scope(RefCell::new(hidden), listing).await
             }
             None => {
                 let directory = prefix.rsplit_once('/').map_or("", |(directory, _)| directory);
@@ -236,7 +248,7 @@ impl AskedBucket {
                 let mut listed = self.store.objects.list_with_delimiter(Some(&directory)).await?;
                 listed.objects.retain(|object| object.location.as_ref().starts_with(prefix));
                 listed.common_prefixes.retain(|below| below.as_ref().starts_with(prefix));
-                Ok((listed, None))
+                Ok((listed, None, Vec::new()))
             }
         }
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
-use http::StatusCode;
+use http::{HeaderName, HeaderValue, StatusCode};
 use http_body_util::{BodyExt, Full};
 use object_store::ClientOptions;
 use object_store::client::{
@@ -19,7 +19,7 @@ use object_store::client::{
     HttpService,
 };
 use umemcg_base::LeafMutex;
-use umemcg_vfs::object::{BucketFigures, asking_tenant};
+use umemcg_vfs::object::{BucketFigures, UNREADABLE, asking_tenant};
 
 use crate::amendment::{Signer, amend};
 use crate::answer::{check_listing, error_code, is_of_change, is_of_object};
@@ -30,10 +30,16 @@ use crate::request_kind::{RequestKind, SILENCE_TIMEOUT};
 use crate::traffic::Traffic;
 use crate::upload_list::{UPLOADS, uploads_of};
 
+/// Of the listing that a task asked for.
+#[derive(Debug)]
+pub(crate) struct Hidden {
+    pub(crate) prefix: String,
+    /// The keys that were taken out of it, or that the library leaves out.
+    pub(crate) keys: Vec<String>,
+}
+
 tokio::task_local! {
-    /// The keys that were taken out of the listing that this task asked for, or that the library
-    /// leaves out.
-    pub(crate) static HIDDEN: RefCell<Vec<String>>;
+    pub(crate) static HIDDEN: RefCell<Hidden>;
     /// The tenant that this task asks for; where it is not set, the task runs on the thread that
     /// asks.
     static TENANT: usize;
@@ -220,7 +226,7 @@ impl HttpService for CountingService {
         let (sent, _under_way) = (Instant::now(), self.counts.traffic.begin());
         let answer = match kind.time_max(request.body().content_length()) {
             None => self.clients.reading.execute(request).await,
-            Some(time) => match tokio::time::timeout(time, self.change(request)).await {
+            Some(time) => match tokio::time::timeout(time, self.change(kind, request)).await {
                 Ok(answer) => answer,
                 Err(elapsed) => Err(HttpError::new(HttpErrorKind::Timeout, elapsed)),
             },
@@ -271,12 +277,15 @@ impl HttpService for CountingService {
 
 impl CountingService {
     /// Returns the whole answer to a request that changes something.
-    async fn change(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+    async fn change(&self, kind: RequestKind, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let (mut parts, body) = self.clients.changing.execute(request).await?.into_parts();
         let whole = read_bounded(body).await?;
         if parts.status.is_success() {
             // Sent again, as what a gateway answers that reaches no store.
-            let unknown = (!is_of_change(&whole)).then_some(StatusCode::BAD_GATEWAY);
+            // Azure, which says nothing, says 202 to a copy.
+            let is_missing =
+                kind == RequestKind::Copy && parts.status == StatusCode::OK && whole.trim_ascii().is_empty();
+            let unknown = (is_missing || !is_of_change(&whole)).then_some(StatusCode::BAD_GATEWAY);
             parts.status = belated_failure(&whole).or(unknown).unwrap_or(parts.status);
         } else if parts.status == StatusCode::BAD_REQUEST && is_damaged(&whole) {
             // One that is sent again.
@@ -368,8 +377,16 @@ fn readable(mut response: HttpResponse) -> HttpResponse {
     let headers = response.headers_mut();
     let unreadable: Vec<_> = headers.iter().filter(|(_, value)| value.to_str().is_err()).collect();
     let unreadable: Vec<_> = unreadable.into_iter().map(|(name, _)| name.clone()).collect();
-    for name in unreadable {
+    for name in &unreadable {
         headers.remove(name);
+    }
+    if !unreadable.is_empty() {
+        // Storing it anew would lose them.
+        for prefix in ["x-amz-meta-", "x-goog-meta-", "x-ms-meta-"] {
+            if let Ok(name) = HeaderName::try_from(format!("{prefix}{UNREADABLE}")) {
+                headers.insert(name, HeaderValue::from_static("1"));
+            }
+        }
     }
     response
 }
@@ -396,10 +413,11 @@ async fn filtered(response: HttpResponse) -> Result<HttpResponse, HttpError> {
     let whole = read_bounded(body).await?;
     check_listing(&whole).map_err(|no_listing| HttpError::new(HttpErrorKind::Decode, no_listing))?;
     let _ = UPLOADS.try_with(|uploads| uploads.borrow_mut().extend(uploads_of(&whole)));
-    let mut hidden = Vec::new();
-    let kept = without_hidden(&whole, &mut hidden).map_or(whole, Bytes::from);
     // Not set in a request that is no listing of ours.
-    let _ = HIDDEN.try_with(|keys| keys.borrow_mut().extend(hidden));
+    let prefix = HIDDEN.try_with(|hidden| hidden.borrow().prefix.clone()).unwrap_or_default();
+    let mut keys = Vec::new();
+    let kept = without_hidden(&whole, &prefix, &mut keys).map_or(whole, Bytes::from);
+    let _ = HIDDEN.try_with(|hidden| hidden.borrow_mut().keys.extend(keys));
     Ok(with_body(parts, kept))
 }
 
@@ -451,8 +469,9 @@ mod tests {
             .header("x-amz-meta-mode", "33188");
         let (parts, ()) = answer.body(()).unwrap().into_parts();
         let readable = readable(with_body(parts, Bytes::new()));
-        assert_eq!(readable.headers().len(), 1, "{:?}", readable.headers());
+        assert_eq!(readable.headers().len(), 4, "{:?}", readable.headers());
         assert_eq!(readable.headers()["x-amz-meta-mode"], "33188");
+        assert!(readable.headers().contains_key(format!("x-amz-meta-{UNREADABLE}")));
     }
 
     #[test]

@@ -24,9 +24,9 @@ pub(crate) fn is_path(key: &str) -> bool {
 /// Returns a listing without such keys, which are added to `hidden`; `None` if it has none, or is
 /// no listing.
 ///
-/// Azure's object of the listed directory itself is added, too: the library leaves it out. No other
-/// of a directory is listed as an object.
-pub(crate) fn without_hidden(body: &[u8], hidden: &mut Vec<String>) -> Option<Vec<u8>> {
+/// Azure's object whose key is the listed prefix is added, too: the library leaves it out. So are
+/// those of directories, of which no other is listed as an object.
+pub(crate) fn without_hidden(body: &[u8], prefix: &str, hidden: &mut Vec<String>) -> Option<Vec<u8>> {
     // The reader leaves a byte order mark out of its count.
     let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
     let mut reader = Reader::from_reader(body);
@@ -66,7 +66,7 @@ pub(crate) fn without_hidden(body: &[u8], hidden: &mut Vec<String>) -> Option<Ve
                 Some((_, (_, inside))) if is_in_key && end.name().as_ref() == inside => is_in_key = false,
                 Some((start, (name, _))) if ENTRIES.iter().any(|(name, _)| *name == end.name().as_ref()) => {
                     entry = None;
-                    let is_left_out = |key: &String| name == b"Blob" && key.ends_with('/');
+                    let is_left_out = |key: &String| name == b"Blob" && (key.ends_with('/') || key == prefix);
                     if let Some(key) = key.take().filter(|key| !is_path(key) || is_left_out(key)) {
                         kept.extend_from_slice(&body[done..start]);
                         done = reader.buffer_position() as usize;
@@ -110,7 +110,7 @@ mod tests {
             <CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes>\
             <CommonPrefixes><Prefix>//</Prefix></CommonPrefixes></R>";
         let mut hidden = Vec::new();
-        let kept = without_hidden(listing.as_bytes(), &mut hidden).unwrap();
+        let kept = without_hidden(listing.as_bytes(), "", &mut hidden).unwrap();
         assert_eq!(hidden, ["a//b", "c/../d", "//"]);
         assert_eq!(
             String::from_utf8(kept).unwrap(),
@@ -126,7 +126,10 @@ mod tests {
             <Blob><Name>d/</Name></Blob><BlobPrefix><Name>a//</Name></BlobPrefix>\
             <BlobPrefix><Name>a/</Name></BlobPrefix></Blobs></E>";
         let mut hidden = Vec::new();
-        let kept = without_hidden(listing.as_bytes(), &mut hidden).unwrap();
+        without_hidden(listing.as_bytes(), "ok", &mut hidden).unwrap();
+        assert_eq!(hidden, ["ok", "d/", "a//"]);
+        hidden.clear();
+        let kept = without_hidden(listing.as_bytes(), "o", &mut hidden).unwrap();
         assert_eq!(hidden, ["d/", "a//"]);
         let kept = String::from_utf8(kept).unwrap();
         assert!(kept.contains("<Blob><Name>ok</Name>") && !kept.contains("d/"), "{kept}");
@@ -146,7 +149,7 @@ mod tests {
             let (paths, others): (Vec<_>, Vec<_>) = keys.iter().cloned().partition(|key| is_path(key));
             let (mut hidden, whole) = (Vec::new(), list(&keys));
             let with_mark = format!("\u{feff}{whole}");
-            let kept = without_hidden(with_mark.as_bytes(), &mut hidden);
+            let kept = without_hidden(with_mark.as_bytes(), "", &mut hidden);
             let kept = kept.map_or(whole, |kept| String::from_utf8(kept).unwrap());
             prop_assert_eq!((kept, hidden), (list(&paths), others));
         }
@@ -160,7 +163,7 @@ mod tests {
             }
             let mut hidden = Vec::new();
             for listing in [listing.as_slice(), text.as_bytes()] {
-                let kept = without_hidden(listing, &mut hidden);
+                let kept = without_hidden(listing, "", &mut hidden);
                 prop_assert!(kept.is_none_or(|kept| kept.len() < listing.len()));
             }
         }
@@ -170,8 +173,8 @@ mod tests {
     fn what_needs_no_change_gets_none() {
         let mut hidden = Vec::new();
         let listing = b"<R><Contents><Key>a</Key></Contents></R>";
-        assert_eq!(without_hidden(listing, &mut hidden), None);
-        assert_eq!(without_hidden(b"no xml at all <", &mut hidden), None);
+        assert_eq!(without_hidden(listing, "", &mut hidden), None);
+        assert_eq!(without_hidden(b"no xml at all <", "", &mut hidden), None);
         assert!(hidden.is_empty());
     }
 }

@@ -58,7 +58,7 @@ pub(crate) fn attributes_of(metadata: &Metadata) -> Option<Attributes> {
     let is_in_name =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"!#$%&'*+-.^_`|~".contains(&byte);
     let is_name = |name: &str| !name.is_empty() && name.bytes().all(is_in_name);
-    let is_value = |value: &str| value.bytes().all(|byte| (0x20..0x7f).contains(&byte));
+    let is_value = |value: &str| value.bytes().all(|byte| byte == b'\t' || (0x20..0x7f).contains(&byte));
     let attribute = |(name, value): &(String, String)| {
         let header = HEADERS.iter().find(|(header, _)| header == name);
         let attribute = match header {

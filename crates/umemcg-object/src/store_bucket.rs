@@ -1,6 +1,5 @@
 //! A prefix of a bucket, asked through the library `object_store`.
 
-use std::cell::RefCell;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use umemcg_vfs::volume::StoreId;
 use crate::asked_bucket::{AskedBucket, info_of};
 use crate::copy::Copy;
 use crate::deletion::Deletion;
-use crate::http_layer::{HIDDEN, RequestCounts, for_this_tenant};
+use crate::http_layer::{RequestCounts, for_this_tenant};
 use crate::local_directory::LocalDirectory;
 use crate::metadata::marked;
 use crate::parted_upload::StoreUpload;
@@ -84,11 +83,11 @@ impl StoreBucket {
 }
 
 impl StoreBucket {
-    /// Returns what a listing of a directory tells of the object that stands for it.
-    fn own_object(&self, prefix: &str) -> Result<Option<ListedName>, BucketError> {
-        let found = self.asked.find_any(prefix, &self.asked.place(prefix)?)?;
-        let object = found.map(|found| ObjectInfo { metadata: None, ..found.info });
-        Ok(object.map(|info| ListedName { name: String::new(), object: Some(info) }))
+    /// Returns what a listing tells of the object whose key is the prefix.
+    fn own_object(&self, prefix: &str) -> Result<ListedName, BucketError> {
+        let found = self.asked.find_stored("LIST", prefix, &self.asked.place(prefix)?)?;
+        let name = prefix.rsplit('/').next().unwrap_or_default().to_owned();
+        Ok(ListedName { name, object: Some(ObjectInfo { metadata: None, ..found.info }) })
     }
 }
 
@@ -120,6 +119,10 @@ impl Bucket for StoreBucket {
         self.asked.find(key, &self.asked.place(key)?).map(|found| found.info)
     }
 
+    fn knows_absence(&self) -> bool {
+        self.asked.store.lists.is_none()
+    }
+
     fn find(&self, key: &str) -> Result<Option<ObjectInfo>, BucketError> {
         match self.asked.place(key) {
             Ok(place) if self.asked.store.lists.is_some() => {
@@ -137,12 +140,8 @@ impl Bucket for StoreBucket {
     fn list(&self, prefix: &str, from: Option<&str>, max: usize) -> Result<ListedPart, BucketError> {
         let whole = format!("{}{prefix}", self.asked.prefix);
         let directory_len = whole.rfind('/').map_or(0, |at| at + 1);
-        let listing = async {
-            let part = self.asked.part(&whole, from, max).await?;
-            Ok((part, HIDDEN.with(RefCell::take)))
-        };
-        let ((result, next), mut hidden) =
-            self.asked.in_time("LIST", prefix, HIDDEN.scope(RefCell::default(), listing))?;
+        let part = self.asked.part(&whole, from, max);
+        let (result, next, mut hidden) = self.asked.in_time("LIST", prefix, part)?;
         // Empty for the object that stands for the directory itself: the library leaves its slash
         // out.
         let name_of = |path: &Path| path.as_ref().get(directory_len..).unwrap_or_default().to_owned();
@@ -152,10 +151,11 @@ impl Bucket for StoreBucket {
             .map(|meta| ListedName { name: name_of(&meta.location), object: Some(info_of(meta)) });
         let prefixes =
             result.common_prefixes.iter().map(|path| ListedName { name: name_of(path), object: None });
-        // The object that stands for the directory itself, where the library leaves it out.
+        // The object whose key is the prefix, where the library leaves it out.
         let nr_hidden = hidden.len();
-        hidden.retain(|key| !key.ends_with('/') || *key != whole);
-        let own = if hidden.len() < nr_hidden { self.own_object(prefix)? } else { None };
+        hidden.retain(|key| *key != whole);
+        let has_own = hidden.len() < nr_hidden && !prefix.is_empty();
+        let own = if has_own { Some(self.own_object(prefix)?) } else { None };
         let mut names: Vec<_> = own.into_iter().chain(objects).chain(prefixes).collect();
         // In the order of their keys; a directory's ends with a slash.
         let key = |listed: &ListedName| listed.name.clone() + if listed.object.is_none() { "/" } else { "" };

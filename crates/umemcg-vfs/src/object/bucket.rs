@@ -86,6 +86,10 @@ pub struct ListedPart {
     pub next: Option<String>,
 }
 
+/// The name, among the metadata, that says that the object has more, which cannot be read: storing
+/// it anew would lose them.
+pub const UNREADABLE: &str = "umemcgunreadable";
+
 /// The name, among the metadata, of a text that no other upload has: one whose answer was lost is
 /// known by it. A bucket adds one to metadata without. A caller that uploads the same bytes again,
 /// since it does not know whether they are there, gives the same, and the upload succeeds if they
@@ -310,6 +314,11 @@ pub trait Bucket: Send + Sync + fmt::Debug {
     fn url(&self) -> &str;
     /// Returns the server that is asked; `None` for the default of the URL's kind.
     fn endpoint(&self) -> Option<&str>;
+    /// Returns whether an object that [`head`](Self::head) does not find is not there for sure, as
+    /// where nothing stands between.
+    fn knows_absence(&self) -> bool {
+        false
+    }
     /// Returns the facts about an object.
     fn head(&self, key: &str) -> Result<ObjectInfo, BucketError>;
     /// Returns the facts about an object, or that there is none for sure: what was written is given

@@ -174,13 +174,13 @@ impl Drafts {
             self.objects.labels_of(node, &place.key, &place.info)?.1
         } else {
             let known = place.info.attributes.unwrap_or(shown.of_file(place.info.modified));
-            match bucket.keeps_metadata().then(|| bucket.head(&place.key)) {
-                Some(Ok(there)) if there.is_same(&place.info) => {
+            let find = || bucket.find(&place.key).map_err(|error| failures.report(&error));
+            match if bucket.keeps_metadata() { find()? } else { None } {
+                Some(there) if there.is_same(&place.info) => {
                     FileLabels::of_uniform(&there.metadata.unwrap_or_default(), known)
                 }
                 // If there is another version, or none, the upload finds it.
-                None | Some(Ok(_) | Err(BucketError::NotFound(_))) => FileLabels::new(known),
-                Some(Err(error)) => return Err(failures.report(&error)),
+                _ => FileLabels::new(known),
             }
         };
         // Before a write is accepted that the store would not take.

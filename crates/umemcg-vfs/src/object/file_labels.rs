@@ -13,7 +13,7 @@ use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
-use super::bucket::{Metadata, UPLOAD_MARK};
+use super::bucket::{Metadata, UNREADABLE, UPLOAD_MARK};
 use super::file_attributes::{FileAttributes, NAMES};
 
 /// Most bytes of metadata: S3's limit.
@@ -104,8 +104,11 @@ impl FileLabels {
     /// Checks that a store takes so many bytes.
     ///
     /// # Errors
-    /// `ENOSPC`.
+    /// `ENOSPC`; `EOPNOTSUPP` if the object has metadata that cannot be read, and would be lost.
     pub(super) fn check_room(&self) -> Result<(), Errno> {
+        if self.others.iter().any(|(name, _)| name == UNREADABLE) {
+            return Err(Errno::OPNOTSUPP);
+        }
         let bytes = self.limited_bytes() + UPLOAD_MARK.len() + MARK_BYTES;
         if bytes <= BYTES_MAX { Ok(()) } else { Err(Errno::NOSPC) }
     }

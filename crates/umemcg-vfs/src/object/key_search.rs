@@ -20,8 +20,8 @@ use super::listing_place::{ListingPlace, Listings};
 use super::node::Facts;
 use super::shown_attributes::ShownAttributes;
 
-/// Names that are asked for to see what a key is.
-const NR_NAMES: usize = 2;
+/// Names that are asked for to see what a key is: those between `key` and `key/` come first.
+const NR_NAMES: usize = 10;
 
 /// How often an object is looked for that is listed, and not found: others may make and remove it
 /// all the time.
@@ -44,6 +44,9 @@ impl KeySearch<'_> {
         for _ in 0..NR_ROUNDS {
             if let Some(info) = self.head(self.key)? {
                 return Ok(Facts::Object(self.shown.kept(&info)));
+            }
+            if self.listings.bucket.knows_absence() {
+                return if self.has_keys_below()? { self.directory() } else { Err(Errno::NOENT) };
             }
             let part = self.listings.part(self.key, None, NR_NAMES)?;
             match part.names.iter().find(|listed| listed.name == self.name) {
@@ -77,7 +80,6 @@ impl KeySearch<'_> {
     fn head(&self, key: &str) -> Result<Option<ObjectInfo>, Errno> {
         match self.listings.bucket.head(key) {
             Ok(info) => Ok(Some(info)),
-            // A store of directories has no object that stands for one.
             Err(BucketError::NotFound(_)) => Ok(None),
             Err(error) => Err(self.listings.failures.report(&error)),
         }
@@ -88,7 +90,9 @@ impl KeySearch<'_> {
         if !self.shown.are_stored {
             return Ok(Facts::Directory(None));
         }
-        let told = self.head(&format!("{}/", self.key))?.and_then(|info| info.metadata);
+        let Listings { bucket, failures } = self.listings;
+        let found = bucket.find(&format!("{}/", self.key)).map_err(|error| failures.report(&error))?;
+        let told = found.and_then(|info| info.metadata);
         Ok(Facts::Directory(Some(self.shown.in_directory(&told.unwrap_or_default()))))
     }
 

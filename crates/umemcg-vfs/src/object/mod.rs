@@ -89,7 +89,8 @@ pub use asking::asking_tenant;
 use bucket::read_placed;
 pub use bucket::{
     Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, NoNote, ObjectBody,
-    ObjectInfo, ObjectSource, PartEnd, PartedUpload, StoreState, UNKNOWN_UPLOAD, UPLOAD_MARK, UploadNote,
+    ObjectInfo, ObjectSource, PartEnd, PartedUpload, StoreState, UNKNOWN_UPLOAD, UNREADABLE, UPLOAD_MARK,
+    UploadNote,
 };
 pub use config::{Freshness, ObjectConfig, STAGING_BYTES, StagingConfig};
 use drafts::Drafts;

@@ -11,7 +11,7 @@ use umemcg_base::{Rank, RankedMutex, assert_no_locks_held};
 
 use super::absent_names::AbsentNames;
 use super::asking::Asking;
-use super::bucket::{Bucket, BucketError, ListedName, ObjectInfo};
+use super::bucket::{Bucket, ListedName, ObjectInfo};
 use super::config::{Freshness, ObjectConfig};
 use super::content::Content;
 use super::failure_log::FailureLog;
@@ -174,12 +174,12 @@ impl Objects {
         base: &ObjectInfo,
     ) -> Result<(ObjectInfo, FileLabels), Errno> {
         assert_no_locks_held("a request to a store");
-        match self.bucket.head(key) {
-            Ok(there) if there.is_same(base) => {
+        match self.bucket.find(key) {
+            Ok(Some(there)) if there.is_same(base) => {
                 let labels = self.shown.labels(&there);
                 Ok((there, labels))
             }
-            Ok(_) | Err(BucketError::NotFound(_)) => {
+            Ok(_) => {
                 // The kernel looks the name up again, and finds what is there now.
                 self.unlink_node(node, Instant::now());
                 Err(Errno::STALE)

@@ -7,14 +7,20 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{PROGRAM, is_mounted, needs_mount, patiently};
+use crate::harness::{PROGRAM, is_mounted, needs_mount, patiently, until};
 
 /// Starts a mount of a store that takes connections and never answers; returns when it was asked.
 fn waiting(store: &TcpListener, arguments: &[&str]) -> (Child, std::net::TcpStream) {
     let mut command = Command::new(PROGRAM);
     command.args(["mount", "--pool", "64M"]).args(arguments);
     let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    (child, store.accept().unwrap().0)
+    store.set_nonblocking(true).unwrap();
+    let mut connection = None;
+    until("the store is asked", || {
+        connection = store.accept().ok();
+        connection.is_some()
+    });
+    (child, connection.unwrap().0)
 }
 
 fn ends(mut child: Child, signal: Signal) {

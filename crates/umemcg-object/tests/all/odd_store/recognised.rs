@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use umemcg_vfs::object::{Bucket, BucketError, Expected, Metadata, ObjectInfo};
+use umemcg_vfs::object::{
+    Bucket, BucketError, Expected, Metadata, ObjectInfo, UNKNOWN_UPLOAD, UNREADABLE, UploadNote,
+};
 
 use super::http::Form;
 use super::{Asked, Character, Etags, Instead, LATE, Listing, OddStore, Oddity};
@@ -13,6 +15,15 @@ const INSTEAD: [Instead; 5] =
     [Instead::Error, Instead::ErrorWithNamespace, Instead::Html, Instead::Nothing, Instead::CutShort];
 const FORMS: [Form; 7] =
     [Form::Chunked, Form::Cut, Form::Long, Form::Old, Form::LastOfConnection, Form::Late(LATE), Form::Lost];
+
+#[derive(Debug)]
+struct NoNote;
+
+impl UploadNote for NoNote {
+    fn note(&self, _: Option<&str>) -> std::io::Result<()> {
+        Ok(())
+    }
+}
 
 fn world() -> (OddStore, Arc<dyn Bucket>) {
     let store = OddStore::start();
@@ -101,6 +112,26 @@ fn a_success_that_did_nothing_is_none() {
         store.be_right();
         bucket.delete("copy").unwrap();
     }
+}
+
+#[test]
+fn uploads_that_a_crash_left_behind_are_found_in_their_list() {
+    let (store, bucket) = world();
+    let begin = || bucket.begin_upload("o", &Metadata::new(), &Expected::Anything, Arc::new(NoNote)).unwrap();
+    std::mem::forget(begin());
+    assert_eq!(store.state(|state| state.nr_uploads_open()), 1);
+    bucket.abort_upload("o", UNKNOWN_UPLOAD).unwrap();
+    assert_eq!(store.state(|state| state.nr_uploads_open()), 0);
+}
+
+#[test]
+fn metadata_that_cannot_be_read_are_told() {
+    let (store, bucket) = world();
+    store.state(|state| state.put("p/o", b"x", &[("title", "Übersicht"), ("mode", "33188")]));
+    let found = bucket.head("o").unwrap();
+    let metadata = found.metadata.unwrap();
+    assert!(metadata.iter().any(|(name, _)| name == UNREADABLE), "{metadata:?}");
+    assert!(metadata.iter().any(|(name, _)| name == "mode"), "{metadata:?}");
 }
 
 #[test]

@@ -94,6 +94,11 @@ impl State {
         self.store(key, bytes.to_vec(), metadata, None);
     }
 
+    /// Returns how many uploads in parts are not over.
+    pub fn nr_uploads_open(&self) -> usize {
+        self.uploads.len()
+    }
+
     fn store(
         &mut self,
         key: &str,
@@ -303,10 +308,12 @@ impl State {
                 format!("<Upload><Key>{}</Key><UploadId>{id}</UploadId></Upload>", escaped(&upload.key))
             })
             .collect();
+        // With a place to go on, also at the end, as S3 and Ceph say it.
+        let next = if listed.is_empty() { "" } else { "<NextKeyMarker>last</NextKeyMarker>" };
         Answer::new(
             200,
             format!(
-                "<ListMultipartUploadsResult><Bucket>bucket</Bucket><IsTruncated>false</IsTruncated>{listed}\
+                "<ListMultipartUploadsResult><Bucket>bucket</Bucket><IsTruncated>false</IsTruncated>{next}{listed}\
                  </ListMultipartUploadsResult>"
             ),
         )
