@@ -19,8 +19,8 @@ const RECORD_BYTES: usize = 20;
 
 /// Changes of names: of these an event says the directory and the name.
 const NAMES: u64 = libc::FAN_CREATE | libc::FAN_DELETE | libc::FAN_MOVED_FROM | libc::FAN_MOVED_TO;
-/// Changes of inodes. Of a store through a mapping no event tells but the one that comes when all
-/// that was opened for it is closed and unmapped.
+/// Changes of inodes. A store through a mapping makes no event before the close of the file that
+/// was mapped.
 const INODES: u64 = libc::FAN_MODIFY | libc::FAN_ATTRIB | libc::FAN_MOVE_SELF | libc::FAN_CLOSE_WRITE;
 
 /// A change that a process has made.

@@ -148,7 +148,7 @@ struct Outcome<'a> {
     error: Option<String>,
 }
 
-/// Prints what came of a request, if that is wanted; returns it, or why it cannot be printed.
+/// Prints the result of a request if `wanted`, and returns it, or the failure to print.
 fn print_json(wanted: bool, result: Result<(), Failure>) -> Result<(), Failure> {
     if !wanted {
         return result;

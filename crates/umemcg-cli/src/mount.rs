@@ -104,7 +104,7 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
     result
 }
 
-/// Reads the configuration, and has it say what is logged.
+/// Reads the configuration, and sets the filter of the log.
 fn read_config(arguments: &MountArguments) -> Result<Config, Failure> {
     let config = arguments.config.as_deref().map(Config::read).transpose()?.unwrap_or_default();
     if let (Some(_), Some(volume)) = (&arguments.data, config.volumes().next()) {
@@ -307,7 +307,7 @@ fn source(arguments: &MountArguments) -> &OsStr {
     arguments.data.as_deref().map_or(OsStr::new("volumes"), Path::as_os_str)
 }
 
-/// Opens what is to be served. Waits until the previous daemon of the directory has released it.
+/// Opens the volumes. Waits until the previous daemon of the directory has released it.
 fn when_free(
     open: impl Fn() -> Result<Arc<Volumes>, DaemonError>,
     timeout: Duration,

@@ -1,4 +1,4 @@
-//! What a command prints. Output that cannot be written, as on a full disk, is a failure of the
+//! The output of commands. Output that cannot be written, as on a full disk, is a failure of the
 //! command.
 
 use std::io::{self, Write};
@@ -8,14 +8,14 @@ use crate::exit::Failure;
 /// Prints a text as it is.
 ///
 /// # Errors
-/// What the system says, unless the reader of a pipe has seen enough.
+/// The system's, except for a pipe without a reader.
 pub fn print(text: &str) -> Result<(), Failure> {
-    // What has no newline at its end would be written when the program ends, and fail unseen.
+    // Text after the last newline would be written at the exit of the program, and fail unseen.
     let mut stdout = io::stdout();
     told(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
 }
 
-/// Returns what a command makes of the attempt to print.
+/// Returns the result of a command from the result of printing.
 ///
 /// # Errors
 /// As [`print`].

@@ -1,6 +1,6 @@
-//! What an answer says it is. A status of success proves nothing: a login page, an error that came
-//! late or an empty body may have it. So an answer counts as what was asked for only if the
-//! outermost element of its XML says so, or, where it has none, its headers.
+//! Recognises the answers of stores. A status of success proves nothing: a login page, a late error
+//! or an empty body may have it. So an answer counts only by the root element of its XML, or, of an
+//! answer without a body, by its headers.
 
 use http::HeaderMap;
 use http::header::{ETAG, LAST_MODIFIED};

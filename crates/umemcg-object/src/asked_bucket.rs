@@ -28,11 +28,11 @@ use crate::upload_list::UPLOADS;
 const ETAG_BYTES_MAX: usize = 128;
 /// Longest text of a failure, in bytes.
 const TEXT_BYTES_MAX: usize = 1024;
-/// How often an object is looked for that is listed, and not found.
+/// How often an object is looked for while HEAD and LIST contradict each other.
 const NR_ROUNDS: u32 = 10;
 /// The first pause between two looks; each is longer by as much.
 const ROUND_PAUSE: Duration = Duration::from_millis(5);
-/// Parts of a listing without a name that are waited through for one.
+/// Most empty parts of a listing in a row.
 const NR_EMPTY_PARTS_MAX: usize = 100;
 /// How long a request for the facts about an object, or for a part of a listing, may take in all:
 /// as long as it is sent again, with the last wait for its turn and for the answer.
@@ -148,15 +148,15 @@ impl AskedBucket {
         }
     }
 
-    /// As [`find`](Self::find), of what the store has said to have stored.
+    /// As [`find`](Self::find), after the store reported success for `what`.
     pub(crate) fn find_stored(&self, what: &str, key: &str, place: &Place) -> Result<Found, BucketError> {
         self.find_any(key, place)?.ok_or_else(|| {
             BucketError::Unavailable(format!("{what} of {key:?} in {}: it is not there", self.url))
         })
     }
 
-    /// Checks with a listing that an object is not there, before anything follows from that: an
-    /// answer of 404 may be that of what stands between, such as a gateway without its route.
+    /// Confirms with a listing that an object is absent: 404 alone may come from a gateway that has
+    /// lost its route.
     pub(crate) fn confirm_absent(&self, key: &str, place: &Place) -> Result<(), BucketError> {
         if self.is_listed(key, place)? { Err(self.found_and_not(key)) } else { Ok(()) }
     }

@@ -281,10 +281,10 @@ impl CountingService {
         let (mut parts, body) = self.clients.changing.execute(request).await?.into_parts();
         let whole = read_bounded(body).await?;
         if parts.status.is_success() {
-            // Sent again, as what a gateway answers that reaches no store.
-            // Azure, which says nothing, says 202 to a copy.
+            // Azure answers a copy with 202 and no body.
             let is_missing =
                 kind == RequestKind::Copy && parts.status == StatusCode::OK && whole.trim_ascii().is_empty();
+            // As of a gateway that reaches no store: the library sends it again.
             let unknown = (is_missing || !is_of_change(&whole)).then_some(StatusCode::BAD_GATEWAY);
             parts.status = belated_failure(&whole).or(unknown).unwrap_or(parts.status);
         } else if parts.status == StatusCode::BAD_REQUEST && is_damaged(&whole) {
@@ -406,8 +406,8 @@ fn note_sum(response: &HttpResponse) {
     let _ = TOLD_SUM.try_with(|told| *told.borrow_mut() = ToldSum::of(response.headers()));
 }
 
-/// Takes keys out of a listing that are no paths. What is no listing is a failure: it would be read
-/// as an empty one.
+/// Takes keys out of a listing that are no paths. Any other answer is a failure: the library would
+/// read it as an empty listing.
 async fn filtered(response: HttpResponse) -> Result<HttpResponse, HttpError> {
     let (parts, body) = response.into_parts();
     let whole = read_bounded(body).await?;

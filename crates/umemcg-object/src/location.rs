@@ -183,7 +183,7 @@ fn check_endpoint(text: &str, endpoint: &str) -> Result<(), LocationError> {
     }
 }
 
-/// Returns an endpoint in one spelling: what is staged for a server is found by it.
+/// Normalises an endpoint: the name of the staging directory depends on it.
 fn canonical(endpoint: String) -> String {
     // In small letters, and without the port that goes without saying.
     let parsed = Url::parse(&endpoint).map(String::from).unwrap_or(endpoint);

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use object_store::{Attribute, Attributes};
-use umemcg_vfs::object::{Metadata, UPLOAD_MARK};
+use umemcg_vfs::object::{Metadata, UNREADABLE, UPLOAD_MARK};
 
 /// The headers of an object that stay when its bytes change, and the names that they have among its
 /// metadata: no user metadata have a colon.
@@ -54,10 +54,11 @@ fn new_mark() -> String {
 
 /// Returns metadata as the library sends them; `None` if no header can have them.
 pub(crate) fn attributes_of(metadata: &Metadata) -> Option<Attributes> {
-    // What a token of HTTP may have (RFC 9110, 5.6.2), in small letters, as names come back.
+    // The characters of a token of HTTP (RFC 9110, 5.6.2), in lower case, as names come back.
     let is_in_name =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"!#$%&'*+-.^_`|~".contains(&byte);
-    let is_name = |name: &str| !name.is_empty() && name.bytes().all(is_in_name);
+    // Storing an object anew would lose the metadata that this name stands for.
+    let is_name = |name: &str| !name.is_empty() && name != UNREADABLE && name.bytes().all(is_in_name);
     let is_value = |value: &str| value.bytes().all(|byte| byte == b'\t' || (0x20..0x7f).contains(&byte));
     let attribute = |(name, value): &(String, String)| {
         let header = HEADERS.iter().find(|(header, _)| header == name);
@@ -109,9 +110,15 @@ mod tests {
 
     #[test]
     fn what_no_header_can_have_is_refused() {
-        for (name, value) in
-            [("", "x"), ("Mode", "x"), ("a b", "x"), ("a:", "x"), ("a", "ü"), ("a", "x\r\nb: c")]
-        {
+        for (name, value) in [
+            ("", "x"),
+            (UNREADABLE, "1"),
+            ("Mode", "x"),
+            ("a b", "x"),
+            ("a:", "x"),
+            ("a", "ü"),
+            ("a", "x\r\nb: c"),
+        ] {
             assert!(attributes_of(&pairs(&[(name, value)])).is_none(), "{name:?} {value:?}");
         }
     }

@@ -83,7 +83,7 @@ impl StoreBucket {
 }
 
 impl StoreBucket {
-    /// Returns what a listing tells of the object whose key is the prefix.
+    /// Returns the entry of the object whose key is the prefix.
     fn own_object(&self, prefix: &str) -> Result<ListedName, BucketError> {
         let found = self.asked.find_stored("LIST", prefix, &self.asked.place(prefix)?)?;
         let name = prefix.rsplit('/').next().unwrap_or_default().to_owned();

@@ -462,7 +462,7 @@ impl<'a> Upload<'a> {
 
     fn stored(&self, e_tag: Option<String>) -> Result<ObjectInfo, BucketError> {
         let Some(etag) = e_tag.as_deref().and_then(etag_of) else {
-            // It does not say what it stored.
+            // The answer has no version.
             let found = self.asked.find_stored("PUT", self.key, &self.place)?;
             return match self.is_ours(&found) || !self.asked.store.keeps_metadata {
                 true => Ok(found.info),
@@ -486,7 +486,7 @@ impl<'a> Upload<'a> {
 
     fn failed(&self, what: &str, error: &Error) -> BucketError {
         match self.asked.failed(what, self.key, error) {
-            // What is not found is the bucket, or the way to it.
+            // 404 to a PUT means the bucket, or a gateway without its route.
             BucketError::NotFound(text) => BucketError::Unavailable(text),
             failed => failed,
         }

@@ -38,9 +38,8 @@ impl ShownCapabilities {
     }
 }
 
-/// Returns the group of what a caller makes in a directory of this mode and group, and the mode
-/// that it gets of what was asked for: in a set-group-ID directory all belongs to its group, and
-/// directories hand that on.
+/// Returns the group and the mode of a new inode in a directory of this mode and group: a
+/// set-group-ID directory passes on its group, and to directories the bit (inode(7)).
 pub(crate) fn group_and_mode_in(
     (dir_mode, dir_gid): (u32, u32),
     caller: &Caller,

@@ -119,7 +119,7 @@ pub enum DaemonError {
 pub struct Lost {
     /// Path inside the volume by the name last used; empty for the volume itself.
     pub path: PathBuf,
-    /// Bytes that are not durable: in whole pages, or what is staged for a store of objects.
+    /// Bytes that are not durable: in whole pages, or the length of a staged file.
     pub bytes: u64,
     /// Why.
     pub error: String,
@@ -182,7 +182,7 @@ impl Daemon {
         Self::serve(engine, classifier, config, volumes)
     }
 
-    /// Opens what is to be served, without a mount: the volume, or a place for many. May sleep for
+    /// Opens the volume, or an empty list for a mount of many, and mounts nothing. May sleep for
     /// the volume's store.
     ///
     /// # Errors
@@ -194,7 +194,7 @@ impl Daemon {
         })
     }
 
-    /// Mounts and serves what has been opened for this configuration.
+    /// Mounts and serves volumes that were opened for this configuration.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -375,7 +375,7 @@ impl Daemon {
     }
 }
 
-/// Names what was accepted for a store of objects and is not there.
+/// Lists the staged files of a volume that its store does not have.
 fn staged_of(member: &Member, error: &str) -> Vec<Lost> {
     let VolumeKind::Objects(state) = member.volume().kind() else { return Vec::new() };
     let staged = state.staged.iter().filter(|staged| !staged.is_lost);

@@ -1,5 +1,5 @@
-//! A thread that is there before it is needed, for what has to be done even where the system has no
-//! thread to give: the end of a mount.
+//! A thread that is started in advance, so that a mount can end where the system refuses new
+//! threads.
 
 use std::io;
 use std::sync::Arc;

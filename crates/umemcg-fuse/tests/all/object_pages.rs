@@ -40,20 +40,25 @@ struct Ground {
     _staging: tempfile::TempDir,
 }
 
+/// Returns the configuration of a volume above a bucket in memory.
+pub fn staged(bucket: &Arc<MemoryBucket>, staging: StagingConfig) -> ObjectConfig {
+    ObjectConfig {
+        bucket: Arc::clone(bucket) as _,
+        freshness: Freshness::CloseToOpen,
+        stores_attributes: false,
+        uid: 0,
+        gid: 0,
+        streams: false,
+        upload_notes: None,
+        staging: Some(staging),
+    }
+}
+
 impl Ground {
     fn new() -> Self {
         let engine = Engine::new(EngineConfig::new(64 << 20)).unwrap();
         let (bucket, staging) = (Arc::<MemoryBucket>::default(), tempfile::tempdir().unwrap());
-        let config = ObjectConfig {
-            bucket: Arc::clone(&bucket) as _,
-            freshness: Freshness::CloseToOpen,
-            stores_attributes: false,
-            uid: 0,
-            gid: 0,
-            streams: false,
-            upload_notes: None,
-            staging: Some(StagingConfig::new(staging.path().to_owned(), 64 << 20)),
-        };
+        let config = staged(&bucket, StagingConfig::new(staging.path().to_owned(), 64 << 20));
         let volume = ObjectVolume::open(&engine, &config, 0).unwrap();
         let payers = ByThread::new(engine.root());
         let lifetimes = Lifetimes { pages: true, ..Lifetimes::default() };

@@ -9,12 +9,13 @@ use std::time::Instant;
 
 use crate::common::can_mount;
 use crate::object_pages::memory_bucket::{ChangeFault, MemoryBucket};
+use crate::object_pages::staged;
 use rustix::io::Errno;
 use umemcg::{Engine, EngineConfig};
 use umemcg_fuse::{AddVolumeError, Daemon, DaemonConfig, RemoveVolumeError, RootOnly};
-use umemcg_vfs::object::{BucketError, Freshness, StagingConfig};
+use umemcg_vfs::object::{BucketError, StagingConfig};
 use umemcg_vfs::volumes::{AddError, RemoveError, Syncing};
-use umemcg_vfs::{ObjectConfig, TmpfsConfig, VolumeConfig, VolumeSpec};
+use umemcg_vfs::{TmpfsConfig, VolumeConfig, VolumeSpec};
 
 struct Many {
     daemon: Daemon,
@@ -148,19 +149,8 @@ fn each_staged_file_that_a_store_refuses_is_named() {
     }
     let many = Many::new();
     let (bucket, staging) = (Arc::<MemoryBucket>::default(), tempfile::tempdir().unwrap());
-    let config = ObjectConfig {
-        bucket: Arc::clone(&bucket) as _,
-        freshness: Freshness::CloseToOpen,
-        stores_attributes: false,
-        uid: 0,
-        gid: 0,
-        streams: false,
-        upload_notes: None,
-        staging: Some(StagingConfig {
-            writes_back: true,
-            ..StagingConfig::new(staging.path().into(), 1 << 20)
-        }),
-    };
+    let limits = StagingConfig::new(staging.path().into(), 1 << 20);
+    let config = staged(&bucket, StagingConfig { writes_back: true, ..limits });
     many.daemon.add_volume("o", &VolumeSpec::Objects(config)).unwrap();
     bucket.fail_changes(vec![ChangeFault::Refused(BucketError::Unavailable("it is closed".into())); 1000]);
     for (name, bytes) in [("a", "123"), ("b", "12345")] {

@@ -321,8 +321,8 @@ pub trait Bucket: Send + Sync + fmt::Debug {
     }
     /// Returns the facts about an object.
     fn head(&self, key: &str) -> Result<ObjectInfo, BucketError>;
-    /// Returns the facts about an object, or that there is none for sure: what was written is given
-    /// up on that.
+    /// Returns the facts about an object, or `None` after a confirmation that it is absent: callers
+    /// give up data for that.
     fn find(&self, key: &str) -> Result<Option<ObjectInfo>, BucketError> {
         match self.head(key) {
             Ok(info) => Ok(Some(info)),

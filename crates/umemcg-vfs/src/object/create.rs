@@ -162,7 +162,7 @@ impl ObjectVolume {
         }
     }
 
-    /// Returns the attributes of what a caller makes in a directory.
+    /// Returns the attributes of a new file or directory.
     fn new_attributes(&self, caller: &Caller, parent: NodeId, mode: u32) -> FileAttributes {
         let shown = &self.objects.shown;
         let now = Timestamp::now();

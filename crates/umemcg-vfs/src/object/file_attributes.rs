@@ -113,9 +113,9 @@ pub(super) fn changes_attributes(change: &SetAttr) -> bool {
     mode.is_some() || uid.is_some() || gid.is_some() || atime.is_some() || mtime.is_some() || kill_set_id
 }
 
-/// Returns the mode that a text tells: a decimal number, as s3fs stores it, or an octal one, as
-/// rclone does. Each has the kind of file in it, by which they are told apart: links have all
-/// permissions. Without a kind, only a zero in front says what it is.
+/// Parses a mode: decimal, as s3fs stores it, or octal, as rclone does. The type of file in the
+/// number decides between the two; of links only mode 777 counts. A number without a type is octal
+/// if it begins with a zero, else invalid.
 fn mode_of(text: &str) -> Option<u32> {
     const ANY_LINK: u32 = SYMLINK | 0o777;
     let is_sensible = |mode: &u32| matches!(mode & !PERMISSIONS, REGULAR | DIRECTORY) || *mode == ANY_LINK;

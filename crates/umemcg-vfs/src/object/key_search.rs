@@ -1,4 +1,4 @@
-//! What a key of a store is: an object, a directory, or nothing.
+//! Finds whether a key of a store is an object, a directory, or nothing.
 //!
 //! ```text
 //!   HEAD key ──► an object
@@ -37,7 +37,7 @@ pub(super) struct KeySearch<'a> {
 }
 
 impl KeySearch<'_> {
-    /// Asks the store what the key is. Where an object and keys below it are, those cannot be
+    /// Asks the store. Where an object and keys below it are, the keys cannot be
     /// shown.
     pub(super) fn find(&self) -> Result<Facts, Errno> {
         assert_no_locks_held("a request to a store");

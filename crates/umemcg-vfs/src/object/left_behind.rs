@@ -1,5 +1,4 @@
-//! What other volumes have left below a staging directory: accepted, not stored, and served by no
-//! daemon.
+//! Accepted files of other volumes below a staging directory: not stored, and served by no daemon.
 //!
 //! A volume finds its own directory by its URL and its server. If the same store is spelled in
 //! another way the next time, nothing takes over what was accepted under the old name. So each

@@ -42,12 +42,12 @@ impl Listings<'_> {
 }
 
 impl ListingPlace {
-    /// Returns whether all parts have been told.
+    /// Returns whether the last part was returned.
     pub(super) fn is_at_end(&self) -> bool {
         self.is_begun && self.next.is_none()
     }
 
-    /// Returns whether a part has been told.
+    /// Returns whether a part was returned.
     pub(super) fn is_begun(&self) -> bool {
         self.is_begun
     }

@@ -1,5 +1,5 @@
-//! Just enough of HTTP for a server of a test: requests whose bodies have a length, and answers in
-//! the forms that servers and what stands before them give.
+//! Just enough of HTTP for a test server: requests whose bodies have a length, and answers in the
+//! forms of servers and proxies.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};

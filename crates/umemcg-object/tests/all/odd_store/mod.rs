@@ -1,5 +1,5 @@
-//! A store of the S3 protocol in memory that gives answers as no well-kept server does, and as
-//! gateways, proxies and small servers do: what it does is chosen for each kind of request.
+//! An S3 server in memory with the faults of gateways, proxies and small servers. A test chooses
+//! the fault for each kind of request.
 
 pub mod http;
 mod model;
@@ -19,7 +19,7 @@ use umemcg_vfs::object::Bucket;
 use http::{Form, Request};
 pub use s3::State;
 
-/// What a request gets instead of its answer, although its status says success.
+/// A wrong body under a status of success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Instead {
     Error,
@@ -32,7 +32,7 @@ pub enum Instead {
     CutShort,
 }
 
-/// How a listing differs from what it should be.
+/// The fault of a listing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Listing {
     /// It says that it goes on, and not where.
@@ -51,7 +51,7 @@ pub enum Listing {
     EmptyFirst,
 }
 
-/// What is odd about the answer to a request.
+/// The fault of one answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Oddity {
     /// Nothing was done.
@@ -66,7 +66,7 @@ pub enum Oddity {
     WholeObject,
 }
 
-/// What is odd about all that the store does.
+/// The ETags of all answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Etags {
     #[default]
@@ -76,7 +76,7 @@ pub enum Etags {
     Missing,
 }
 
-/// What stays until it is changed.
+/// Properties of the server that last until a test changes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Character {
     pub etags: Etags,
@@ -187,7 +187,7 @@ impl OddStore {
         lock(&self.plan).always.push((asked, oddity));
     }
 
-    /// Ends what is odd about single answers.
+    /// Ends the faults of single answers.
     pub fn be_calm(&self) {
         let mut plan = lock(&self.plan);
         plan.next.clear();

@@ -1,6 +1,5 @@
-//! A volume above an odd store, with operations and oddities by chance: what was acknowledged is in
-//! the store in the end, names are neither hidden nor made up, and what others stored stays as it
-//! is.
+//! A volume above an odd store, with random operations and faults: acknowledged data is in the
+//! store in the end, no name is hidden or made up, and other programs' objects stay as they are.
 //!
 //! `UMEMCG_ODD_STORE_ROUNDS` says how many rounds, `UMEMCG_ODD_STORE_SEED` from which seed on.
 
@@ -44,7 +43,7 @@ impl Dice {
     }
 }
 
-/// What a path may stand for: more than one thing after an operation that failed.
+/// The possible contents of a path: more than one after an operation that failed.
 type May = BTreeSet<Option<Vec<u8>>>;
 
 fn only(what: Option<Vec<u8>>) -> May {
@@ -71,7 +70,7 @@ struct Model {
     /// What was written to each path: after a renaming that failed, the old name may show what the
     /// store had.
     written: BTreeMap<&'static str, May>,
-    /// What was done, for the text of a failure.
+    /// The operations so far, for the message of a failure.
     done: Vec<String>,
 }
 
@@ -398,7 +397,7 @@ impl Model {
 
     /// Ends the volume when all that was accepted is in the store.
     fn unmount(&mut self) {
-        // The first may tell what failed before, once.
+        // The first may report an earlier failure, once.
         let synced = [self.volume().syncfs(), self.volume().syncfs()];
         self.done.push(format!("sync: {synced:?}"));
         assert!(synced[1].is_ok() || self.writes == Writes::Streamed, "{synced:?}");
@@ -429,7 +428,7 @@ impl Model {
     }
 }
 
-/// Prints what was done if the round fails.
+/// Prints the operations if the round fails.
 struct Told<'a>(&'a mut Model, u64);
 
 impl Drop for Told<'_> {

@@ -1,5 +1,5 @@
-//! Each kind of request, and answers to it that are not what their status says: nothing is believed
-//! that is not there, nothing is given up that is.
+//! Each kind of request, with answers that contradict their status: no absent object is believed,
+//! no existing one is given up.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The objects of an odd store, and what it answers.
+//! The objects of an odd store, and its answers.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -39,8 +39,8 @@ pub struct State {
 
 pub const TYPE: &str = ":content-type";
 
-/// Returns what a request tells of the object beside its bytes.
-fn told_with(request: &Request) -> BTreeMap<String, String> {
+/// Returns the metadata and the type of the content in a request.
+fn labels_in(request: &Request) -> BTreeMap<String, String> {
     let mut told = request.headers_with("x-amz-meta-");
     told.extend(request.header("content-type").map(|value| (TYPE.to_owned(), value.to_owned())));
     told
@@ -128,7 +128,7 @@ impl State {
         }
     }
 
-    /// Returns whether the conditions of a request hold for what has its key.
+    /// Returns whether the conditions of a request hold for the object of its key.
     fn meets(&self, request: &Request, there: Option<&Stored>) -> bool {
         if !self.character.takes_conditions {
             return true;
@@ -141,7 +141,7 @@ impl State {
         is_absent_where_it_must && has_the_version
     }
 
-    /// Does what a request asks for, and returns the answer and its form.
+    /// Serves a request, and returns the answer and its form.
     pub fn answer(&mut self, request: &Request, asked: Asked, oddity: Option<Oddity>) -> (Answer, Form) {
         let form = if let Some(Oddity::Form(form)) = oddity { form } else { Form::Plain };
         let answer = match oddity {
@@ -185,7 +185,7 @@ impl State {
             Asked::Delete => self.delete(request),
             Asked::Begin => {
                 self.nr_uploads += 1;
-                let (id, metadata) = (format!("u{}", self.nr_uploads), told_with(request));
+                let (id, metadata) = (format!("u{}", self.nr_uploads), labels_in(request));
                 let upload = Upload { key: request.key.clone(), metadata, parts: BTreeMap::new() };
                 self.uploads.insert(id.clone(), upload);
                 let key = escaped(&request.key);
@@ -238,7 +238,7 @@ impl State {
         if !self.meets(request, self.objects.get(&request.key)) {
             return error(412, "PreconditionFailed");
         }
-        let metadata = told_with(request);
+        let metadata = labels_in(request);
         let etag = self.store(&request.key, request.body.clone(), metadata, None);
         self.with_etag(Answer::new(200, ""), &etag)
     }
@@ -254,7 +254,7 @@ impl State {
             return error(412, "PreconditionFailed");
         }
         let is_replaced = request.header("x-amz-metadata-directive") == Some("REPLACE");
-        let metadata = if is_replaced { told_with(request) } else { from.metadata };
+        let metadata = if is_replaced { labels_in(request) } else { from.metadata };
         let etag = self.store(&request.key, from.bytes, metadata, None);
         let (etag, time) = (self.shown_etag(&etag).unwrap_or_default(), written(self.now(), true));
         let etag = escaped(&etag);
