@@ -207,7 +207,6 @@ test-datafusion: ## the DataFusion adapter: unit tests, and tenants' queries ove
 bench-datafusion: ## queries of a tenant beside FairSpillPool, and what is resident beside what is charged, part by part
 	$(DATAFUSION) run --release --locked --example figures
 	$(DATAFUSION) run --release --locked --example resident -- 64
-	cd adapters/datafusion && MALLOC_TRIM_THRESHOLD_=131072 $(BESIDE) run --release --locked --example resident -- 64
 
 # Ballista and DataFusion with all that it brings: neither target above compiles them.
 CLUSTER = -p umemcg-ballista --locked

@@ -20,18 +20,34 @@ pub fn clone_fuse_fd(device: BorrowedFd<'_>, session: BorrowedFd<'_>) -> io::Res
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Limits the number of arenas of the C library's allocator. Each arena keeps its freed memory, so
-/// many arenas make resident memory larger than what is in use. Returns whether the limit was set:
-/// it is not with another C library than GNU's, nor once the process has a second thread, since the
-/// allocator accepts such settings from one thread only.
+/// The size from which the C library's allocator maps a block of its own, which it gives back as
+/// soon as the block is freed: what it begins with before it adapts.
+#[cfg(target_env = "gnu")]
+const MAPPED_BYTES_MIN: libc::c_int = 128 << 10;
+/// Freed bytes at the end of an arena that it keeps.
+#[cfg(target_env = "gnu")]
+const KEPT_BYTES_MAX: libc::c_int = 1 << 20;
+
+/// Limits what the C library's allocator keeps of freed memory: the number of its arenas, each of
+/// which keeps its own, and the size from which a block is given back at once. Unless it is fixed,
+/// the latter grows to that of the largest block ever freed, up to 32 MiB, and each arena keeps
+/// such blocks. Returns whether the limits were set: they are not with another C library than
+/// GNU's, nor once the process has a second thread, since the allocator accepts such settings from
+/// one thread only.
 #[doc(alias = "mallopt")]
 pub fn limit_heap_arenas(nr: u32) -> bool {
     #[cfg(target_env = "gnu")]
     {
         let nr_threads = std::fs::read_dir("/proc/self/task").map(Iterator::count);
         if nr_threads.is_ok_and(|nr| nr == 1) {
+            let nr = nr.min(i32::MAX as u32) as libc::c_int;
+            let settings = [
+                (libc::M_ARENA_MAX, nr),
+                (libc::M_MMAP_THRESHOLD, MAPPED_BYTES_MIN),
+                (libc::M_TRIM_THRESHOLD, KEPT_BYTES_MAX),
+            ];
             // SAFETY: [7] No addresses. This is the only thread.
-            return unsafe { libc::mallopt(libc::M_ARENA_MAX, nr.min(i32::MAX as u32) as libc::c_int) == 1 };
+            return settings.into_iter().all(|(name, value)| unsafe { libc::mallopt(name, value) == 1 });
         }
     }
     let _ = nr;
