@@ -1,7 +1,7 @@
 // helper: reads and writes files through mappings and asynchronously, as a process of its own, which may be in another group than
 // its master and survives SIGBUS. Takes lines `r|w|a|A PATH OFFSET LENGTH VALUE`: mapped read and write, asynchronous read and
-// write. Answers each with a line: `w`, or `r` and runs of equal bytes as `VALUE*COUNT`, `bus` when the mapping gave way, or
-// `error ERRNO`. What was written through a mapping has gone through msync(MS_SYNC) before the answer.
+// write. Answers each with a line: `w`, or `r` and runs of equal bytes as `VALUE*COUNT`, `bus` when the mapping gave way, with
+// the reason, or `error ERRNO`. What was written through a mapping has gone through msync(MS_SYNC) before the answer.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -11,13 +11,17 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 static sigjmp_buf gave_way;
+static char *volatile gave_way_at;
 
-static void on_bus(int signal) {
+static void on_bus(int signal, siginfo_t *info, void *context) {
 	(void)signal;
+	(void)context;
+	gave_way_at = info->si_addr;
 	siglongjmp(gave_way, 1);
 }
 
@@ -30,6 +34,16 @@ static void print_runs(const unsigned char *bytes, long length) {
 
 // A copy first: printing may fault only where SIGBUS is expected.
 static unsigned char copy[1 << 20];
+
+// Why the mapping gave way: `bus OFFSET LENGTH NUMBER ERRNO`, where, the length of the file, and what a read of the same bytes
+// says.
+static void print_reason(int file, long at, long offset, long length) {
+	struct stat stat = { 0 };
+	fstat(file, &stat);
+	errno = 0;
+	long got = pread(file, copy, length, offset);
+	printf("bus %ld %ld %ld %d\n", at, (long)stat.st_size, got, errno);
+}
 
 static void work_mapped(char what, const char *path, long offset, long length, int value) {
 	long start = offset & ~4095L;
@@ -49,7 +63,7 @@ static void work_mapped(char what, const char *path, long offset, long length, i
 	// Nothing is read ahead: pages beside the range are others' to change.
 	madvise(map, mapped, MADV_RANDOM);
 	if (sigsetjmp(gave_way, 1)) {
-		printf("bus\n");
+		print_reason(file, start + (gave_way_at - (char *)map), offset, length);
 	} else if (what == 'w') {
 		memset(map + (offset - start), value, length);
 		if (msync(map, mapped, MS_SYNC))
@@ -125,7 +139,7 @@ static void work_asynchronously(char what, const char *path, long offset, long l
 }
 
 int main(void) {
-	struct sigaction action = { .sa_handler = on_bus };
+	struct sigaction action = { .sa_sigaction = on_bus, .sa_flags = SA_SIGINFO };
 	sigaction(SIGBUS, &action, NULL);
 	char line[512], path[256], what;
 	while (fgets(line, sizeof line, stdin)) {

@@ -13,6 +13,10 @@ use crate::together::tree::{After, Held, NR_DIRECTORIES, NR_NAMES, Node, Place};
 use crate::together::user::User;
 use crate::together::world::Stop;
 
+/// Looks at the attributes of an inode whose names the kernel has counted wrongly: what it is told
+/// beside another change of them it drops.
+const NR_LOOKS_MAX: usize = 16;
+
 /// Says whether one inode has lost or won names.
 fn names_won(inode: &Inode, held: &Held<'_>, after: &After) -> i64 {
     let is_it = |node: &Option<Node>| node.as_ref().is_some_and(|node| node.inode.nr == inode.nr);
@@ -209,8 +213,21 @@ impl User {
                     None => Ok(vec![(to, Some(node))]),
                 }
             });
+            let is_there = expected.is_ok();
             self.on_names(held, expected, |root| {
-                rustix::fs::linkat(root, from.path(), root, to.path(), AtFlags::empty())
+                let link = || rustix::fs::linkat(root, from.path(), root, to.path(), AtFlags::empty());
+                let mut linked = link();
+                // The kernel counts an inode's names itself. If it asked for the attributes beside
+                // the removal of another name it may have counted that twice, and refuses to link
+                // what it takes to have none, without asking, until it has the attributes again.
+                for _ in 0..NR_LOOKS_MAX {
+                    if !is_there || linked != Err(Errno::NOENT) {
+                        break;
+                    }
+                    rustix::fs::statat(root, from.path(), AtFlags::SYMLINK_NOFOLLOW)?;
+                    linked = link();
+                }
+                linked
             })?;
             return Ok(());
         };
