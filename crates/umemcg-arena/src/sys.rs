@@ -20,18 +20,18 @@ pub fn clone_fuse_fd(device: BorrowedFd<'_>, session: BorrowedFd<'_>) -> io::Res
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The size from which the C library's allocator maps a block of its own, which it gives back as
-/// soon as the block is freed: what it begins with before it adapts.
+/// Smallest block that the allocator maps by itself, and unmaps as soon as it is freed
+/// (`M_MMAP_THRESHOLD`), in bytes: the value with which glibc begins.
 #[cfg(target_env = "gnu")]
 const MAPPED_BYTES_MIN: libc::c_int = 128 << 10;
-/// Freed bytes at the end of an arena that it keeps.
+/// Most free bytes that it keeps at the end of an arena (`M_TRIM_THRESHOLD`).
 #[cfg(target_env = "gnu")]
 const KEPT_BYTES_MAX: libc::c_int = 1 << 20;
 
-/// Limits what the C library's allocator keeps of freed memory: the number of its arenas, each of
-/// which keeps its own, and the size from which a block is given back at once. Unless it is fixed,
-/// the latter grows to that of the largest block ever freed, up to 32 MiB, and each arena keeps
-/// such blocks. Returns whether the limits were set: they are not with another C library than
+/// Limits the freed memory that the C library's allocator keeps. Each arena keeps its own, so there
+/// are `nr` of them at most. Blocks of 128 KiB or more are given back at once; otherwise glibc
+/// raises that threshold to the size of the largest block ever freed, up to 32 MiB, and each arena
+/// keeps such blocks. Returns whether the limits were set: they are not with another C library than
 /// GNU's, nor once the process has a second thread, since the allocator accepts such settings from
 /// one thread only.
 #[doc(alias = "mallopt")]

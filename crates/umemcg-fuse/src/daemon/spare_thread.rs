@@ -1,5 +1,4 @@
-//! A thread that is started in advance, so that a mount can end where the system refuses new
-//! threads.
+//! A thread started in advance, so that a mount can end when the system refuses new threads.
 
 use std::io;
 use std::sync::Arc;

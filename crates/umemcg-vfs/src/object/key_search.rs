@@ -37,8 +37,7 @@ pub(super) struct KeySearch<'a> {
 }
 
 impl KeySearch<'_> {
-    /// Asks the store. Where an object and keys below it are, the keys cannot be
-    /// shown.
+    /// Asks the store. Where there are an object and keys below it, the keys cannot be shown.
     pub(super) fn find(&self) -> Result<Facts, Errno> {
         assert_no_locks_held("a request to a store");
         for _ in 0..NR_ROUNDS {

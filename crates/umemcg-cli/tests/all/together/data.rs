@@ -113,12 +113,13 @@ impl User {
             if change.new == change.old {
                 return Ok(());
             }
-            // The kernel does not know that it is longer. A look at its attributes tells it, but
-            // not beside another change of them, and a mapping gives way beyond what it knows.
+            // The kernel does not know the new length, beyond which a mapped read is SIGBUS. It
+            // learns it from `fstat`, except beside another change of the attributes, and always
+            // from `ftruncate`.
             let len = world.settle(rustix::fs::fstat(&fd).map(|stat| stat.st_size as usize))?;
-            let told = len.and_then(|len| rustix::fs::ftruncate(&fd, len as u64).map(|()| len));
-            self.tell(&inode, &told);
-            return match world.settle(told)? {
+            let set = len.and_then(|len| rustix::fs::ftruncate(&fd, len as u64).map(|()| len));
+            self.tell(&inode, &set);
+            return match world.settle(set)? {
                 Ok(len) => {
                     inode.data.end_len_as(len);
                     Ok(())

@@ -13,8 +13,8 @@ use crate::together::tree::{After, Held, NR_DIRECTORIES, NR_NAMES, Node, Place};
 use crate::together::user::User;
 use crate::together::world::Stop;
 
-/// Looks at the attributes of an inode whose names the kernel has counted wrongly: what it is told
-/// beside another change of them it drops.
+/// Most attempts to correct the kernel's count of names: it ignores attributes that arrive beside
+/// another change of the inode.
 const NR_LOOKS_MAX: usize = 16;
 
 /// Says whether one inode has lost or won names.
@@ -217,9 +217,9 @@ impl User {
             self.on_names(held, expected, |root| {
                 let link = || rustix::fs::linkat(root, from.path(), root, to.path(), AtFlags::empty());
                 let mut linked = link();
-                // The kernel counts an inode's names itself. If it asked for the attributes beside
-                // the removal of another name it may have counted that twice, and refuses to link
-                // what it takes to have none, without asking, until it has the attributes again.
+                // The kernel counts the names of an inode itself. If it reads the attributes beside
+                // the removal of another name, it may count that removal twice. It then takes the
+                // inode for nameless, and refuses to link it until it reads the attributes again.
                 for _ in 0..NR_LOOKS_MAX {
                     if !is_there || linked != Err(Errno::NOENT) {
                         break;
