@@ -1,12 +1,13 @@
 //! The reads that stores have begun, and how many there may be at once.
 //!
 //! A read that a store has begun costs a connection, so a flood of them could take the descriptors
-//! of the whole process. All together may use a quarter of those, a group or a store half of that,
-//! and a group on one store a quarter of it. The volumes of one bucket count as one store here: it
-//! answers them all slowly if it answers one so. The first read of a group on a store is begun
-//! however many run, as long as all together use no more than half of the descriptors: stores that
-//! hang take nothing from the others. Further reads wait without a thread. They hold nothing that
-//! others wait for except pages in flight beyond a limit, which are claimed first.
+//! of the whole process. All together may use a quarter of those, a tenant or a store half of that,
+//! and a tenant on one store a quarter of it; a group in a tenant half of what the one above it
+//! may. The volumes of one bucket count as one store here: it answers them all slowly if it answers
+//! one so. The first read of a tenant on a store is begun however many run, as long as all together
+//! use no more than half of the descriptors: stores that hang take nothing from the others. Further
+//! reads wait without a thread. They hold nothing that others wait for except pages in flight
+//! beyond a limit, which are claimed first.
 //!
 //! A claim is given back when the store has ended the read, whatever has become of its reader.
 
@@ -14,7 +15,7 @@ use std::sync::Arc;
 
 use umemcg_group::Group;
 
-use crate::shared_room::{Claim, Claimant, SharedRoom, TakeClaim};
+use crate::shared_room::{Claim, Claimant, LEAST_SHARE, SharedRoom, TakeClaim};
 use crate::store::StoreId;
 
 /// The part of the process's descriptors that they may use, without first ones.
@@ -74,6 +75,9 @@ fn nr_descriptors() -> u64 {
 fn nr_reads(descriptors: u64) -> u64 {
     (descriptors / DESCRIPTORS_SHARE).clamp(NR_READS_LEAST, NR_READS_MAX)
 }
+
+/// However deep its group is, a read may begin.
+const _: () = assert!(NR_READS_LEAST >= LEAST_SHARE);
 
 #[cfg(test)]
 mod tests {

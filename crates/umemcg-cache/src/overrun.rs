@@ -9,16 +9,17 @@
 //! [`OVERRUN_PAGES_PER_REQUEST`] for each of them.
 //!
 //! All requests together have [`OVERRUN_PAGES_MAX`] such pages, by which the arena is larger than
-//! the pool: a charge in flight always finds a frame. A group has a quarter of them, so that one
-//! whose store hangs leaves room for others. A request takes all that it will need at once and
-//! holds nothing else that others wait for, so requests never wait for each other in a cycle.
+//! the pool: a charge in flight always finds a frame. A tenant has a quarter of them, and a group
+//! at most half of what the one above it has, so that one whose store hangs leaves room for others.
+//! A request takes all that it will need at once and holds nothing else that others wait for, so
+//! requests never wait for each other in a cycle.
 
 use std::sync::Arc;
 
 use umemcg_base::{Condvar, Idle, LeafMutex, PAGE_SIZE_U64, Rank, Wait, Waiting, assert_may_wait};
 use umemcg_group::Group;
 
-use crate::shared_room::{Claim, Claimant, SharedRoom};
+use crate::shared_room::{Claim, Claimant, LEAST_SHARE, SharedRoom};
 
 /// Pages that one request may have beyond the limit of its group: 1 MiB, the largest read that a
 /// mount serves.
@@ -28,6 +29,9 @@ pub const OVERRUN_PAGES_MAX: u64 = 64 * OVERRUN_PAGES_PER_REQUEST;
 /// Frames that an arena needs beyond the pool, in bytes. A frame returns with its last pin, which
 /// may be a moment after its request's claim. So there is room for twice as many.
 pub const OVERRUN_ARENA_BYTES: u64 = 2 * OVERRUN_PAGES_MAX * PAGE_SIZE_U64;
+
+/// However deep its group is, a request may have what it needs at once.
+const _: () = assert!(OVERRUN_PAGES_MAX / LEAST_SHARE >= OVERRUN_PAGES_PER_REQUEST);
 
 /// Takes a claim that has been waited for.
 pub(crate) type TakeClaim = Box<dyn FnOnce(OverrunClaim) + Send>;

@@ -1,12 +1,13 @@
 //! Room of which requests claim parts, and their queues while it is full.
 //!
-//! A claim counts for its group, for its store, or for both; each of these may have a part of the
-//! room alone. A request that finds no room waits behind those of the same group and store, and
-//! these queues take turns. So a claim costs as much with one request waiting as with thousands.
+//! A claim counts for its group and for those that it is in, for its store, or for both; each of
+//! these may have a part of the room alone, a group at most half of what the one above it may have.
+//! A request that finds no room waits behind those of the same group and store, and these queues
+//! take turns. So a claim costs as much with one request of a group waiting as with thousands.
 //!
-//! The first claim of a group on a store needs no room, so that stores that hang take none from the
-//! others. There are as many of these as the room is large, at most; of those, a group or a store
-//! has at most half of what the others leave.
+//! The first claim of a tenant on a store needs no room, so that stores that hang take none from
+//! the others. There are as many of these as the room is large, at most; of those, a group or a
+//! store has at most half of what the others leave.
 //!
 //! Room that is given back goes to those that wait on the thread that gives it back. What they do
 //! with it may give it back again: that adds to the work of the first thread instead of nesting.
@@ -16,17 +17,17 @@ use std::fmt;
 use std::sync::Arc;
 
 use umemcg_base::{LeafMutex, contained};
-use umemcg_group::Group;
+use umemcg_group::{Group, GroupPath, NR_PATH_LEVELS};
 
 use crate::store::StoreId;
 
 /// Takes a claim that has been waited for.
 pub(crate) type TakeClaim = Box<dyn FnOnce(Claim) + Send>;
 
-/// The one that makes a claim: a group, by id, and the store of its file where that matters.
+/// The one that makes a claim: a group, and the store of its file where that matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Claimant {
-    group: u64,
+    path: GroupPath,
     store: Option<StoreId>,
 }
 
@@ -42,6 +43,8 @@ enum Party {
 const SHARE: u64 = 4;
 /// The part that a group may have on all stores, and a store for all groups.
 const WIDE_SHARE: u64 = 2;
+/// The part that the deepest group may have, if it is told apart from those above it.
+pub(crate) const LEAST_SHARE: u64 = SHARE << (NR_PATH_LEVELS - 1);
 /// The part of each part up to which there is room for what can be done without.
 const SPARE_PART: u64 = 2;
 /// So many times the room may be claimed altogether, with first claims.
@@ -49,25 +52,24 @@ pub(crate) const WITH_FIRST: u64 = 2;
 
 impl Claimant {
     pub(crate) fn of_group(group: &Group) -> Self {
-        Self { group: group.id(), store: None }
+        Self { path: GroupPath::of(group), store: None }
     }
 
     pub(crate) fn on_store(group: &Group, store: StoreId) -> Self {
-        Self { group: group.id(), store: Some(store) }
+        Self { path: GroupPath::of(group), store: Some(store) }
     }
 
     /// Returns those for which its claims count, with the part of the room that each may have.
-    fn parties(self) -> impl Iterator<Item = (Party, u64)> {
-        let group = Party::Group(self.group);
-        let parties = match self.store {
-            None => [Some((group, SHARE)), None, None],
-            Some(store) => [
-                Some((Party::GroupOnStore(self.group, store), SHARE)),
-                Some((group, WIDE_SHARE)),
-                Some((Party::Store(store), WIDE_SHARE)),
-            ],
-        };
-        parties.into_iter().flatten()
+    fn parties(&self) -> impl Iterator<Item = (Party, u64)> {
+        let levels = self.path.levels().iter().enumerate();
+        let share = if self.store.is_some() { WIDE_SHARE } else { SHARE };
+        let groups = levels.clone().map(move |(depth, &group)| (Party::Group(group), share << depth));
+        let on_store = self.store.into_iter().flat_map(move |store| {
+            let on =
+                move |(depth, &group): (usize, &u64)| (Party::GroupOnStore(group, store), SHARE << depth);
+            levels.clone().map(on).chain([(Party::Store(store), WIDE_SHARE)])
+        });
+        groups.chain(on_store)
     }
 }
 
@@ -287,7 +289,7 @@ mod tests {
     const MAX: u64 = 64;
 
     fn on(group: u64, store: u64) -> Claimant {
-        Claimant { group, store: Some(StoreId(store)) }
+        Claimant { path: GroupPath::new(&[group]), store: Some(StoreId(store)) }
     }
 
     fn all(room: &Arc<SharedRoom>, claimant: Claimant) -> Vec<Claim> {
@@ -326,6 +328,19 @@ mod tests {
         assert_eq!(of_a_store.len() + of_others.len(), most, "of one store");
         assert!(all(&room, on(1, 2)).len() > 1, "the group has room on another store");
         drop((of_a_store, of_others));
+        check_empty(&room);
+    }
+
+    #[test]
+    fn a_hundred_groups_of_a_tenant_have_no_more_than_one() {
+        let room = SharedRoom::new(MAX);
+        let below = |nr: u64| Claimant { path: GroupPath::new(&[1, 100 + nr]), store: Some(StoreId(1)) };
+        let one = all(&room, below(0));
+        assert_eq!(one.len() as u64, MAX / SHARE / 2, "which leaves a part for another below");
+        let of_others: Vec<_> = (1..100).flat_map(|nr| all(&room, below(nr))).collect();
+        assert_eq!((one.len() + of_others.len()) as u64, MAX / SHARE);
+        assert_eq!(all(&room, on(2, 1)).len() as u64, MAX / SHARE, "another tenant has its part");
+        drop((one, of_others));
         check_empty(&room);
     }
 

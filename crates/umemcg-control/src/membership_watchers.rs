@@ -43,14 +43,28 @@ impl Watchers {
     /// Checks a group from now on, as long as one of its wakers lives. Does not sleep.
     pub(crate) fn add(&self, membership: &Arc<dyn Membership>, group: &Arc<Group>, waiters: &Arc<Waiters>) {
         let mut state = self.0.state.lock();
-        if !state.groups.iter().any(|(known, _)| std::ptr::eq(known.as_ptr(), Arc::as_ptr(group))) {
-            state.groups.push((Arc::downgrade(group), Arc::clone(waiters)));
-        }
+        state.add(Arc::downgrade(group), Arc::clone(waiters));
         if !state.has_thread {
             let (shared, membership) = (Arc::clone(&self.0), Arc::downgrade(membership));
             // Without a thread, the next poll tries again.
             state.has_thread = spawn_detached("umemcg-members", move || shared.watch(&membership)).is_ok();
         }
+    }
+}
+
+impl WatchedGroups {
+    /// Adds a group, unless it is there: the thread may have it out to look at it when another poll
+    /// comes.
+    fn add(&mut self, group: Weak<Group>, waiters: Arc<Waiters>) {
+        if !self.groups.iter().any(|(known, _)| known.ptr_eq(&group)) {
+            self.groups.push((group, waiters));
+        }
+    }
+
+    /// Puts back what was taken out to be looked at, with what was added meanwhile.
+    fn put_back(&mut self, groups: Vec<(Weak<Group>, Arc<Waiters>)>) {
+        let added = std::mem::replace(&mut self.groups, groups);
+        added.into_iter().for_each(|(group, waiters)| self.add(group, waiters));
     }
 }
 
@@ -72,7 +86,7 @@ impl WatchThread {
             groups.retain(|(group, waiters)| look(&*known, group, waiters));
             drop(known);
             state = self.state.lock();
-            state.groups.append(&mut groups);
+            state.put_back(groups);
             if state.groups.is_empty() || state.has_ended {
                 state.has_thread = false;
                 return;
@@ -92,4 +106,24 @@ fn look(membership: &dyn Membership, group: &Weak<Group>, waiters: &Waiters) -> 
     let Some(part) = GroupControl::if_present(&group) else { return false };
     part.populated.note(is_populated(membership, &group));
     waiters.is_waited_for()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use umemcg::{Engine, EngineConfig};
+
+    #[test]
+    fn a_group_that_is_polled_while_it_is_looked_at_is_there_once() {
+        let engine = Engine::new(EngineConfig::new(8 << 20)).unwrap();
+        let (group, waiters) = (Arc::downgrade(engine.root()), Arc::<Waiters>::default());
+        let mut watched = WatchedGroups::default();
+        watched.add(group.clone(), Arc::clone(&waiters));
+        for _ in 0..3 {
+            let looked_at = std::mem::take(&mut watched.groups);
+            watched.add(group.clone(), Arc::clone(&waiters));
+            watched.put_back(looked_at);
+        }
+        assert_eq!(watched.groups.len(), 1);
+    }
 }

@@ -114,7 +114,10 @@ impl OpenFile {
     }
 
     /// Returns the living group.
-    pub(crate) fn group(&self) -> Result<Arc<Group>, ControlError> {
+    ///
+    /// # Errors
+    /// [`ControlError::Gone`] when it has been removed.
+    pub fn group(&self) -> Result<Arc<Group>, ControlError> {
         self.group.upgrade().filter(|group| !group.is_dead()).ok_or(ControlError::Gone)
     }
 

@@ -304,7 +304,7 @@ const GROUP: &[Row] = &[
         read: Some(background_files::show_dedicated),
         write: Some(background_files::set_dedicated),
         write_reclaims: false,
-        doc: "1 gives the group a dedicated worker, which can be put into a CPU cgroup; 0 returns it to the pool of workers",
+        doc: "1 gives the group a dedicated worker, which can be put into a CPU cgroup; 0 returns it to the pool of workers. At most 8 within one top-level group, and 64 in all (EAGAIN)",
     },
     Row {
         name: "memory.wmark_ratio",

@@ -16,6 +16,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::UNIX_EPOCH;
 
 use rustix::io::Errno;
+use umemcg::internal::GroupPath;
 use umemcg_base::LeafMutex;
 use umemcg_control::{
     Access, Attr, ControlError, ControlTree, Credentials, Descriptors, NAME_BYTES_MAX, NoDescriptors, NodeId,
@@ -76,10 +77,11 @@ const POLL_ERR: u32 = 0x008;
 const RECLAIMING: u64 = 1;
 const BRIEF: u64 = 0;
 
-/// Most control files open at a time, in all and for one user other than root: each keeps the text
-/// that is being read.
+/// Most control files open at a time: each keeps the text that is being read.
 const NR_OPEN_MAX: usize = 16_384;
-const NR_OPEN_OF_USER_MAX: usize = 4096;
+/// Of those, the ones that only root may have. Of the others a user has at most half of what other
+/// users leave.
+const NR_OPEN_OF_ROOT: usize = 1024;
 
 /// Serves a [`ControlTree`].
 pub struct ControlFs {
@@ -112,21 +114,26 @@ impl fmt::Debug for ControlFs {
 struct OpenFiles {
     nr_opened: u64,
     by_handle: HashMap<u64, (u32, Arc<OpenFile>)>,
-    /// The number of open files of each user other than root.
+    /// The number of open files of each user other than root, and of all of them.
     nr_by_user: HashMap<u32, usize>,
+    nr_of_users: usize,
 }
 
 impl OpenFiles {
     fn insert(&mut self, user: u32, file: Arc<OpenFile>) -> Result<u64, Errno> {
+        if user != 0 {
+            let nr = self.nr_by_user.get(&user).copied().unwrap_or(0);
+            let left = (NR_OPEN_MAX - NR_OPEN_OF_ROOT).saturating_sub(self.nr_of_users - nr);
+            if nr >= left / 2 {
+                return Err(Errno::MFILE);
+            }
+        }
         if self.by_handle.len() >= NR_OPEN_MAX {
             return Err(Errno::NFILE);
         }
         if user != 0 {
-            let nr = self.nr_by_user.entry(user).or_default();
-            if *nr >= NR_OPEN_OF_USER_MAX {
-                return Err(Errno::MFILE);
-            }
-            *nr += 1;
+            *self.nr_by_user.entry(user).or_default() += 1;
+            self.nr_of_users += 1;
         }
         self.nr_opened += 1;
         self.by_handle.insert(self.nr_opened, (user, file));
@@ -137,6 +144,7 @@ impl OpenFiles {
         let (user, file) = self.by_handle.remove(&handle)?;
         if let Some(nr) = self.nr_by_user.get_mut(&user) {
             *nr -= 1;
+            self.nr_of_users -= 1;
             if *nr == 0 {
                 self.nr_by_user.remove(&user);
             }
@@ -321,7 +329,7 @@ impl ControlFs {
     }
 
     /// Queues a request that may sleep: under the group that pays for it, whichever group it is
-    /// about, so that no request waits behind another group's.
+    /// about, so that no request waits behind another tenant's.
     fn may_sleep(&self, request: &Request<'_>, reply: &mut Reply) -> QuickOutcome {
         let handle = match request.op {
             Op::Write { arg, .. } => Some(arg.fh),
@@ -347,9 +355,10 @@ impl ControlFs {
             opener: opener.as_ref(),
             path: &|| None,
         });
-        let [group, store] = [payer.group_for_now().id(), NodeId::from_raw(header.nodeid).group_serial()]
-            .map(|id| id << 1 | kind);
-        QuickOutcome::MaySleepAt(Keys { group, store }, payer)
+        let of_kind = |id| id << 1 | kind;
+        let path = GroupPath::of(payer.group_for_now()).map(of_kind);
+        let store = of_kind(NodeId::from_raw(header.nodeid).group_serial());
+        QuickOutcome::MaySleepAt(Keys { path, store }, payer)
     }
 }
 

@@ -17,6 +17,7 @@ pub mod fuzzing;
 pub mod handles;
 mod heartbeat;
 pub mod inflight;
+mod job;
 mod kernel_queue;
 mod modify_events;
 pub mod mount;
@@ -34,6 +35,7 @@ pub mod session;
 pub mod signals;
 pub mod thread_pool;
 pub mod transport;
+mod turn_queue;
 pub mod wait_charge;
 pub mod wire;
 

@@ -12,12 +12,12 @@
 //!    watched or open stays; for all others the kernel sends FORGET, and they are no longer
 //!    followed. (Linux before 6.18 forgets them when it needs the memory.)
 //! 3. An event puts the node into the set of changes and raises the wake signal.
-//! 4. The thread makes a pass: each file whose content changed is touched once. Passes are
-//!    [`PASS_INTERVAL`] apart, so no file is touched more often. A change during a pass is left for
-//!    the next one, so the last change is never lost.
+//! 4. The thread makes a pass: each file whose content changed is touched once, and tenants take
+//!    turns. Passes are [`PASS_INTERVAL`] apart, so no file is touched more often. A change during
+//!    a pass is left for the next one, so the last change is never lost.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::path::Path;
@@ -25,11 +25,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use umemcg::internal::GroupPath;
 use umemcg_base::clock::spawn_detached;
 use umemcg_base::{LeafMutex, WakeSignal};
 use umemcg_control::{ControlTree, NodeId, OpenFile, Waker};
 
 use crate::notifier::Notifier;
+use crate::turn_queue::TurnQueue;
 
 /// The interval between passes.
 const PASS_INTERVAL: Duration = Duration::from_millis(100);
@@ -98,7 +100,8 @@ impl ModifyEvents {
             wake_signal: WakeSignal::new(),
             has_ended: AtomicBool::new(false),
         });
-        let passes = Passes { shared: Arc::clone(&shared), touch, notifier, to_touch: VecDeque::new() };
+        let (to_touch, queued) = (TurnQueue::default(), HashSet::new());
+        let passes = Passes { shared: Arc::clone(&shared), touch, notifier, to_touch, queued };
         spawn_detached("umemcg-inotify", move || passes.run())?;
         Ok(Self(shared))
     }
@@ -204,7 +207,9 @@ struct Passes {
     notifier: Notifier,
     /// Changed files that did not fit in the last pass. Each with whether it must be touched in any
     /// case, because its change has been consumed already.
-    to_touch: VecDeque<(u64, bool)>,
+    to_touch: TurnQueue<(u64, bool)>,
+    /// Those in it.
+    queued: HashSet<u64>,
 }
 
 impl Passes {
@@ -233,27 +238,39 @@ impl Passes {
 
     /// Touches changed files, a bounded number at a time.
     fn touch_changed(&mut self) -> io::Result<()> {
-        if self.to_touch.is_empty() {
-            let changed = std::mem::take(&mut *self.shared.changed.lock());
-            self.to_touch.extend(changed.into_iter().map(|node| (node, false)));
+        let changed = std::mem::take(&mut *self.shared.changed.lock());
+        for node in changed {
+            if let Some(file) = self.shared.file(node) {
+                self.queue(&file, node, false);
+            }
         }
         for _ in 0..TOUCHES_PER_PASS {
-            let Some((node, has_to)) = self.to_touch.pop_front() else { break };
+            let Some((_, (node, has_to))) = self.to_touch.pop() else { break };
+            self.queued.remove(&node);
             let Some(file) = self.shared.file(node) else { continue };
             if !self.shared.tree.take_change(&file) && !has_to {
                 continue;
             }
             let Some(path) = file.path() else { continue };
             if let Err(error) = self.touch.touch(&path) {
-                self.to_touch.push_front((node, true));
+                self.queue(&file, node, true);
                 return Err(error);
             }
             if file.path().is_some_and(|now| now != path) {
                 // A group was renamed meanwhile, so the path of the touch may have been wrong.
-                self.to_touch.push_back((node, true));
+                self.queue(&file, node, true);
             }
         }
         Ok(())
+    }
+
+    /// Queues a file, unless it is queued or its group is gone.
+    fn queue(&mut self, file: &OpenFile, node: u64, has_to: bool) {
+        if let Ok(group) = file.group()
+            && self.queued.insert(node)
+        {
+            self.to_touch.push(GroupPath::of(&group), (node, has_to));
+        }
     }
 
     fn prune(&self, nodes: BTreeSet<u64>) {

@@ -287,12 +287,6 @@ impl Reply {
         }
     }
 
-    /// Answers that too many requests of this group wait already.
-    pub(crate) fn refuse(&mut self) {
-        tracing::warn!(opcode = self.opcode, tid = self.tid, "too many requests of a group wait");
-        self.error(Errno::AGAIN).ignore();
-    }
-
     /// Answers success with nothing, or the error.
     pub fn result(&mut self, result: Result<(), Errno>) {
         match result {

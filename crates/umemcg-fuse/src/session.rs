@@ -19,6 +19,7 @@ use crate::classify::Payer;
 use crate::computing::Run;
 use crate::heartbeat::{Heartbeat, Heartbeats, ReaderWatch};
 use crate::inflight::Inflight;
+use crate::job::Job;
 use crate::kernel_queue::KernelQueue;
 use crate::mount::Mounted;
 use crate::notifier::Notifier;
@@ -65,6 +66,12 @@ pub trait Filesystem: Send + Sync + 'static {
     /// Answers a request that [`quick`](Self::quick) did not answer. May sleep;
     /// [`Reply::is_cancelled`] says when no caller waits any more.
     fn slow(&self, request: &Request<'_>, reply: &mut Reply);
+
+    /// Answers a read or a write that may not even wait, since too many of its group do. Runs on a
+    /// thread that other requests wait for.
+    fn refuse(&self, _request: &Request<'_>, reply: &mut Reply) {
+        reply.error(Errno::AGAIN).ignore();
+    }
 }
 
 /// The configuration of a session.
@@ -110,24 +117,6 @@ enum Received {
     Pick(Started, Box<Job>),
     /// There will be no more.
     End,
-}
-
-/// A request that waits for a worker.
-#[derive(Debug)]
-enum Job {
-    New(RequestSlot),
-    /// It goes on after a wait for its store.
-    Parked(ParkedRequest),
-}
-
-impl Waiting for Job {
-    fn is_finished(&self) -> bool {
-        match self {
-            Self::New(request) => request.reply.is_cancelled(),
-            // What it holds may be the last of an open file: a worker drops it.
-            Self::Parked(_) => false,
-        }
-    }
 }
 
 /// The connection to the kernel, with all that its threads share.
@@ -495,7 +484,9 @@ impl Connection {
         match self.pool.start(keys, || spawn_server(self, Begin::Reader)) {
             Start::Run(started) => return Received::Run(started),
             Start::Refuse if request.may_be_refused() => {
-                request.reply.refuse();
+                if let Ok((request, reply)) = request.parts(self.dialect) {
+                    self.guarded(reply, |reply| self.filesystem.refuse(&request, reply));
+                }
                 request.reply.end_kernel_io();
             }
             Start::Refuse | Start::Wait => {

@@ -3,17 +3,16 @@
 //! The group pays while it has room. A device reader cannot reclaim, and a write must not fail or
 //! be short for lack of memory, since most programs treat a short write to a file as an error. So a
 //! write whose group has no room borrows memory of the daemon, as running requests do. A `LoanPool`
-//! has [`LENT_BYTES_MAX`] for a mount, and a group may have at most half of what the others leave.
+//! has [`LENT_BYTES_MAX`] for a mount, divided among tenants and the groups in them.
 //!
-//! Beyond that, which takes more than a hundred simultaneous writers of a mebibyte in one group,
+//! Beyond that, which takes more than a hundred simultaneous writers of a mebibyte in one tenant,
 //! only the header and the start of the data are kept and charged beyond the limit:
 //! [`KEPT_BYTES_MIN`] and a page for each request. The write is short then, and its caller retries
 //! with the rest.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use umemcg::internal::{AccountedCharge, Reclaimer};
+use umemcg::internal::{AccountedCharge, GroupPath, Reclaimer, ShareByPath};
 use umemcg::{Group, StatItem};
 use umemcg_base::{LeafMutex, PAGE_SIZE};
 
@@ -34,31 +33,24 @@ pub const KEPT_BYTES_MIN: usize = 16 << 10;
 /// Bytes that a mount lends to waiting writes: enough for 256 of the largest.
 pub const LENT_BYTES_MAX: u64 = 256 << 20;
 
-/// The bytes that are lent.
-#[derive(Debug, Default)]
-struct Loans {
-    bytes: u64,
-    /// By group id; only groups that have a loan.
-    by_group: HashMap<u64, u64>,
+/// Lends memory of the daemon to waiting writes whose group has no room.
+#[derive(Debug)]
+pub(crate) struct LoanPool {
+    /// The bytes that are lent.
+    loans: LeafMutex<ShareByPath>,
 }
 
-/// Lends memory of the daemon to waiting writes whose group has no room.
-#[derive(Debug, Default)]
-pub(crate) struct LoanPool {
-    loans: LeafMutex<Loans>,
+impl Default for LoanPool {
+    fn default() -> Self {
+        Self { loans: LeafMutex::new(ShareByPath::new(LENT_BYTES_MAX)) }
+    }
 }
 
 impl LoanPool {
     fn lend(self: &Arc<Self>, group: &Group, bytes: u64) -> Option<Loan> {
-        let (id, mut loans) = (group.id(), self.loans.lock());
-        let has = loans.by_group.get(&id).copied().unwrap_or(0);
-        let left_by_others = LENT_BYTES_MAX - (loans.bytes - has);
-        if has + bytes > left_by_others / 2 {
-            return None;
-        }
-        loans.bytes += bytes;
-        *loans.by_group.entry(id).or_default() += bytes;
-        Some(Loan { loan_pool: Arc::clone(self), group: id, bytes })
+        let path = GroupPath::of(group);
+        let is_lent = self.loans.lock().take(&path, bytes);
+        is_lent.then(|| Loan { loan_pool: Arc::clone(self), path, bytes })
     }
 }
 
@@ -66,20 +58,13 @@ impl LoanPool {
 #[derive(Debug)]
 struct Loan {
     loan_pool: Arc<LoanPool>,
-    group: u64,
+    path: GroupPath,
     bytes: u64,
 }
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        let mut loans = self.loan_pool.loans.lock();
-        loans.bytes -= self.bytes;
-        if let Some(has) = loans.by_group.get_mut(&self.group) {
-            *has -= self.bytes;
-            if *has == 0 {
-                loans.by_group.remove(&self.group);
-            }
-        }
+        self.loan_pool.loans.lock().give(&self.path, self.bytes);
     }
 }
 
@@ -202,8 +187,7 @@ mod tests {
         let second: Vec<WaitCharge> = whole(&other);
         assert_eq!(second.len(), first.len() / 2, "a half of what the first has left");
         drop((first, second));
-        let loans = loan_pool.loans.lock();
-        assert_eq!((loans.bytes, loans.by_group.len()), (0, 0));
+        assert_eq!(loan_pool.loans.lock().nr(), 0);
     }
 
     #[test]
@@ -250,6 +234,6 @@ mod tests {
         }
         let header = InHeader { opcode: opcode::SETXATTR, ..Default::default() };
         assert_eq!(keep(&group, &loan_pool, &header, &[0; 60_000]).1, 60_000);
-        assert_eq!(loan_pool.loans.lock().bytes, 0);
+        assert_eq!(loan_pool.loans.lock().nr(), 0);
     }
 }

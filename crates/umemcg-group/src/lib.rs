@@ -16,6 +16,7 @@ mod events;
 mod excess;
 mod extensions;
 mod group;
+mod group_path;
 mod held_bytes;
 pub mod hit_counters;
 mod index_pool;
@@ -23,6 +24,7 @@ mod ledger;
 mod mark_check;
 mod pending;
 mod set_list;
+mod share_by_path;
 mod stats;
 mod stock;
 mod stock_table;
@@ -40,8 +42,10 @@ pub use group::{
     Busy, Charge, GROUP_STATE_BYTES, Group, Holding, IdleStock, OwnerId, Refused, UserData, apply_pending,
     nr_owners_in_use, pending_bytes_max, uncharge_raw,
 };
+pub use group_path::{GroupPath, NR_PATH_LEVELS};
 pub use ledger::NODE_STATE_BYTES;
 pub use pending::{NR_PENDING, PENDING_BYTES_MAX};
+pub use share_by_path::ShareByPath;
 pub use stats::{CONTENT_BYTES, EventKind, NAME_BYTES, NR_EVENT_KINDS, NR_STAT_ITEMS, StatItem, StatUnit};
 pub use tree::{CreateError, GroupTree, RemoveError, RenameError};
 

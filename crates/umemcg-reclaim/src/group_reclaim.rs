@@ -36,6 +36,9 @@ pub struct GroupReclaim {
     /// Evictions and activations on behalf of this group; see [`crate::shadow`]. (A)
     age: AtomicU64,
     arrival_balance: ArrivalBalance,
+    /// Charged over `memory.high` by requests that were answered at once; the next one that may be
+    /// delayed pays for it. (A)
+    deferred_bytes: AtomicU64,
     /// With write-back, when this group is reclaimed from.
     pub(crate) backoff: WritebackBackoff,
     /// The positions of the walks over this group's subtree; taken by concurrent reclaimers in
@@ -56,6 +59,7 @@ impl GroupReclaim {
             leaving_bytes: LeavingBytes::default(),
             age: AtomicU64::new(0),
             arrival_balance: ArrivalBalance::default(),
+            deferred_bytes: AtomicU64::new(0),
             backoff: WritebackBackoff::default(),
             position: WalkPosition::new(),
         })
@@ -94,6 +98,18 @@ impl GroupReclaim {
     /// Returns the balance of what is kept in the order of its arrival.
     pub(crate) fn arrival_balance(&self) -> &ArrivalBalance {
         &self.arrival_balance
+    }
+
+    pub(crate) fn defer(&self, bytes: u64) {
+        self.deferred_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Returns what was deferred since this was last asked.
+    pub(crate) fn take_deferred(&self) -> u64 {
+        match self.deferred_bytes.load(Ordering::Relaxed) {
+            0 => 0,
+            _ => self.deferred_bytes.swap(0, Ordering::Relaxed),
+        }
     }
 
     /// Returns the shrinker bits of a node.

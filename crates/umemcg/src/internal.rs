@@ -6,7 +6,8 @@ pub use umemcg_cache::{PageCache, WritePause, dirty};
 pub use umemcg_group::apply_pending;
 pub use umemcg_group::hit_counters::{collect_hits, count_hits};
 pub use umemcg_group::{
-    CLAIMS_EXACT, CONTENT_BYTES, EffectiveProtection, ExtensionSlot, GROUP_STATE_BYTES, GroupTree, NAME_BYTES,
+    CLAIMS_EXACT, CONTENT_BYTES, EffectiveProtection, ExtensionSlot, GROUP_STATE_BYTES, GroupPath, GroupTree,
+    NAME_BYTES, ShareByPath,
 };
 pub use umemcg_reclaim::stall::pressure;
 pub use umemcg_reclaim::{

@@ -187,9 +187,9 @@ impl DataFs {
         }
     }
 
-    /// Returns the delay at the end of a request. If the request has charged `bytes` while its
-    /// group, or one above, is over its `memory.high`, this reclaims first. May sleep, so only
-    /// workers call it.
+    /// Returns the delay at the end of a request. If the request has charged `bytes`, or others of
+    /// its group have deferred some, while the group, or one above, is over its `memory.high`, this
+    /// reclaims first. May sleep, so only workers call it.
     pub(super) fn high_delay(
         &self,
         header: &InHeader,
@@ -197,12 +197,11 @@ impl DataFs {
         bytes: u64,
         reply: &Reply,
     ) -> Duration {
-        let reclaimer = self.engine.reclaimer();
         // Late write-back of a mapping is not the request of a process.
-        if bytes == 0 || header.pid == 0 || !reclaimer.is_over_high(group) {
+        if header.pid == 0 {
             return Duration::ZERO;
         }
-        reclaimer.handle_over_high(group, bytes, &|| reply.is_cancelled())
+        self.engine.reclaimer().handle_over_high(group, bytes, &|| reply.is_cancelled())
     }
 
     pub(super) fn write_quickly(

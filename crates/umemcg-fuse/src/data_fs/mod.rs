@@ -13,6 +13,7 @@ mod kernel_names;
 mod lifetimes;
 mod look_moment;
 mod names;
+mod refusals;
 mod request_end;
 mod silent_opens;
 mod slow_reads;
@@ -43,6 +44,7 @@ use crate::wire::{InHeader, InitFlags, Negotiated, Op};
 use absent_names::AbsentNames;
 use kernel_names::KernelNames;
 pub use lifetimes::Lifetimes;
+use refusals::Refusals;
 use silent_opens::{SilentOpen, SilentOpens};
 
 /// The store key of requests that use no store.
@@ -51,10 +53,13 @@ const NO_STORE: u64 = u64::MAX;
 /// them, and must not take their places. The same key stands for their group: they belong to no
 /// group, and those of one store do not wait for another's.
 const FORGETTING: u64 = 1 << 63;
+/// Added to a store's key for requests that hold their directory, so that they wait behind no
+/// content of their own tenant while others wait for the directory.
+const OF_DIRECTORY: u64 = 1 << 61;
 
 /// Returns the queue keys of requests that forget nodes of a store.
 fn forgetting(store: u64) -> Keys {
-    Keys { group: store | FORGETTING, store: store | FORGETTING }
+    Keys::single(store | FORGETTING, store | FORGETTING)
 }
 
 /// An open directory: a volume's, or that of all volumes.
@@ -95,6 +100,7 @@ pub struct DataFs {
     files: Arc<HandleTable<Opened<dyn VolumeFile>>>,
     dirs: Arc<HandleTable<OpenDir>>,
     delays: Arc<DelayQueue>,
+    refusals: Refusals,
     /// (C) Itself, for gates at the end of requests.
     me: Weak<DataFs>,
     lifetimes: Lifetimes,
@@ -137,6 +143,7 @@ impl DataFs {
             files: Arc::default(),
             dirs: Arc::default(),
             delays,
+            refusals: Refusals::default(),
             lifetimes,
             silent_opens: SilentOpens::default(),
             nr_drop_turns: Arc::default(),
@@ -246,7 +253,8 @@ impl DataFs {
 
     /// Returns the outcome for a request that may sleep: its queue keys and the group that pays.
     fn may_sleep(&self, request: &Request<'_>, payer: Payer) -> QuickOutcome {
-        let keys = Keys { group: payer.group_for_now().id(), store: self.store_of(request.header.nodeid) };
+        let kind = if request.op.holds_directory() { OF_DIRECTORY } else { 0 };
+        let keys = Keys::of(payer.group_for_now(), self.store_of(request.header.nodeid) ^ kind);
         QuickOutcome::MaySleepAt(keys, payer)
     }
 
@@ -502,6 +510,10 @@ impl Filesystem for DataFs {
             }
         }
         QuickOutcome::Answered
+    }
+
+    fn refuse(&self, request: &Request<'_>, reply: &mut Reply) {
+        self.refusals.refuse(request, reply, &self.delays);
     }
 
     fn slow(&self, request: &Request<'_>, reply: &mut Reply) {

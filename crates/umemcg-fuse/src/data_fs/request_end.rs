@@ -1,6 +1,9 @@
 //! The end of a request that is neither a read nor a write. If the request has charged memory while
 //! its group is over its `memory.high`, it reclaims. If `memory.high` or a dirty limit slows it,
 //! its answer is sent later, and no thread waits with it.
+//!
+//! A request that [holds its directory](Op::holds_directory) is answered at once, since
+//! every other group would wait for that directory meanwhile. A later request of its group pays.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +35,21 @@ impl DataFs {
         // A request that may have dirtied a page names its open file.
         let content = written.and_then(|fh| Some(Arc::clone(self.files.get(fh)?.file.content())));
         let (me, meter, payer) = (self.me.clone(), ChargeMeter::start(), request.payer.cloned());
-        Some(Gate::new(move |reply| me.upgrade()?.hold(&header, payer.as_ref()?, &meter, content, reply)))
+        let holds_directory = request.op.holds_directory();
+        Some(Gate::new(move |reply| {
+            let (me, payer) = (me.upgrade()?, payer.as_ref()?);
+            if holds_directory {
+                me.defer(payer, &meter);
+                return None;
+            }
+            me.hold(&header, payer, &meter, content, reply)
+        }))
+    }
+
+    fn defer(&self, payer: &Payer, meter: &ChargeMeter) {
+        if meter.bytes() > 0 {
+            self.engine.reclaimer().defer_over_high(&self.group_of(payer), meter.bytes());
+        }
     }
 
     /// Returns whether an answer has to wait.
@@ -44,11 +61,13 @@ impl DataFs {
         content: Option<Arc<File>>,
         reply: &Reply,
     ) -> Option<AnswerDelay> {
-        if meter.bytes() == 0 && content.is_none() {
-            return None;
-        }
-        let group = self.group_of(payer);
-        let high_delay = self.high_delay(header, &group, meter.bytes(), reply);
+        let has_charged = meter.bytes() > 0 || content.is_some();
+        let group = if has_charged { self.group_of(payer) } else { Arc::clone(payer.group_for_now()) };
+        // Another thread than that of the request may hold what reclaim would wait for.
+        let high_delay = match meter.is_here() {
+            true => self.high_delay(header, &group, meter.bytes(), reply),
+            false => Duration::ZERO,
+        };
         // At most the edges of a range.
         let mut pause = content.and_then(|content| content.write_pause(&group, PAGE_SIZE));
         let delay = pause.as_mut().and_then(WritePause::remaining).unwrap_or_default().max(high_delay);

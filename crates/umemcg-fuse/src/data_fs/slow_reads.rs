@@ -80,7 +80,7 @@ impl DataFs {
         let read = file.content().start_read(arg.offset, size);
         let slow = SlowRead {
             header: *request.header,
-            keys: Keys { group: group.id(), store: self.store_of(request.header.nodeid) },
+            keys: Keys::of(&group, self.store_of(request.header.nodeid)),
             offset: arg.offset,
             size,
             len_before: file.content().len(),

@@ -1,41 +1,50 @@
 //! The queue of requests that may sleep: which of them may run, for which groups on which stores,
 //! and which wait.
 //!
-//! A *pair* is a group on a store. Three rules determine whether a request of a pair may start:
+//! A *pair* is a tenant, which is a group just below the root with all groups in it, on a store.
+//! The groups in a tenant take turns, level by level ([`TurnQueue`]), so that it gains nothing by
+//! having many. Three rules determine whether a request of a pair may start:
 //!
 //! 1. **The first of its pair may always start**, however many others run: it costs only a thread.
-//!    So a store that hangs, or a group with many requests, blocks neither other stores nor other
-//!    groups. It is bounded only by the number of threads (`all_max`), of which one group, and one
-//!    store, has at most half of what the others leave.
+//!    So a store that hangs, or a tenant with many requests, blocks neither other stores nor other
+//!    tenants. It is bounded only by the number of threads (`all_max`), of which one tenant, and
+//!    one store, has at most half of what the others leave.
 //! 2. **Further ones share the places**: `running_max`, and one more for each request that sleeps,
 //!    so that those that sleep take none from the others. A store may have one part of `1 + stores
-//!    with requests`, and a group likewise. A pair may have one part of `1 + groups with requests
+//!    with requests`, and a tenant likewise. A pair may have one part of `1 + tenants with requests
 //!    for the store` of the store's share. The remaining part is for the next one.
 //!
 //! 3. **No further one starts while too many compute for the processors** (`computing.rs`);
 //!    requests that wait for a store do not count.
 //!
-//! Other requests wait in the queue of their pair, first in first out, and pairs take turns. The
-//! number of waiting requests is bounded, too: a group has at most half of what the others leave
-//! ([`may_wait`](Queue::may_wait)).
+//! The last place of a pair is left to a group in the tenant that has nothing running, so that one
+//! group whose requests hang leaves one to the others.
+//!
+//! Other requests wait in the queue of their pair, those of one group first in first out, and pairs
+//! take turns. The number of waiting requests is bounded, too: tenants, and groups in them, have
+//! [shares](ShareByPath) of it ([`may_wait`](Queue::may_wait)).
 //!
 //! A request that waits for its store without a thread ([`parking`](crate::parking)) is counted
 //! here, and waits among the others of its group. When it goes on it holds pages and claims that
 //! running requests may be waiting for. So it gets keys of its own
-//! ([`to_go_on`](Keys::to_go_on)), and the first of such a pair starts whatever runs.
+//! ([`to_go_on`](Keys::to_go_on)), and the first of such a pair starts although all threads run, as
+//! long as no more than a quarter more do.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
+use umemcg::Group;
+use umemcg::internal::{GroupPath, ShareByPath};
 use umemcg_base::Wait;
 
 use crate::computing::{Computing, Run};
+use crate::turn_queue::TurnQueue;
 
 /// The group that pays for a request, and the store that it may wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Keys {
-    /// Serial number of the group.
-    pub group: u64,
+    /// The group, and those that it is in.
+    pub path: GroupPath,
     /// Number of the store.
     pub store: u64,
 }
@@ -44,13 +53,42 @@ pub struct Keys {
 const GOES_ON: u64 = 1 << 62;
 
 impl Keys {
-    /// Returns the keys under which a request with these keys goes on after it was parked.
-    pub(crate) fn to_go_on(self) -> Self {
-        Self { group: self.group | GOES_ON, store: self.store | GOES_ON }
+    /// Returns the keys of a request of a group on a store.
+    pub fn of(group: &Group, store: u64) -> Self {
+        Self { path: GroupPath::of(group), store }
     }
 
+    /// Returns the keys of a request of what is no group, by a number.
+    pub fn single(number: u64, store: u64) -> Self {
+        Self { path: GroupPath::new(&[number]), store }
+    }
+
+    /// Returns the keys under which a request with these keys goes on after it was parked: of its
+    /// group alone, so that it waits for no other group of its tenant.
+    pub(crate) fn to_go_on(self) -> Self {
+        Self::single(self.path.group() | GOES_ON, self.store | GOES_ON)
+    }
+
+    /// Returns the group just below the tenant, if it is not the tenant itself.
+    fn below(self) -> Option<u64> {
+        self.path.levels().get(1).copied()
+    }
+
+    fn pair(self) -> PairKeys {
+        PairKeys { tenant: self.path.tenant(), store: self.store }
+    }
+}
+
+/// A tenant on a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct PairKeys {
+    tenant: u64,
+    store: u64,
+}
+
+impl PairKeys {
     fn goes_on(self) -> bool {
-        self.group & self.store & GOES_ON != 0
+        self.tenant & self.store & GOES_ON != 0
     }
 }
 
@@ -64,7 +102,7 @@ pub(crate) trait Waiting {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ConcurrencyLimits {
     /// Shared among all, beside the places of those that sleep; half of them are the most that one
-    /// group has, and one store.
+    /// tenant has, and one store.
     pub running_max: usize,
     /// This many start altogether, asleep or not.
     pub all_max: usize,
@@ -86,14 +124,18 @@ enum Obstacle {
     All,
     /// As many requests compute as the processors allow.
     Processors,
-    /// The store, the group or the pair has its share.
+    /// The store, the tenant or the pair has its share.
     Store(u64),
-    Group(u64),
-    Pair(Keys),
-    /// Not even a first request may start: too many run in all, for the store or for the group.
+    Tenant(u64),
+    Pair(PairKeys),
+    /// The pair has one place left, for a group in the tenant that has nothing running.
+    LastOfPair(PairKeys),
+    /// Not even a first request may start: too many run in all, for the store or for the tenant.
     FirstOfAll,
+    /// Nor may one that goes on.
+    FirstToGoOn,
     FirstOfStore(u64),
-    FirstOfGroup(u64),
+    FirstOfTenant(u64),
 }
 
 /// The length from which a queue is swept.
@@ -101,11 +143,13 @@ const SWEEP_LEN_MIN: usize = 64;
 /// Requests that may wait, of all groups together: most of what the kernel hands out at a time.
 const NR_WAITING_MAX: usize = 48 << 10;
 
-/// A group on a store.
+/// A tenant on a store.
 #[derive(Debug)]
 struct Pair<J> {
     nr_running: usize,
-    waiting: VecDeque<J>,
+    /// Of those, by group just below the tenant; none for the tenant itself.
+    running_below: HashMap<u64, usize>,
+    waiting: TurnQueue<J>,
     /// The pair is in `turn` or in `blocked`, at most once.
     is_listed: bool,
     /// The pair is in `idle`, at most once.
@@ -113,17 +157,43 @@ struct Pair<J> {
 }
 
 impl<J> Pair<J> {
+    fn new() -> Self {
+        Self {
+            nr_running: 0,
+            running_below: HashMap::new(),
+            waiting: TurnQueue::default(),
+            is_listed: false,
+            is_idle: false,
+        }
+    }
+
     fn is_active(&self) -> bool {
         self.nr_running > 0 || !self.waiting.is_empty()
     }
+
+    fn begin(&mut self, below: Option<u64>) {
+        self.nr_running += 1;
+        below.into_iter().for_each(|below| *self.running_below.entry(below).or_default() += 1);
+    }
+
+    fn end(&mut self, below: Option<u64>) {
+        self.nr_running -= 1;
+        if let Some(below) = below
+            && let Some(nr) = self.running_below.get_mut(&below)
+        {
+            *nr -= 1;
+            if *nr == 0 {
+                self.running_below.remove(&below);
+            }
+        }
+    }
 }
 
-/// A group, or a store, with an active pair.
+/// A tenant, or a store, with an active pair.
 #[derive(Debug, Default)]
 struct LoadCounts {
     nr_pairs: usize,
     nr_running: usize,
-    nr_waiting: usize,
 }
 
 /// Counts of what runs, and queues of what waits.
@@ -135,19 +205,19 @@ pub(crate) struct Queue<J> {
     /// Of those, the ones that have said that they wait.
     nr_asleep: usize,
     nr_waiting: usize,
-    pairs: HashMap<Keys, Pair<J>>,
-    groups: HashMap<u64, LoadCounts>,
+    pairs: HashMap<PairKeys, Pair<J>>,
+    tenants: HashMap<u64, LoadCounts>,
     stores: HashMap<u64, LoadCounts>,
     /// Pairs with waiting requests that may be able to start one, in turn.
-    turn: VecDeque<Keys>,
+    turn: VecDeque<PairKeys>,
     /// Pairs that cannot start one, by their obstacle, so that a thousand of them are not checked
     /// whenever a request ends.
-    blocked: HashMap<Obstacle, VecDeque<Keys>>,
+    blocked: HashMap<Obstacle, VecDeque<PairKeys>>,
     /// Pairs with waiting and no running requests: rule 1 is checked for them, wherever they are
     /// listed.
-    idle: VecDeque<Keys>,
-    /// Requests that wait for their store without a thread, by group; only groups that have some.
-    parked: HashMap<u64, usize>,
+    idle: VecDeque<PairKeys>,
+    /// Requests that wait here, and those that wait for their store without a thread.
+    waits: ShareByPath,
     nr_parked: usize,
 }
 
@@ -160,25 +230,25 @@ impl<J: Waiting> Queue<J> {
             nr_asleep: 0,
             nr_waiting: 0,
             pairs: HashMap::new(),
-            groups: HashMap::new(),
+            tenants: HashMap::new(),
             stores: HashMap::new(),
             turn: VecDeque::new(),
             blocked: HashMap::new(),
             idle: VecDeque::new(),
-            parked: HashMap::new(),
+            waits: ShareByPath::new(NR_WAITING_MAX as u64),
             nr_parked: 0,
         }
     }
 
-    fn running_of_group(&self, group: u64) -> usize {
-        self.groups.get(&group).map_or(0, |side| side.nr_running)
+    fn running_of_tenant(&self, tenant: u64) -> usize {
+        self.tenants.get(&tenant).map_or(0, |side| side.nr_running)
     }
 
     fn running_of_store(&self, store: u64) -> usize {
         self.stores.get(&store).map_or(0, |side| side.nr_running)
     }
 
-    fn running_of_pair(&self, keys: Keys) -> usize {
+    fn running_of_pair(&self, keys: PairKeys) -> usize {
         self.pairs.get(&keys).map_or(0, |pair| pair.nr_running)
     }
 
@@ -193,16 +263,18 @@ impl<J: Waiting> Queue<J> {
             Obstacle::Processors => (self.computing.room(), 0),
             Obstacle::All => (max, self.nr_running),
             Obstacle::Store(store) => (part(&self.stores, store), self.running_of_store(store)),
-            Obstacle::Group(group) => (part(&self.groups, group), self.running_of_group(group)),
+            Obstacle::Tenant(tenant) => (part(&self.tenants, tenant), self.running_of_tenant(tenant)),
             Obstacle::Pair(keys) => {
                 let is_new = self.pairs.get(&keys).is_none_or(|pair| !pair.is_active());
                 let others = self.stores.get(&keys.store).map_or(0, |store| store.nr_pairs);
                 let nr_wanting = others + usize::from(is_new);
                 ((part(&self.stores, keys.store) / (nr_wanting + 1)).max(1), self.running_of_pair(keys))
             }
+            Obstacle::LastOfPair(keys) => (usize::from(self.has_for_last(keys)), 0),
             Obstacle::FirstOfAll => (self.places.all_max, self.nr_running),
+            Obstacle::FirstToGoOn => (self.places.all_max + self.places.all_max / 4, self.nr_running),
             Obstacle::FirstOfStore(store) => (self.nr_left(), self.running_of_store(store)),
-            Obstacle::FirstOfGroup(group) => (self.nr_left(), self.running_of_group(group)),
+            Obstacle::FirstOfTenant(tenant) => (self.nr_left(), self.running_of_tenant(tenant)),
         };
         may.saturating_sub(has)
     }
@@ -213,17 +285,17 @@ impl<J: Waiting> Queue<J> {
     }
 
     /// Returns the obstacle that keeps this pair from starting a request, if there is one.
-    fn obstacle(&self, keys: Keys) -> Option<Obstacle> {
-        let Keys { group, store } = keys;
+    fn obstacle(&self, keys: PairKeys) -> Option<Obstacle> {
+        let PairKeys { tenant, store } = keys;
         let obstacles = if self.running_of_pair(keys) == 0 && keys.goes_on() {
-            &[][..]
+            &[Obstacle::FirstToGoOn][..]
         } else if self.running_of_pair(keys) == 0 {
-            &[Obstacle::FirstOfAll, Obstacle::FirstOfGroup(group), Obstacle::FirstOfStore(store)][..]
+            &[Obstacle::FirstOfAll, Obstacle::FirstOfTenant(tenant), Obstacle::FirstOfStore(store)][..]
         } else {
             &[
                 Obstacle::All,
                 Obstacle::Store(store),
-                Obstacle::Group(group),
+                Obstacle::Tenant(tenant),
                 Obstacle::Pair(keys),
                 Obstacle::Processors,
             ]
@@ -231,37 +303,45 @@ impl<J: Waiting> Queue<J> {
         obstacles.iter().copied().find(|&obstacle| self.room(obstacle) == 0)
     }
 
-    /// Returns whether a request with these keys may start. It may not overtake others of its pair.
+    /// Returns whether a pair has more than its last place left.
+    fn has_more_than_last(&self, keys: PairKeys) -> bool {
+        self.room(Obstacle::Pair(keys)) > 1
+    }
+
+    /// Returns whether something waits that may have the last place of a pair, or there are more.
+    fn has_for_last(&self, keys: PairKeys) -> bool {
+        let Some(pair) = self.pairs.get(&keys).filter(|pair| !pair.waiting.is_empty()) else { return true };
+        let has_more = self.has_more_than_last(keys);
+        pair.waiting.has_of(&|below| has_more || !pair.running_below.contains_key(&below))
+    }
+
+    /// Returns whether a request with these keys may start. It may not overtake others of its pair,
+    /// nor take the last place of it from the other groups of its tenant.
     pub fn may_start(&self, keys: Keys) -> bool {
-        self.pairs.get(&keys).is_none_or(|pair| pair.waiting.is_empty()) && self.obstacle(keys).is_none()
+        let (below, keys) = (keys.below(), keys.pair());
+        let may = self.pairs.get(&keys).is_none_or(|pair| {
+            let runs = below.is_some_and(|below| pair.running_below.contains_key(&below));
+            pair.waiting.is_empty() && (!runs || self.has_more_than_last(keys))
+        });
+        may && self.obstacle(keys).is_none()
     }
 
     /// Returns whether another request of this group may wait, here or for its store.
     pub fn may_wait(&self, keys: Keys) -> bool {
-        let parked = self.parked.get(&keys.group).copied().unwrap_or(0);
-        let waiting = parked + self.groups.get(&keys.group).map_or(0, |side| side.nr_waiting);
-        waiting < NR_WAITING_MAX.saturating_sub(self.nr_waiting + self.nr_parked)
+        self.waits.fits(&keys.path, 1)
     }
 
     /// Counts a request that waits for its store without a thread, if it may.
     pub fn park(&mut self, keys: Keys) -> bool {
-        let may = self.may_wait(keys);
-        if may {
-            self.nr_parked += 1;
-            *self.parked.entry(keys.group).or_default() += 1;
-        }
+        let may = self.waits.take(&keys.path, 1);
+        self.nr_parked += usize::from(may);
         may
     }
 
     /// Notes that it waits no more.
     pub fn unpark(&mut self, keys: Keys) {
         self.nr_parked -= 1;
-        if let Some(parked) = self.parked.get_mut(&keys.group) {
-            *parked -= 1;
-            if *parked == 0 {
-                self.parked.remove(&keys.group);
-            }
-        }
+        self.waits.give(&keys.path, 1);
     }
 
     /// Returns the number of requests that wait for their store without a thread.
@@ -269,10 +349,9 @@ impl<J: Waiting> Queue<J> {
         self.nr_parked
     }
 
-    /// Changes a pair, and updates the counts of its group and its store.
-    fn change<R>(&mut self, keys: Keys, act: impl FnOnce(&mut Pair<J>) -> R) -> R {
-        let fresh = || Pair { nr_running: 0, waiting: VecDeque::new(), is_listed: false, is_idle: false };
-        let pair = self.pairs.entry(keys).or_insert_with(fresh);
+    /// Changes a pair, and updates the counts of its tenant and its store.
+    fn change<R>(&mut self, keys: PairKeys, act: impl FnOnce(&mut Pair<J>) -> R) -> R {
+        let pair = self.pairs.entry(keys).or_insert_with(Pair::new);
         let before = (pair.is_active(), pair.nr_running, pair.waiting.len());
         let result = act(pair);
         let after = (pair.is_active(), pair.nr_running, pair.waiting.len());
@@ -281,11 +360,14 @@ impl<J: Waiting> Queue<J> {
         }
         self.nr_running = self.nr_running + after.1 - before.1;
         self.nr_waiting = self.nr_waiting + after.2 - before.2;
-        for (sides, key) in [(&mut self.groups, keys.group), (&mut self.stores, keys.store)] {
+        // Those that go on take no part from others: each group would be a tenant.
+        if keys.goes_on() {
+            return result;
+        }
+        for (sides, key) in [(&mut self.tenants, keys.tenant), (&mut self.stores, keys.store)] {
             let side = sides.entry(key).or_default();
             side.nr_pairs = side.nr_pairs + usize::from(after.0) - usize::from(before.0);
             side.nr_running = side.nr_running + after.1 - before.1;
-            side.nr_waiting = side.nr_waiting + after.2 - before.2;
             if side.nr_pairs == 0 {
                 sides.remove(&key);
             }
@@ -295,7 +377,7 @@ impl<J: Waiting> Queue<J> {
 
     /// Counts a request of these keys as running.
     pub fn started(&mut self, keys: Keys) -> Started {
-        self.change(keys, |pair| pair.nr_running += 1);
+        self.change(keys.pair(), |pair| pair.begin(keys.below()));
         Started { keys, run: self.computing.begin() }
     }
 
@@ -322,9 +404,9 @@ impl<J: Waiting> Queue<J> {
     pub fn finished(&mut self, started: &Started) {
         self.nr_asleep -= usize::from(started.run.is_asleep());
         self.computing.end(started.run);
-        let keys = started.keys;
+        let (below, keys) = (started.keys.below(), started.keys.pair());
         let is_idle = self.change(keys, |pair| {
-            pair.nr_running -= 1;
+            pair.end(below);
             let is_idle = pair.nr_running == 0 && !pair.waiting.is_empty() && !pair.is_idle;
             pair.is_idle |= is_idle;
             is_idle
@@ -336,15 +418,15 @@ impl<J: Waiting> Queue<J> {
 
     /// Queues a request. Returns finished requests, to be dropped with no lock held.
     pub fn push(&mut self, keys: Keys, job: J) -> Vec<J> {
+        let (path, keys) = (keys.path, keys.pair());
         let mut settled = Vec::new();
         let (is_new, is_idle) = self.change(keys, |pair| {
             // Requests that were killed while they waited are removed whenever the queue has
             // doubled, so they never make up most of it.
             if pair.waiting.len() >= SWEEP_LEN_MIN && pair.waiting.len().is_power_of_two() {
-                let (out, stays): (Vec<J>, _) = pair.waiting.drain(..).partition(J::is_finished);
-                (settled, pair.waiting) = (out, stays.into());
+                settled = pair.waiting.take_out(|job| job.is_finished());
             }
-            pair.waiting.push_back(job);
+            pair.waiting.push(path, job);
             // The pair may still be listed from a time when it had running requests.
             let is_idle = pair.is_listed && pair.nr_running == 0 && !pair.is_idle;
             pair.is_idle |= is_idle;
@@ -356,11 +438,22 @@ impl<J: Waiting> Queue<J> {
         if is_idle {
             self.idle.push_back(keys);
         }
-        settled
+        self.waits.add(&path, 1);
+        self.given_up(settled)
+    }
+
+    /// Notes that requests wait no more.
+    fn given_up(&mut self, requests: Vec<(GroupPath, J)>) -> Vec<J> {
+        let waits = &mut self.waits;
+        let given_up = |(path, job)| {
+            waits.give(&path, 1);
+            job
+        };
+        requests.into_iter().map(given_up).collect()
     }
 
     /// Returns the next pair that may start a request, if any; it is at the front of its list.
-    fn find(&mut self) -> Option<Keys> {
+    fn find(&mut self) -> Option<PairKeys> {
         // Every round finds a pair, moves one to `blocked` or drops one, so the loop ends.
         loop {
             let Some(&keys) = self.turn.front() else {
@@ -370,7 +463,8 @@ impl<J: Waiting> Queue<J> {
                 return self.find_idle();
             };
             let has_waiting = self.pairs.get(&keys).is_some_and(|pair| !pair.waiting.is_empty());
-            match self.obstacle(keys) {
+            let of_groups = || (!self.has_for_last(keys)).then_some(Obstacle::LastOfPair(keys));
+            match self.obstacle(keys).or_else(of_groups) {
                 None if has_waiting => return Some(keys),
                 Some(obstacle) if has_waiting => {
                     self.turn.pop_front();
@@ -385,7 +479,7 @@ impl<J: Waiting> Queue<J> {
     }
 
     /// Returns a pair that may start by rule 1 and is listed under an obstacle of rule 2.
-    fn find_idle(&mut self) -> Option<Keys> {
+    fn find_idle(&mut self) -> Option<PairKeys> {
         for _ in 0..self.idle.len() {
             let keys = self.idle.pop_front()?;
             let still = self.pairs.get(&keys).is_some_and(|p| p.nr_running == 0 && !p.waiting.is_empty());
@@ -418,9 +512,13 @@ impl<J: Waiting> Queue<J> {
         } else {
             self.turn.pop_front();
         }
+        let has_more = self.has_more_than_last(keys);
         let (job, is_left) = self.change(keys, |pair| {
-            let job = pair.waiting.pop_front();
-            pair.nr_running += usize::from(job.is_some());
+            let Pair { waiting, running_below, .. } = pair;
+            let job = waiting.pop_of(&|below| has_more || !running_below.contains_key(&below));
+            if let Some((path, _)) = &job {
+                pair.begin(Keys { path: *path, store: keys.store }.below());
+            }
             if was_idle {
                 pair.is_idle = false;
             } else {
@@ -431,7 +529,9 @@ impl<J: Waiting> Queue<J> {
         if is_left && !was_idle {
             self.turn.push_back(keys);
         }
-        let job = job?;
+        let (path, job) = job?;
+        self.waits.give(&path, 1);
+        let keys = Keys { path, store: keys.store };
         Some((Started { keys, run: self.computing.begin() }, job))
     }
 
@@ -477,17 +577,13 @@ impl<J: Waiting> Queue<J> {
     }
 
     fn take_out(&mut self, is_meant: impl Fn(&J) -> bool) -> Vec<J> {
-        let waiting: Vec<Keys> =
-            self.pairs.iter().filter(|(_, pair)| !pair.waiting.is_empty()).map(|(&keys, _)| keys).collect();
+        let is_waiting = |(&keys, pair): (&PairKeys, &Pair<J>)| (!pair.waiting.is_empty()).then_some(keys);
+        let waiting: Vec<PairKeys> = self.pairs.iter().filter_map(is_waiting).collect();
         let mut taken = Vec::new();
         for keys in waiting {
-            self.change(keys, |pair| {
-                let (out, stays): (VecDeque<J>, _) = pair.waiting.drain(..).partition(&is_meant);
-                pair.waiting = stays;
-                taken.extend(out);
-            });
+            taken.extend(self.change(keys, |pair| pair.waiting.take_out(&is_meant)));
         }
-        taken
+        self.given_up(taken)
     }
 }
 

@@ -13,9 +13,13 @@ impl Waiting for Job {
     }
 }
 
-/// Starts a request, or lets it wait.
+/// Starts a request of a tenant itself, or lets it wait.
 fn try_start(queue: &mut Queue<Job>, group: u64, store: u64, job: u32) -> Option<Started> {
-    let keys = Keys { group, store };
+    try_start_at(queue, Keys::single(group, store), job)
+}
+
+/// The same, of any group.
+fn try_start_at(queue: &mut Queue<Job>, keys: Keys, job: u32) -> Option<Started> {
     let may_start = queue.may_start(keys);
     if !may_start {
         queue.push(keys, Job(job));
@@ -31,7 +35,7 @@ fn ask(queue: &mut Queue<Job>, group: u64, store: u64, job: u32) -> bool {
 /// Ends one request of this pair, whichever.
 fn finish_one(queue: &mut Queue<Job>, group: u64, store: u64) {
     let run = queue.computing.begin();
-    queue.finished(&Started { keys: Keys { group, store }, run });
+    queue.finished(&Started { keys: Keys::single(group, store), run });
 }
 
 /// Finishes one and starts the next until nothing waits; the order.
@@ -68,7 +72,7 @@ fn groups_that_want_one_store_share_what_it_may_have() {
         assert_eq!(queue.pick(), None);
     }
     finish_one(&mut queue, 1, 7);
-    assert_eq!(queue.pick().map(|(started, _)| started.keys.group), Some(1));
+    assert_eq!(queue.pick().map(|(started, _)| started.keys.path.tenant()), Some(1));
     assert!(ask(&mut queue, 3, 7, 0), "and there is room for the next one");
 }
 
@@ -122,6 +126,66 @@ fn what_waits_starts_in_order_and_pairs_take_turns() {
 }
 
 #[test]
+fn groups_of_a_tenant_share_what_one_has() {
+    let mut queue = Queue::new(PLACES);
+    let mut running = Vec::new();
+    for round in 0..3 {
+        for nr in 0..100 {
+            let keys = Keys { path: GroupPath::new(&[1, 100 + nr]), store: 7 };
+            match queue.may_start(keys) {
+                true => running.push(queue.started(keys)),
+                false => assert!(queue.push(keys, Job(round)).is_empty()),
+            }
+        }
+    }
+    assert_eq!(running.len(), 16, "as one group");
+    let mut turns = std::collections::HashSet::new();
+    for _ in 0..100 {
+        queue.finished(&running.remove(0));
+        let (started, _) = queue.pick().unwrap();
+        assert!(turns.insert(started.keys.path), "a second turn before all had one");
+        running.push(started);
+    }
+    assert!(ask(&mut queue, 2, 7, 0), "another tenant starts although these wait");
+    // They have no more room to wait in than one group.
+    let nr = (0..u32::MAX).take_while(|nr| {
+        let keys = Keys { path: GroupPath::new(&[3, 1000 + u64::from(nr % 100)]), store: 9 };
+        let may = queue.may_wait(keys);
+        may && queue.park(keys)
+    });
+    assert!(nr.count() <= NR_WAITING_MAX / 2);
+}
+
+#[test]
+fn a_group_that_hangs_leaves_a_place_to_the_next_one() {
+    let mut queue = Queue::new(PLACES);
+    let of = |group| Keys { path: GroupPath::new(&[1, group]), store: 7 };
+    let start = |queue: &mut Queue<Job>, group, job| try_start_at(queue, of(group), job);
+    let hanging: Vec<_> = (0..100).filter_map(|job| start(&mut queue, 10, job)).collect();
+    assert_eq!(hanging.len(), 15, "a quarter of 64 but one");
+    assert!(queue.pick().is_none());
+    assert!(start(&mut queue, 11, 200).is_none(), "it overtakes none");
+    let (second, job) = queue.pick().unwrap();
+    assert_eq!((second.keys, job), (of(11), Job(200)));
+    assert!(start(&mut queue, 12, 300).is_none() && queue.pick().is_none(), "the place is taken");
+    queue.finished(&second);
+    let (third, job) = queue.pick().unwrap();
+    assert_eq!((third.keys, job), (of(12), Job(300)));
+    // The tenant's own are not among them.
+    hanging.iter().for_each(|hanging| queue.finished(hanging));
+    assert_eq!(queue.pick().unwrap().0.keys, of(10));
+}
+
+#[test]
+fn many_groups_that_go_on_take_no_part_from_others() {
+    let mut queue = Queue::new(PLACES);
+    let going_on = |nr: u64| Keys { path: GroupPath::new(&[1, 100 + nr]), store: 7 }.to_go_on();
+    let nr_started = (0..2000).filter(|&nr| try_start_at(&mut queue, going_on(nr), 0).is_some()).count();
+    assert_eq!(nr_started, PLACES.all_max * 5 / 4);
+    assert!(queue.tenants.is_empty() && queue.stores.is_empty());
+}
+
+#[test]
 fn killed_requests_do_not_pile_up_and_can_be_swept() {
     let mut queue = Queue::new(PLACES);
     for n in 0..16 {
@@ -141,7 +205,7 @@ fn of_what_may_wait_no_group_takes_all() {
     let mut queue = Queue::new(PLACES);
     let mut nr = [0; 3];
     for group in 0..3 {
-        let keys = Keys { group, store: 1 };
+        let keys = Keys::single(group, 1);
         while queue.may_wait(keys) {
             queue.push(keys, Job(0));
             nr[group as usize] += 1;
@@ -161,22 +225,27 @@ fn whatever_comes_and_goes_nothing_stays_that_could_start() {
     let mut running = Vec::new();
     for round in 0..50_000 {
         if next(5) < 3 && queue.len() < 200 {
-            let keys = Keys { group: next(6), store: next(6) };
-            running.extend(try_start(&mut queue, keys.group, keys.store, round));
+            let levels = [next(6), 10 + next(3), 20 + next(2)];
+            let keys = Keys { path: GroupPath::new(&levels[..1 + next(3) as usize]), store: next(6) };
+            let job = if next(9) == 0 { u32::MAX } else { round };
+            running.extend(try_start_at(&mut queue, keys, job));
+        } else if next(200) == 0 {
+            assert!(queue.sweep().iter().all(Job::is_finished));
         } else if !running.is_empty() {
             let at = next(running.len() as u64) as usize;
             queue.finished(&running.swap_remove(at));
             while let Some((started, _)) = queue.pick() {
                 running.push(started);
             }
-            let could: Vec<Keys> = queue
+            let could: Vec<PairKeys> = queue
                 .pairs
                 .iter()
                 .filter(|(_, pair)| !pair.waiting.is_empty())
                 .map(|(&keys, _)| keys)
                 .collect();
             for keys in could {
-                assert!(queue.obstacle(keys).is_some(), "round {round}: {keys:?} could start");
+                let is_stopped = queue.obstacle(keys).is_some() || !queue.has_for_last(keys);
+                assert!(is_stopped, "round {round}: {keys:?} could start");
             }
         }
         assert_eq!(queue.nr_running(), running.len());
@@ -187,8 +256,11 @@ fn whatever_comes_and_goes_nothing_stays_that_could_start() {
             running.push(started);
         }
     }
-    assert_eq!((queue.len(), queue.nr_running(), queue.groups.len(), queue.stores.len()), (0, 0, 0, 0));
-    assert_eq!(queue.computing.room(), 6);
+    assert_eq!((queue.len(), queue.nr_running(), queue.tenants.len(), queue.stores.len()), (0, 0, 0, 0));
+    assert_eq!((queue.computing.room(), queue.waits.nr()), (6, 0));
+    // Pairs of which all were swept are listed until the next look.
+    assert!(!queue.may_pick() && queue.find().is_none());
+    assert_eq!((queue.pairs.len(), queue.blocked.len()), (0, 0));
 }
 
 #[test]
@@ -205,11 +277,11 @@ fn further_requests_wait_for_a_processor_and_first_ones_do_not() {
         started.run = queue.waits(started.run, Wait::Sure);
     }
     let (next, _) = queue.pick().unwrap();
-    assert_eq!(next.keys.group, 2);
+    assert_eq!(next.keys.path.tenant(), 2);
     assert!(queue.pick().is_none());
     // The other group's turn.
     queue.finished(&next);
-    assert_eq!(queue.pick().unwrap().0.keys.group, 1);
+    assert_eq!(queue.pick().unwrap().0.keys.path.tenant(), 1);
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn pool<J: Waiting>(running_max: usize) -> Pool<J> {
 
 /// Starts a request or lets it wait.
 fn ask(pool: &Pool<Job>, group: u64, store: u64, job: u32) -> Start {
-    let keys = Keys { group, store };
+    let keys = Keys::single(group, store);
     let start = pool.start(keys, || Ok(()));
     if start == Start::Wait {
         assert!(pool.enqueue(keys, Job(job), || Ok(()), || Ok(())).is_none());
@@ -64,7 +64,7 @@ fn picked(next: Next<Job>) -> Option<(Keys, Job)> {
 #[test]
 fn what_was_killed_while_it_waited_goes_with_no_lock_held() {
     let (pool, nr_gone) = (pool::<Killed>(4), Arc::<LeafMutex<usize>>::default());
-    let keys = Keys { group: 1, store: 1 };
+    let keys = Keys::single(1, 1);
     while started(pool.start(keys, || Ok(()))).is_some() {}
     while *nr_gone.lock() == 0 {
         assert!(pool.enqueue(keys, Killed(Arc::clone(&nr_gone)), || Ok(()), || Ok(())).is_none());
@@ -87,7 +87,7 @@ fn a_reader_always_remains() {
 fn without_more_threads_the_last_reader_stays_at_the_device() {
     let pool = pool(16);
     let refuse = || Err(std::io::ErrorKind::WouldBlock.into());
-    let keys = |n| Keys { group: n, store: n };
+    let keys = |n| Keys::single(n, n);
     let Start::Run(first) = pool.start(keys(1), refuse) else { panic!("it may start") };
     assert_eq!(pool.start(keys(2), refuse), Start::Wait);
     assert_eq!(pool.enqueue(keys(2), Job(2), refuse, refuse), None);
@@ -97,7 +97,7 @@ fn without_more_threads_the_last_reader_stays_at_the_device() {
 #[test]
 fn what_may_run_since_it_was_told_to_wait_is_run() {
     let pool = pool(4);
-    let keys = Keys { group: 1, store: 1 };
+    let keys = Keys::single(1, 1);
     let mut running = Vec::new();
     while let Start::Run(started) = pool.start(keys, || Ok(())) {
         running.push(started);
@@ -113,7 +113,7 @@ fn what_may_run_since_it_was_told_to_wait_is_run() {
 #[test]
 fn what_else_may_run_does_not_wait_for_what_was_picked() {
     let pool = pool(4);
-    let keys = |n| Keys { group: n, store: n };
+    let keys = |n| Keys::single(n, n);
     // Too many first ones run, so that further ones wait.
     let running: Vec<Started> = (0..8).filter_map(|n| started(ask(&pool, n, n, 0))).collect();
     assert_eq!(running.len(), 8);
@@ -151,7 +151,7 @@ fn ready_requests_are_received_before_queued_ones_run() {
     pool.hand_over(|| Ok(()));
     assert_eq!(pool.pool_counts().nr_threads, nr_threads + 1);
     let next = pool.received_ready(|| Ok(()), || Ok(()));
-    assert_eq!(picked(next), Some((Keys { group: 1, store: 1 }, Job(2))));
+    assert_eq!(picked(next), Some((Keys::single(1, 1), Job(2))));
     assert_eq!(pool.pool_counts().nr_readers, nr_readers);
 }
 
@@ -171,8 +171,8 @@ fn the_end_releases_all_threads() {
 fn what_hangs_without_saying_so_gives_its_processor_up() {
     let pool = Pool::new(PoolLimits { computing_max: 1, ..pool::<Job>(64).limits }, false);
     pool.open(|| Ok(())).unwrap();
-    let keys = Keys { group: 1, store: 1 };
-    let wide = Keys { group: 2, store: 2 };
+    let keys = Keys::single(1, 1);
+    let wide = Keys::single(2, 2);
     let _hanging = started(pool.start(wide, || Ok(()))).unwrap();
     let running = started(pool.start(keys, || Ok(()))).unwrap();
     let _waiting = pool.waits(running.run, Wait::Sure, || Ok(()));
@@ -191,7 +191,7 @@ fn what_hangs_without_saying_so_gives_its_processor_up() {
 #[test]
 fn a_request_that_goes_on_starts_whatever_runs() {
     let pool = pool(4);
-    let keys = |n| Keys { group: n, store: n };
+    let keys = |n| Keys::single(n, n);
     assert!(pool.park(keys(1)));
     // As many as may, and what they wait for is what the parked one has.
     (0..8).for_each(|n| assert!(matches!(ask(&pool, n, n, 0), Start::Run(_))));
@@ -206,7 +206,7 @@ fn a_spare_thread_whose_time_is_over_takes_what_has_come() {
     let limits = PoolLimits { spare_life: Duration::from_millis(20), ..pool::<Job>(4).limits };
     let pool = Pool::new(limits, false);
     pool.open(|| Ok(())).unwrap();
-    let (keys, has_come) = (Keys { group: 1, store: 1 }, AtomicBool::new(false));
+    let (keys, has_come) = (Keys::single(1, 1), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let spare = scope.spawn(|| {
             loop {
@@ -240,7 +240,7 @@ fn many_that_go_on_have_one_thread_started_at_a_time() {
         nr_started.set(nr_started.get() + 1);
         Ok(())
     };
-    let keys = |n| Keys { group: n, store: 1 };
+    let keys = |n| Keys::single(n, 1);
     for n in 0..20 {
         assert!(pool.park(keys(n)));
         assert!(pool.resume(keys(n), Job(n as u32), spawn).is_empty());
@@ -253,13 +253,13 @@ fn many_that_go_on_have_one_thread_started_at_a_time() {
 #[test]
 fn parked_requests_count_as_their_groups_waiting_ones() {
     let pool = pool::<Job>(4);
-    let keys = |group| Keys { group, store: 1 };
+    let keys = |group| Keys::single(group, 1);
     let nr_of = |group| (0..).take_while(|_| pool.park(keys(group))).count();
     let first = nr_of(1);
     let second = nr_of(2);
     assert!(first > 10_000 && second >= first / 2, "a half of what others leave: {first}, {second}");
     (0..8).for_each(|n| assert!(started(ask(&pool, n, n, 0)).is_some()));
-    let further = pool.start(Keys { group: 1, store: 9 }, || Ok(()));
+    let further = pool.start(Keys::single(1, 9), || Ok(()));
     assert_eq!(further, Start::Refuse);
     (0..first).for_each(|_| pool.unpark(keys(1)));
     assert_eq!(pool.pool_counts().nr_parked, second);
@@ -268,7 +268,7 @@ fn parked_requests_count_as_their_groups_waiting_ones() {
 #[test]
 fn the_end_drops_what_goes_on_and_waits_for_what_is_parked() {
     let pool = pool(4);
-    let keys = Keys { group: 1, store: 1 };
+    let keys = Keys::single(1, 1);
     assert!(pool.park(keys) && pool.park(keys));
     (0..2).for_each(|_| assert!(pool.end().is_empty()));
     assert_eq!(pool.resume(keys, Job(1), || Ok(())), [Job(1)]);

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::{Dialect, GETATTR_FH, IN_HEADER_BYTES, InHeader, opcode};
+use super::{Dialect, GETATTR_FH, IN_HEADER_BYTES, InHeader, opcode, setattr_valid};
 
 /// The reason for which bytes are not a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -289,6 +289,32 @@ impl Op<'_> {
     /// Returns whether it reads or writes data.
     pub fn is_data(&self) -> bool {
         matches!(self, Self::Read(_) | Self::Write { .. })
+    }
+
+    /// Returns whether the kernel holds a lock of the directory until it is answered, so that every
+    /// other process that uses the directory waits with it. Changes of attributes count, since the
+    /// node may be a directory.
+    pub fn holds_directory(&self) -> bool {
+        match self {
+            Self::Setattr(arg) => arg.valid & setattr_valid::SIZE == 0,
+            _ => matches!(
+                self,
+                Self::Lookup { .. }
+                    | Self::Create { .. }
+                    | Self::Mkdir { .. }
+                    | Self::Mknod { .. }
+                    | Self::Symlink { .. }
+                    | Self::Link { .. }
+                    | Self::Unlink { .. }
+                    | Self::Rmdir { .. }
+                    | Self::Rename { .. }
+                    | Self::Readdir(_)
+                    | Self::Readdirplus(_)
+                    | Self::Fsyncdir(_)
+                    | Self::Setxattr { .. }
+                    | Self::Removexattr { .. }
+            ),
+        }
     }
 }
 

@@ -61,7 +61,7 @@ impl Filesystem for Slow {
         match request.op {
             Op::Read(arg) => reply.bytes(&vec![0; arg.size as usize]).ignore(),
             Op::Write { .. } => {
-                return QuickOutcome::MaySleep(Keys { group: request.header.nodeid, store: 0 });
+                return QuickOutcome::MaySleep(Keys::single(request.header.nodeid, 0));
             }
             _ => return flat::answer(self, request, reply),
         }

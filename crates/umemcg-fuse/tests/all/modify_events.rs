@@ -135,3 +135,27 @@ fn a_file_is_followed_only_while_it_is_watched_or_open() {
     drop(watches);
     within(LONG, || mount.files.nr_followed_files() == 0).expect("none is in use");
 }
+
+#[test]
+fn a_tenant_with_many_changed_files_is_one_in_the_turn() {
+    let Some(mount) = Mount::new() else { return };
+    mount.mkdir("many");
+    let open = |name: &str| {
+        let group = mount.mkdir(name);
+        (group, File::open(mount.mount.path(name).join("memory.events")).unwrap())
+    };
+    let many: Vec<_> = (0..150).map(|nr| open(&format!("many/{nr}"))).collect();
+    let (other, _open) = open("other");
+    // Nothing is touched until all have changed, and a pass has seen that.
+    mount.notes.lock().nr_failures = u32::MAX;
+    many.iter().for_each(|(group, _)| group.event(EventKind::Max));
+    other.event(EventKind::Max);
+    let nr_left = || mount.notes.lock().nr_failures;
+    let before = nr_left();
+    within(LONG, || nr_left() <= before - 2).expect("it is tried again");
+    mount.notes.lock().nr_failures = 0;
+    let others = |(path, _): &(PathBuf, u64)| path.starts_with("other");
+    within(LONG, || mount.notes.lock().touched.iter().any(others)).expect("its event");
+    let place = mount.notes.lock().touched.iter().position(others).unwrap();
+    assert!(place < 4, "{place} came before it");
+}

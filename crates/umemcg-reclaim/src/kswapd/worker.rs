@@ -22,6 +22,11 @@ const QUANTA_ALONE_MAX: u32 = 32;
 /// of work.
 const QUANTA_PER_OFFER: u32 = 4;
 
+/// Most workers of single groups: no group pays for a thread.
+const NR_DEDICATED_MAX: usize = 64;
+/// Those within one top-level group.
+const NR_DEDICATED_OF_TENANT_MAX: usize = 8;
+
 /// The workers of a reclaimer. Dropping it ends them.
 #[derive(Debug)]
 pub struct Kswapd {
@@ -43,6 +48,8 @@ struct Pooled {
 #[derive(Debug)]
 struct Dedicated {
     job: Arc<Job>,
+    /// The number of the top-level group that it is within.
+    tenant: u64,
     queue: Arc<Queue>,
     tid: u32,
     _worker: Worker,
@@ -97,7 +104,8 @@ impl Kswapd {
     /// Gives a group a worker of its own, named `memcg_` and the group's number, or takes it away.
     ///
     /// # Errors
-    /// When the operating system refuses a thread.
+    /// When the operating system refuses a thread; `QuotaExceeded` when the top-level group, or all
+    /// groups, have as many as they may.
     pub fn set_dedicated(&self, group: &Arc<Group>, dedicated: bool) -> io::Result<()> {
         let Some(reclaimer) = self.reclaimer.upgrade() else { return Ok(()) };
         listen_for_pressure(reclaimer.kswapd_queue(), group, reclaimer.nr_nodes());
@@ -107,6 +115,11 @@ impl Kswapd {
         let known = all.iter().position(|own| Arc::ptr_eq(&own.job, job));
         match (known, dedicated) {
             (None, true) if !group.is_dead() => {
+                let tenant = tenant_of(group);
+                let nr_of_tenant = all.iter().filter(|own| own.tenant == tenant).count();
+                if all.len() >= NR_DEDICATED_MAX || nr_of_tenant >= NR_DEDICATED_OF_TENANT_MAX {
+                    return Err(io::ErrorKind::QuotaExceeded.into());
+                }
                 let queue = Arc::new(Queue::default());
                 let (weak, own) = (self.reclaimer.clone(), Arc::clone(&queue));
                 let (told, heard) = std::sync::mpsc::sync_channel(1);
@@ -118,7 +131,7 @@ impl Kswapd {
                 assert_may_wait(Rank::Peer, "a wait for the start of a thread");
                 let tid = heard.recv().unwrap_or(0);
                 job.state.lock().own_queue = Some(Arc::clone(&queue));
-                all.push(Dedicated { job: Arc::clone(job), queue, tid, _worker });
+                all.push(Dedicated { job: Arc::clone(job), tenant, queue, tid, _worker });
                 // If the job is in the pool's queue now, it is served there once more, and then by
                 // its own.
             }
@@ -147,6 +160,11 @@ impl Kswapd {
         // itself.
         let _ = self.set_dedicated(group, false);
     }
+}
+
+/// Returns the number of the top-level group that a group is within.
+fn tenant_of(group: &Group) -> u64 {
+    group.ancestors().take_while(|level| !level.is_root()).last().unwrap_or(group).id()
 }
 
 impl Drop for Kswapd {

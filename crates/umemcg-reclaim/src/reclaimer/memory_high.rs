@@ -67,13 +67,18 @@ impl ChargeMeter {
             .with(|charged| Self { start: charged.get(), thread: std::ptr::from_ref(charged).addr() })
     }
 
+    /// Returns whether this is the thread that started it.
+    pub fn is_here(&self) -> bool {
+        CHARGED_BYTES.with(|charged| std::ptr::from_ref(charged).addr() == self.thread)
+    }
+
     /// Returns the bytes charged since, by the thread that started it; asked on another, nothing.
     /// Those count, too, that were given back.
     pub fn bytes(&self) -> u64 {
-        CHARGED_BYTES.with(|charged| {
-            let is_here = std::ptr::from_ref(charged).addr() == self.thread;
-            if is_here { charged.get().wrapping_sub(self.start) } else { 0 }
-        })
+        if !self.is_here() {
+            return 0;
+        }
+        CHARGED_BYTES.with(|charged| charged.get().wrapping_sub(self.start))
     }
 }
 
@@ -109,14 +114,31 @@ impl Reclaimer {
         })
     }
 
-    /// Ends a request that charged `bytes`: for each level over its `memory.high` reclaims as long
-    /// as that brings something, and returns for how long the answer is then to be delayed. May
-    /// sleep for reclaim, and once for what is leaving; no lock may be held.
+    /// Ends a request that charged `bytes` and is answered at once, since other groups wait for
+    /// what it holds until then: the group's next one that may be delayed pays for them. Does not
+    /// sleep.
+    pub fn defer_over_high(&self, group: &Arc<Group>, bytes: u64) {
+        if bytes > 0 && self.is_over_high(group) {
+            GroupReclaim::of(group, self.nr_nodes()).defer(bytes);
+        }
+    }
+
+    /// Ends a request that charged `bytes`, and pays for what others of its group have deferred:
+    /// for each level over its `memory.high` reclaims as long as that brings something, and returns
+    /// for how long the answer is then to be delayed. May sleep for reclaim, and once for what is
+    /// leaving; no lock may be held.
     #[doc(alias = "mem_cgroup_handle_over_high")]
     pub fn handle_over_high(&self, group: &Arc<Group>, bytes: u64, cancelled: &dyn Fn() -> bool) -> Duration {
+        let deferred = GroupReclaim::if_present(group).map_or(0, GroupReclaim::take_deferred);
+        if bytes.saturating_add(deferred) == 0 || !self.is_over_high(group) {
+            return Duration::ZERO;
+        }
         assert_no_locks_held("the end of a request");
         let _stalled = StalledHere::begin(group);
-        let pages = bytes.div_ceil(PAGE_SIZE_U64);
+        // What others have deferred has been there for a while: it makes the delay longer, and
+        // reclaim no harder.
+        let own_pages = bytes.div_ceil(PAGE_SIZE_U64);
+        let pages = bytes.saturating_add(deferred).div_ceil(PAGE_SIZE_U64);
         let mut delay = Duration::ZERO;
         // For all rounds together: each could wait as long.
         let rounds = FirstRounds::with_leaving_until(Instant::now() + LEAVING_WAIT);
@@ -128,7 +150,7 @@ impl Reclaimer {
             at.event(EventKind::High);
             let mut retries = MAX_RECLAIM_RETRIES;
             while retries > 0 && at.usage_bytes() > high && !cancelled() {
-                let goal = SWAP_CLUSTER_MAX.max(pages);
+                let goal = SWAP_CLUSTER_MAX.max(own_pages);
                 if self.reclaim_in(at, goal, Reason::Direct, rounds, cancelled).pages() == 0 {
                     break;
                 }

@@ -1,6 +1,7 @@
 //! Background reclaim: readers and writers do not reclaim; the workers do, and sleep when there is
 //! nothing to do.
 
+use std::ffi::OsStr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -457,4 +458,23 @@ fn idle_shrinkers_are_polled_rarely_under_easy_reclaim() {
         let _ = engine.reclaim(&group, MIB, &|| false);
         assert!(asked() > 0);
     }
+}
+
+#[test]
+fn workers_of_single_groups_are_bounded_for_each_tenant() {
+    let engine = engine(1);
+    let kswapd = engine.kswapd();
+    let tenant = limited(&engine, "tenant", 12 * MIB);
+    let groups: Vec<_> =
+        (0..9).map(|nr: u32| engine.create_group(&tenant, OsStr::new(&nr.to_string())).unwrap()).collect();
+    for group in &groups[..8] {
+        kswapd.set_dedicated(group, true).unwrap();
+    }
+    for refused in [&groups[8], &tenant] {
+        let error = kswapd.set_dedicated(refused, true).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::QuotaExceeded);
+    }
+    kswapd.set_dedicated(&limited(&engine, "other", 12 * MIB), true).unwrap();
+    kswapd.set_dedicated(&groups[0], false).unwrap();
+    kswapd.set_dedicated(&groups[8], true).unwrap();
 }

@@ -145,7 +145,7 @@ impl Filesystem for Faulty {
     fn quick(&self, request: &Request<'_>, reply: &mut Reply) -> QuickOutcome {
         match request.op {
             Op::Write { .. } | Op::Fsync(_) => {
-                return QuickOutcome::MaySleep(Keys { group: request.header.nodeid, store: 1 });
+                return QuickOutcome::MaySleep(Keys::single(request.header.nodeid, 1));
             }
             Op::Read(arg) => {
                 let files = self.files.lock().unwrap();

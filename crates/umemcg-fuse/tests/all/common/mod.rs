@@ -101,10 +101,10 @@ impl Filesystem for Memory {
             Op::Read(_) | Op::Write { .. } => {
                 let name = self.name(node);
                 let store = u64::from(name.starts_with("hang") || name == "same");
-                let keys = Keys { group: node, store };
+                let keys = Keys::single(node, store);
                 return match self.payer.get() {
                     Some(group) => {
-                        let keys = Keys { group: group.id(), ..keys };
+                        let keys = Keys::of(group, keys.store);
                         QuickOutcome::MaySleepAt(keys, Payer::Group(Arc::clone(group)))
                     }
                     None => QuickOutcome::MaySleep(keys),

@@ -1,0 +1,183 @@
+//! A queue in which tenants take turns, and in each of them the groups in it, at each level.
+
+use std::collections::{HashMap, VecDeque};
+
+use umemcg::internal::GroupPath;
+
+/// The depth of the groups of which a caller may want some alone: just below the tenants.
+const DEPTH_OF_ASKED: usize = 1;
+
+/// See the module text.
+#[derive(Debug)]
+pub(crate) struct TurnQueue<J> {
+    root: Level<J>,
+    len: usize,
+}
+
+/// A group with something that waits, of its own or of groups in it.
+#[derive(Debug)]
+struct Level<J> {
+    /// Of the group itself, in the order in which they came.
+    own: VecDeque<(GroupPath, J)>,
+    /// By the number of the group; only those with something that waits.
+    below: HashMap<u64, Level<J>>,
+    /// The numbers of those below, and none for the group itself; the next comes first.
+    turn: VecDeque<Option<u64>>,
+}
+
+impl<J> Default for TurnQueue<J> {
+    fn default() -> Self {
+        Self { root: Level::default(), len: 0 }
+    }
+}
+
+impl<J> Default for Level<J> {
+    fn default() -> Self {
+        Self { own: VecDeque::new(), below: HashMap::new(), turn: VecDeque::new() }
+    }
+}
+
+impl<J> TurnQueue<J> {
+    /// Adds one of a group.
+    pub(crate) fn push(&mut self, path: GroupPath, job: J) {
+        let mut level = &mut self.root;
+        for &group in path.levels() {
+            if !level.below.contains_key(&group) {
+                level.turn.push_back(Some(group));
+            }
+            level = level.below.entry(group).or_default();
+        }
+        if level.own.is_empty() {
+            level.turn.push_back(None);
+        }
+        level.own.push_back((path, job));
+        self.len += 1;
+    }
+
+    /// Takes out the next one.
+    pub(crate) fn pop(&mut self) -> Option<(GroupPath, J)> {
+        self.pop_of(&|_| true)
+    }
+
+    /// Takes out the next one, of those groups just below a tenant that `may` names; what is not in
+    /// such a group is not asked about.
+    pub(crate) fn pop_of(&mut self, may: &dyn Fn(u64) -> bool) -> Option<(GroupPath, J)> {
+        let next = self.root.pop(0, may);
+        self.len -= usize::from(next.is_some());
+        next
+    }
+
+    /// Returns whether [`pop_of`](Self::pop_of) would take one.
+    pub(crate) fn has_of(&self, may: &dyn Fn(u64) -> bool) -> bool {
+        self.root.has(0, may)
+    }
+
+    /// Takes out those that are meant.
+    pub(crate) fn take_out(&mut self, is_meant: impl Fn(&J) -> bool) -> Vec<(GroupPath, J)> {
+        let mut taken = Vec::new();
+        self.root.take_out(&is_meant, &mut taken);
+        self.len -= taken.len();
+        taken
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl<J> Level<J> {
+    fn pop(&mut self, depth: usize, may: &dyn Fn(u64) -> bool) -> Option<(GroupPath, J)> {
+        for at in 0..self.turn.len() {
+            let next = self.turn[at];
+            let (popped, is_left) = match next {
+                Some(group) if depth == DEPTH_OF_ASKED && !may(group) => continue,
+                None => (self.own.pop_front(), !self.own.is_empty()),
+                Some(group) => {
+                    let below = self.below.get_mut(&group)?;
+                    let popped = below.pop(depth + 1, may);
+                    let is_left = !below.turn.is_empty();
+                    if !is_left {
+                        self.below.remove(&group);
+                    }
+                    (popped, is_left)
+                }
+            };
+            if popped.is_some() {
+                self.turn.remove(at);
+                self.turn.extend(is_left.then_some(next));
+                return popped;
+            }
+        }
+        None
+    }
+
+    fn has(&self, depth: usize, may: &dyn Fn(u64) -> bool) -> bool {
+        self.turn.iter().any(|next| match next {
+            None => true,
+            Some(group) if depth == DEPTH_OF_ASKED => may(*group),
+            Some(group) => self.below.get(group).is_some_and(|below| below.has(depth + 1, may)),
+        })
+    }
+
+    fn take_out(&mut self, is_meant: &dyn Fn(&J) -> bool, taken: &mut Vec<(GroupPath, J)>) {
+        let Self { own, below, turn } = self;
+        let (out, stays): (VecDeque<_>, _) = own.drain(..).partition(|(_, job)| is_meant(job));
+        taken.extend(out);
+        *own = stays;
+        below.values_mut().for_each(|level| level.take_out(is_meant, taken));
+        below.retain(|_, level| !level.turn.is_empty());
+        turn.retain(|next| next.map_or(!own.is_empty(), |group| below.contains_key(&group)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(levels: &[u64], jobs: std::ops::Range<u32>, queue: &mut TurnQueue<u32>) {
+        jobs.for_each(|job| queue.push(GroupPath::new(levels), job));
+    }
+
+    #[test]
+    fn groups_take_turns_at_each_level_and_each_has_its_order() {
+        let mut queue = TurnQueue::default();
+        of(&[1, 2], 0..3, &mut queue);
+        of(&[1, 3, 4], 10..12, &mut queue);
+        of(&[1], 20..21, &mut queue);
+        of(&[1, 3, 5], 30..33, &mut queue);
+        assert_eq!(queue.len(), 9);
+        let order: Vec<u32> = std::iter::from_fn(|| queue.pop()).map(|(_, job)| job).collect();
+        assert_eq!(order, [0, 10, 20, 1, 30, 2, 11, 31, 32]);
+        assert!(queue.is_empty() && queue.root.below.is_empty());
+    }
+
+    #[test]
+    fn a_group_that_may_not_is_passed_over_and_keeps_its_turn() {
+        let mut queue = TurnQueue::default();
+        of(&[1, 2, 4], 0..2, &mut queue);
+        of(&[1, 3], 10..12, &mut queue);
+        let but_second = |group| group != 2;
+        let next = |queue: &mut TurnQueue<u32>| queue.pop_of(&but_second).map(|(_, job)| job);
+        assert_eq!([next(&mut queue), next(&mut queue), next(&mut queue)], [Some(10), Some(11), None]);
+        assert!(!queue.has_of(&but_second) && queue.has_of(&|_| true) && queue.len() == 2);
+        of(&[1], 20..21, &mut queue);
+        assert_eq!([next(&mut queue), next(&mut queue)], [Some(20), None], "of the tenant itself");
+        assert_eq!(queue.pop().map(|(_, job)| job), Some(0));
+    }
+
+    #[test]
+    fn what_is_taken_out_leaves_the_turns_of_the_rest() {
+        let mut queue = TurnQueue::default();
+        of(&[1, 2], 0..4, &mut queue);
+        of(&[1, 3], 10..12, &mut queue);
+        assert_eq!(queue.take_out(|job| job % 2 == 0 || *job > 9).len(), 4);
+        assert_eq!((queue.len(), queue.root.below[&1].turn.len()), (2, 1));
+        of(&[1, 3], 20..21, &mut queue);
+        let order: Vec<u32> = std::iter::from_fn(|| queue.pop()).map(|(_, job)| job).collect();
+        assert_eq!(order, [1, 20, 3]);
+    }
+}
