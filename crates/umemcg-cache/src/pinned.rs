@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use umemcg_arena::{FrameId, Segment};
+use umemcg_group::hit_counters::count_hits;
+use umemcg_group::{Group, StatItem};
 
 use crate::cache_core::CacheCore;
 use crate::overrun::{Overrun, OverrunClaim};
@@ -20,7 +22,9 @@ const NR_IN_PLACE: usize = 4;
 pub struct PinnedPages<'a> {
     cache: &'a CacheCore,
     /// Segments in `few`; when there are more than fit, all are in `many`.
-    nr_few: usize,
+    nr_few: u32,
+    /// Pages that were fetched, and not used since.
+    nr_fetched: u32,
     few: [Segment; NR_IN_PLACE],
     many: Vec<Segment>,
     /// For pages that no file has any more, because their group has no room for them. Boxed: it is
@@ -36,6 +40,7 @@ impl<'a> PinnedPages<'a> {
         Self {
             cache,
             nr_few: 0,
+            nr_fetched: 0,
             few: [Segment { frame: FrameId::NONE, offset: 0, len: 0 }; NR_IN_PLACE],
             many,
             claim: None,
@@ -45,8 +50,8 @@ impl<'a> PinnedPages<'a> {
     /// Takes over a pin.
     #[inline]
     pub(crate) fn push(&mut self, segment: Segment) {
-        if self.nr_few < NR_IN_PLACE {
-            self.few[self.nr_few] = segment;
+        if (self.nr_few as usize) < NR_IN_PLACE {
+            self.few[self.nr_few as usize] = segment;
             self.nr_few += 1;
             return;
         }
@@ -54,6 +59,21 @@ impl<'a> PinnedPages<'a> {
             self.many.extend_from_slice(&self.few);
         }
         self.many.push(segment);
+    }
+
+    #[inline]
+    pub(crate) fn note_fetched(&mut self, nr: u32) {
+        self.nr_fetched = nr;
+    }
+
+    /// Counts the pages for the group that has read them: those that were found, and those that
+    /// were fetched before their first use.
+    #[inline]
+    pub fn count(&self, group: &Arc<Group>) {
+        count_hits(group, self.segments().len() as u64 - u64::from(self.nr_fetched));
+        if self.nr_fetched > 0 {
+            group.owner().count(StatItem::CacheMiss, i64::from(self.nr_fetched));
+        }
     }
 
     /// Keeps the claim of pages beyond the limit until the pages are unpinned.
@@ -64,7 +84,7 @@ impl<'a> PinnedPages<'a> {
     /// Returns the pages without the borrow, to be kept over threads.
     pub(crate) fn keep(mut self, cache: &Arc<CacheCore>) -> KeptPages {
         let many = std::mem::take(&mut self.many);
-        let segments = if many.is_empty() { self.few[..self.nr_few].to_vec() } else { many };
+        let segments = if many.is_empty() { self.few[..self.nr_few as usize].to_vec() } else { many };
         self.nr_few = 0;
         KeptPages { cache: Arc::clone(cache), segments, claim: self.claim.take().map(|claim| *claim) }
     }
@@ -72,7 +92,7 @@ impl<'a> PinnedPages<'a> {
     /// Returns the bytes, in order.
     #[inline]
     pub fn segments(&self) -> &[Segment] {
-        if self.many.is_empty() { &self.few[..self.nr_few] } else { &self.many }
+        if self.many.is_empty() { &self.few[..self.nr_few as usize] } else { &self.many }
     }
 
     /// Returns the number of bytes.

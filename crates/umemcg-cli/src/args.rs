@@ -93,9 +93,10 @@ Columns (`-` means none):
   min        part of the usage that reclaim of the pool spares
   low        part of the usage that reclaim of the pool takes last
   excess     part of the usage above the soft limit, which is reclaimed first
-  hits       share of pages read that were cached
+  hits       share of the pages asked of the daemon that it had, without those that were only read
+             ahead; reads that the kernel serves from pages that it keeps are not asked
   in/s       pages brought into the cache
-  refault/s  pages read again soon after they were evicted; many mean that the group is too small
+  refault/s  pages fetched again after they were evicted; many mean that the group is too small
              for its working set
   stalled    share of time in which a request waited for memory
   kswapd/s   pages reclaimed in the background
@@ -126,11 +127,13 @@ pub struct Arguments {
 /// The command.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Serve a directory on a mount point until Ctrl-C, SIGTERM or umount
-    #[command(long_about = "Serve a directory on a mount point until Ctrl-C, SIGTERM or umount.\n\n\
+    /// Serve a directory or a bucket on a mount point until Ctrl-C, SIGTERM or umount
+    #[command(
+        long_about = "Serve a directory or a bucket on a mount point until Ctrl-C, SIGTERM or umount.\n\n\
         Stays in the foreground. Before it ends, it writes everything back; files that are still open keep the mount \
         alive until they are closed or the flush timeout has passed. A second Ctrl-C ends it immediately, and reports \
-        the data that is not written as lost. SIGHUP has it read --config again.")]
+        the data that is not written as lost. SIGHUP has it read --config again."
+    )]
     Mount(MountArguments),
     /// Wait until everything is durable, then unmount and end the daemon
     Umount(UmountArguments),
@@ -227,7 +230,7 @@ pub struct SyncArguments {
 /// `umemcg volume`.
 #[derive(Debug, Subcommand)]
 pub enum VolumeCommand {
-    /// Add a volume: a directory of the host, or memory
+    /// Add a volume: a directory of the host, memory, or a bucket
     Add(VolumeAddArguments),
     /// List the volumes
     List(VolumeListArguments),
@@ -330,7 +333,7 @@ pub enum TopSort {
     Dirty,
     /// Pages read that were not cached
     Misses,
-    /// Pages read again soon after they were evicted
+    /// Pages fetched again after they were evicted
     Refaults,
     /// Share of time in which a request was stalled
     Stalls,

@@ -103,7 +103,8 @@ numbered! {
         PgActivate,
         /// Pages moved to an inactive list.
         PgDeactivate,
-        /// Pages read back soon after eviction.
+        /// Pages that were fetched again after they had been evicted: those of which that is known
+        /// (see `FetchCounts` of the cache).
         WorkingsetRefault,
         /// Of those, the ones that were made active immediately.
         WorkingsetActivate,
@@ -115,9 +116,10 @@ numbered! {
         AllocStall,
         /// Pages of I/O served without caching them, for lack of room.
         UncachedIo,
-        /// Pages that were read and found; counted by [`hit_counters`](crate::hit_counters).
+        /// Pages that were read and found, but not the first use of one that was read ahead;
+        /// counted by [`hit_counters`](crate::hit_counters).
         CacheHit,
-        /// Pages that were read and had to be fetched.
+        /// Pages that were read and had to be fetched, when they were read or ahead of that.
         CacheMiss,
         /// Reads and writes of pages.
         PgFault,

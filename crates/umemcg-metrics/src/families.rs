@@ -218,7 +218,7 @@ pub(crate) const FAMILIES: &[Family] = &[
     ),
     family!(
         "cache_refaults",
-        "Pages that were fetched again soon after they were evicted",
+        "Pages that were fetched again after they were evicted",
         None,
         Counter,
         [one(|of| { of.sum(&[WorkingsetRefault]) })]

@@ -184,8 +184,13 @@ impl Drop for KernelIo {
             }
             Subject::Directory(_) => listed,
         };
-        let has_room = self.pages.end(self.number, &kept, &payer, prepaid);
-        if drops_behind || !has_room {
+        let held = self.pages.end(self.number, &kept, &payer, prepaid);
+        match &self.subject {
+            Subject::File(file) => file.note_refaults(held.nr_returned),
+            Subject::Content(content) => content.files().0.note_refaults(held.nr_returned),
+            Subject::Directory(_) => {}
+        }
+        if drops_behind || !held.has_room {
             self.pages.drop_shares(&kept, payer.owner());
         }
     }

@@ -316,6 +316,11 @@ impl File {
         let (nr_contiguous, nr_filled) = contiguous.fold((0, 0), |(nr, filled), (page, _)| {
             (nr + 1, filled + usize::from(page.is_filled && filled == nr))
         });
+        let nr_fetched = pages.iter().filter(|page| page.is_filled).count() as u64;
+        let nr_refaults = self.fetch_counts.note_fetched(nr_fetched, self.len().div_ceil(PAGE_SIZE_U64));
+        if nr_refaults > 0 {
+            group.stat_add(StatItem::WorkingsetRefault, nr_refaults as i64);
+        }
         self.publish_pages(group, pages.iter().filter(|page| page.is_filled && !is_overrun), wanted.end);
         self.take_out_locked(pages.iter().filter(|page| !page.is_filled || is_overrun));
         for page in &pages[nr_filled..] {
@@ -337,6 +342,7 @@ impl File {
         frame: FrameId,
     ) -> bool {
         let Some(shadow) = shadow else { return false };
+        self.fetch_counts.note_refaults(1);
         group.stat_add(StatItem::WorkingsetRefault, 1);
         let Some(evictor) = shadow.evictor() else { return false };
         let age = GroupReclaim::of(&evictor, self.cache.reclaimer().nr_nodes()).age();

@@ -39,6 +39,11 @@ impl File {
         }
     }
 
+    /// Notes that pages have come back to what has them above, which has counted them.
+    pub fn note_refaults(&self, nr: u64) {
+        self.fetch_counts.note_refaults(nr);
+    }
+
     /// Frees the pages of `len` bytes from `offset` on that are clean and that nothing else uses.
     /// Returns how many they were. They leave no shadow: what has them above may give them back
     /// without a read. Never sleeps; no lock may be held.

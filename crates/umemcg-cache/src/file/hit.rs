@@ -55,10 +55,13 @@ impl File {
             let frame = self.pin_uptodate(page)?;
             pinned.push(segment_of(page, offset, end, frame));
         }
-        let again = readahead.note(last, last + 1);
+        let (again, mut nr_fetched) = (readahead.note(last, last + 1), 0);
         for segment in &pinned.segments()[usize::from(again && first == last)..] {
             let record = self.record(segment.frame);
-            mark_accessed(record, record.flags());
+            nr_fetched += u32::from(!mark_accessed(record, record.flags()));
+        }
+        if nr_fetched > 0 && !self.is_memory() {
+            pinned.note_fetched(nr_fetched);
         }
         Some(pinned)
     }
@@ -205,16 +208,14 @@ pub(super) fn segment_of(page: u64, offset: u64, end: u64, frame: FrameId) -> Se
 }
 
 /// Marks the first use of a page, then the second: reclaim keeps what was used twice. `flags` are
-/// the page's marks, as the caller has just read them.
+/// the page's marks, as the caller has just read them. Returns whether it had been used before.
 #[doc(alias = "mark_page_accessed")]
 #[inline]
-pub(super) fn mark_accessed(record: &FrameRecord, flags: Flag) {
+pub(super) fn mark_accessed(record: &FrameRecord, flags: Flag) -> bool {
     if flags.contains(Flag::ACCESSED | Flag::REFERENCED) {
-        return;
+        return true;
     }
-    if !flags.intersects(Flag::ACCESSED) {
-        record.mark(Flag::ACCESSED);
-    } else {
-        record.mark(Flag::REFERENCED);
-    }
+    let was_used = flags.intersects(Flag::ACCESSED);
+    record.mark(if was_used { Flag::REFERENCED } else { Flag::ACCESSED });
+    was_used
 }

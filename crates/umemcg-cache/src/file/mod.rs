@@ -17,6 +17,7 @@
 //! written, and `memory` is what differs when there is no store.
 
 mod dirty_pages;
+mod fetch_counts;
 mod fill;
 mod flush;
 mod hand_over;
@@ -38,6 +39,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use fetch_counts::FetchCounts;
 pub(crate) use flush::Durability;
 pub use started_read::{ReadStep, StartedRead, WaitingRead};
 use store_fills::StoreFills;
@@ -140,6 +142,7 @@ pub struct File {
     /// The position at which interrupted write-back continues. (A)
     flush_at: AtomicU64,
     sequence: WriteSequence,
+    fetch_counts: FetchCounts,
     /// It has no name and is not open, so its data need not be written. (A)
     discarded: AtomicBool,
     /// Another cache has the pages that are read and written here. (A)
@@ -204,6 +207,7 @@ impl File {
             dirty_owner: DirtyOwner::default(),
             flush_at: AtomicU64::new(0),
             sequence: WriteSequence::default(),
+            fetch_counts: FetchCounts::default(),
             discarded: AtomicBool::new(false),
             is_kept_above: AtomicBool::new(false),
             _number: number,

@@ -21,8 +21,8 @@ use crate::readahead::Readahead;
 
 /// A page that a read looks for.
 enum Found {
-    /// It is there, pinned.
-    Here(FrameId),
+    /// It is there, pinned; and whether it had been used before, or never was in a store.
+    Here(FrameId, bool),
     Missing,
     /// The store has begun to read it for another read.
     BeingFilled(FillNumber),
@@ -112,9 +112,9 @@ impl File {
                 return if page == first { Err(error.into()) } else { Ok(None) };
             }
             match self.find_filled(page, readahead, by_completion) {
-                Found::Here(frame) => {
+                Found::Here(frame, was_used) => {
                     state.pinned.push(segment_of(page, state.at.offset, state.at.end, frame));
-                    state.at.page += 1;
+                    state.at.pass(was_used);
                     continue;
                 }
                 Found::BeingFilled(number) => return Ok(Some(ReadWait::OtherFill(number))),
@@ -192,15 +192,15 @@ impl File {
                 }
                 self.cache.waiters().wait_unlocked(self.cache.arena(), frame);
                 if record.test(Flag::UPTODATE) {
-                    mark_accessed(record, record.flags());
-                    return Found::Here(frame);
+                    let was_used = mark_accessed(record, record.flags());
+                    return Found::Here(frame, was_used || self.is_memory());
                 }
                 // It has left the file: its fill failed, or it was beyond a limit. Our turn.
                 self.cache.reclaimer().unpin(frame);
             } else if self.is_memory() {
                 // None if the page has come meanwhile.
                 if let Some(frame) = self.pin_hole(page) {
-                    return Found::Here(frame);
+                    return Found::Here(frame, true);
                 }
             } else {
                 return Found::Missing;

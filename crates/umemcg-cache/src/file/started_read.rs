@@ -32,7 +32,7 @@ pub(super) struct ReadPosition {
     pub(super) end: u64,
     /// The next page.
     pub(super) page: u64,
-    /// Pages that were not cached.
+    /// Pages that were not cached, or that had only been read ahead.
     pub(super) nr_missed: u64,
 }
 
@@ -45,6 +45,12 @@ impl ReadPosition {
     fn nr_pages(&self) -> u64 {
         let (first, last) = self.first_and_last();
         last - first + 1
+    }
+
+    /// Goes on to the next page, after one that was there.
+    pub(super) fn pass(&mut self, was_used: bool) {
+        self.page += 1;
+        self.nr_missed += u64::from(!was_used);
     }
 
     /// Takes what a fill has got.

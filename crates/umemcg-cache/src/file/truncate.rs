@@ -137,6 +137,7 @@ impl File {
     /// unstable pages stay. The caller holds `content` exclusively, so no page is being filled or
     /// written.
     pub(super) fn drop_pages(&self, first: u64, end: u64, clean_only: bool) {
+        self.fetch_counts.begin_anew();
         let mut from = first;
         loop {
             // In batches: the index lock is not held for a terabyte.

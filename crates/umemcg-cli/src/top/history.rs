@@ -20,7 +20,7 @@ pub struct Point {
     pub usage_bytes: f32,
     /// Pages brought into the cache, each second.
     pub pages_in: f32,
-    /// Pages brought in soon after they were evicted, each second.
+    /// Pages fetched again after they were evicted, each second.
     pub refaults: f32,
     /// Percent of the time in which a request waited for memory.
     pub stalled: f32,

@@ -38,7 +38,7 @@ pub struct Row {
     pub misses_per_second: f64,
     /// Pages brought into the cache.
     pub pages_in_per_second: f64,
-    /// Pages brought in soon after they were evicted.
+    /// Pages fetched again after they were evicted.
     pub refaults_per_second: f64,
     /// The share of time in which a request waited for memory.
     pub stalled_percent: f64,

@@ -8,6 +8,8 @@ use std::ffi::OsStr;
 
 use unicode_width::UnicodeWidthChar;
 
+use crate::plain_text::is_invisible;
+
 /// The bars of a sparkline, from the lowest to the highest.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 /// The same for terminals that have only ASCII.
@@ -23,12 +25,6 @@ pub fn printable(name: &OsStr, is_unicode: bool) -> String {
         _ => c,
     };
     text.chars().map(shown).collect()
-}
-
-/// Returns whether a character has no shape of its own but acts on others.
-fn is_invisible(c: char) -> bool {
-    matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
-        || matches!(c, '\u{2060}'..='\u{206f}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{e0000}'..='\u{e0fff}')
 }
 
 fn width_of(c: char) -> usize {

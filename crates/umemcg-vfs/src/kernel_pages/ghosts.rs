@@ -58,14 +58,15 @@ impl Ghosts {
         freed.add(owner, 0, 1);
     }
 
-    /// Returns the list on which pages of a window arrive: most of them decide.
+    /// Returns the list on which pages of a window arrive, since most of them decide, and how many
+    /// of them return.
     pub(super) fn arrive(
         &mut self,
         lists: &KernelPageLists,
         (window, pages): (u64, u64),
         reader: &Group,
         freed: &mut Freed,
-    ) -> ArrivalList {
+    ) -> (ArrivalList, u64) {
         let (mut nr_returned, mut nr_protected) = (0, 0);
         for ghost in self.0.get(&window).into_iter().flatten().filter(|ghost| ghost.pages & pages != 0) {
             let nr_pages = u64::from((ghost.pages & pages).count_ones());
@@ -83,11 +84,8 @@ impl Ghosts {
             lists.returns.note_returned(reader, nr_returned);
         }
         self.forget_pages(lists, (window, pages), freed);
-        if 2 * nr_protected >= u64::from(pages.count_ones()).max(1) {
-            ArrivalList::Protected
-        } else {
-            ArrivalList::Probation
-        }
+        let is_protected = 2 * nr_protected >= u64::from(pages.count_ones()).max(1);
+        (if is_protected { ArrivalList::Protected } else { ArrivalList::Probation }, nr_returned)
     }
 
     /// Forgets what was in a range.

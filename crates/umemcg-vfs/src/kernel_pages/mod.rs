@@ -171,6 +171,15 @@ impl PageWindows {
     }
 }
 
+/// What has become of the pages of a request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Held {
+    /// Whether the group is within its limit, and those above; else they should be dropped soon.
+    pub(crate) has_room: bool,
+    /// Pages that the kernel had before, and that are counted as refaults.
+    pub(crate) nr_returned: u64,
+}
+
 impl KernelPages {
     /// Creates the pages of a file of which the kernel has none. The bookkeeping is charged
     /// whatever the limits are.
@@ -248,18 +257,16 @@ impl KernelPages {
     }
 
     /// Notes that a request has been answered: the kernel may keep these pages from now on, charged
-    /// to `group`, of which `prepaid` has been already. Returns `false` if the group is over its
-    /// limit, or one above, so that they should be dropped again soon. Never sleeps; no lock may be
-    /// held.
+    /// to `group`, of which `prepaid` has been already. Never sleeps; no lock may be held.
     pub(crate) fn end(
         self: &Arc<Self>,
         number: u64,
         pages: &Range<u64>,
         group: &Group,
         prepaid: Option<Charge>,
-    ) -> bool {
-        let mut charge = prepaid;
-        while let Some(short_bytes) = self.try_hold(number, pages, group, &mut charge) {
+    ) -> Held {
+        let (mut charge, mut nr_returned) = (prepaid, 0);
+        while let Some(short_bytes) = self.try_hold(number, pages, group, (&mut charge, &mut nr_returned)) {
             let mut more = group.try_charge(short_bytes).unwrap_or_else(|_| group.charge_forced(short_bytes));
             // They differ if the group has been removed meanwhile: then what it had goes back.
             if let Some(charge) = charge.take().filter(|charge| charge.owner() == more.owner()) {
@@ -269,7 +276,7 @@ impl KernelPages {
         }
         drop(charge);
         self.send_parked();
-        group.is_within_limits()
+        Held { has_room: group.is_within_limits(), nr_returned }
     }
 
     /// Ends a request if `charge` suffices for its pages; otherwise returns the bytes that it
@@ -279,7 +286,7 @@ impl KernelPages {
         number: u64,
         pages: &Range<u64>,
         group: &Group,
-        charge: &mut Option<Charge>,
+        (charge, nr_returned): (&mut Option<Charge>, &mut u64),
     ) -> Option<u64> {
         let mut state = self.state.lock();
         let (nr_pages, nr_shares) = state.nr_missing(pages);
@@ -295,7 +302,8 @@ impl KernelPages {
         for (window, bits) in windows_of(pages) {
             let new = bits & !state.windows.get(&window).map_or(0, Window::pages);
             if let Some(charge) = charge.as_ref().filter(|_| new != 0) {
-                let list = state.ghosts.arrive(&self.lists, (window, new), group, &mut freed);
+                let (list, nr) = state.ghosts.arrive(&self.lists, (window, new), group, &mut freed);
+                *nr_returned += nr;
                 held_shares += self.hold(&mut state, (window, new), list, charge.owner());
                 held_pages += u64::from(new.count_ones());
             }

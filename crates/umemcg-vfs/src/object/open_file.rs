@@ -8,7 +8,6 @@ use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 use umemcg::Group;
 use umemcg::files::{File, PinnedPages, ReadStep, Readahead, StartedRead};
-use umemcg::internal::count_hits;
 use umemcg_base::ErrorCursor;
 
 use super::asking::Asking;
@@ -254,7 +253,7 @@ impl VolumeFile for OpenFile {
     #[inline]
     fn try_read(&self, offset: u64, len: usize) -> Option<PinnedPages<'_>> {
         let pages = self.content.file().try_read(offset, len, &self.readahead)?;
-        count_hits(&self.group, pages.segments().len() as u64);
+        pages.count(&self.group);
         Some(pages)
     }
     fn read(&self, group: &Arc<Group>, offset: u64, len: usize) -> Result<PinnedPages<'_>, VfsError> {

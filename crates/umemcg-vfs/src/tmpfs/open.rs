@@ -19,7 +19,6 @@ use crate::handle_charge::HandleCharge;
 use crate::volume::{DirEntry, Lookup, Open, VolumeDir, VolumeFile, Whence};
 use umemcg::Group;
 use umemcg::files::{File, PinnedPages, Readahead};
-use umemcg::internal::count_hits;
 
 /// Entries that a listing copies from the tree at a time.
 const BATCH: usize = 128;
@@ -133,7 +132,7 @@ impl VolumeFile for OpenFile {
     #[inline]
     fn try_read(&self, offset: u64, len: usize) -> Option<PinnedPages<'_>> {
         let pages = self.of().file.try_read(offset, len, &self.readahead)?;
-        count_hits(&self.group, pages.segments().len() as u64);
+        pages.count(&self.group);
         self.note_read();
         Some(pages)
     }

@@ -19,7 +19,6 @@ use crate::kernel_io::{KernelCaching, KernelIo};
 use crate::volume::{VolumeFile, Whence};
 use umemcg::Group;
 use umemcg::files::{ErrorCursor, File, PinnedPages, Readahead};
-use umemcg::internal::count_hits;
 
 /// `O_DSYNC`, which `O_SYNC` includes.
 const O_DSYNC: u32 = 0o10_000;
@@ -159,7 +158,7 @@ impl VolumeFile for OpenFile {
     #[inline]
     fn try_read(&self, offset: u64, len: usize) -> Option<PinnedPages<'_>> {
         let pages = self.content.file.try_read(offset, len, &self.readahead)?;
-        count_hits(&self.group, pages.segments().len() as u64);
+        pages.count(&self.group);
         self.note_read();
         Some(pages)
     }
