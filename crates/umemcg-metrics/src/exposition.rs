@@ -9,12 +9,18 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use umemcg::Engine;
 
-use crate::families::{FAMILIES, Reading, resident_bound};
+use crate::families::{FAMILIES, Reading, SERIES_PER_GROUP, resident_bound};
 use crate::labels;
 use crate::stores::{self, StoreFigures};
 
 /// The prefix of all names that are not those of processes.
 const PREFIX: &str = "umemcg";
+/// Longest label of a group that has series of its own, in bytes: it comes with each of them.
+const LABEL_BYTES_MAX: usize = 1024;
+/// Bytes that a series takes beside its label, at most.
+const SERIES_BYTES: usize = 96;
+/// Bytes of text for the groups of one tenant, which are those below one group of the root.
+const TENANT_BYTES_MAX: usize = 32 << 20;
 
 /// How far below the root groups have series of their own. The figures of a group include those of
 /// the groups below it.
@@ -71,6 +77,8 @@ struct GroupRows {
     rows: Vec<(String, Vec<f64>)>,
     nr_idle: u64,
     nr_deeper: u64,
+    /// What the tenant whose groups are being collected may add to the text, in bytes.
+    left_bytes: usize,
     /// What the process may be at most for what is charged, in bytes.
     resident_bound: f64,
 }
@@ -79,7 +87,15 @@ impl GroupRows {
     fn collect(engine: &Engine, depth: GroupDepth) -> Self {
         let mut collected = Self::default();
         engine.snapshot(|snapshot| {
-            if snapshot.path.components().count() > depth.0.saturating_add(1) {
+            let nr_components = snapshot.path.components().count();
+            if nr_components <= 2 {
+                // The root, or the first group of the next tenant.
+                collected.left_bytes = TENANT_BYTES_MAX;
+            }
+            let label = labels::of_path(snapshot.path);
+            let bytes = (label.len() + SERIES_BYTES) * SERIES_PER_GROUP;
+            let is_deeper = nr_components > depth.0.saturating_add(1);
+            if is_deeper || label.len() > LABEL_BYTES_MAX || bytes > collected.left_bytes {
                 collected.nr_deeper += 1;
                 return;
             }
@@ -87,13 +103,14 @@ impl GroupRows {
                 collected.nr_idle += 1;
                 return;
             }
+            collected.left_bytes -= bytes;
             let reading = Reading::of(snapshot);
             if snapshot.group.is_root() {
                 collected.resident_bound = resident_bound(&reading);
             }
             let series = FAMILIES.iter().flat_map(|family| family.series);
             let figures = series.map(|series| (series.read)(&reading)).collect();
-            collected.rows.push((labels::of_path(snapshot.path), figures));
+            collected.rows.push((label, figures));
         });
         collected
     }
@@ -140,7 +157,7 @@ impl Scrape {
             }
             place += family.series.len();
         }
-        let help = "Groups with series of their own, without memory, and too far below the root";
+        let help = "Groups with series of their own, without memory, and too deep or too many for that";
         let mut metric = encoder.encode_descriptor("umemcg_groups", help, None, MetricType::Gauge)?;
         let GroupRows { rows, nr_idle, nr_deeper, .. } = &self.groups;
         for (state, nr) in [("shown", rows.len() as u64), ("idle", *nr_idle), ("deeper", *nr_deeper)] {

@@ -1,7 +1,8 @@
 //! The server that Prometheus asks: HTTP/1.1, `GET /metrics`, on a thread of its own.
 //!
 //! At most [`CLIENTS_MAX`] clients are served at a time; more wait to be accepted. One scrape is
-//! made at a time.
+//! made at a time. At most [`TEXTS_MAX`] texts of each format are kept for clients that have not
+//! taken them.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -12,8 +13,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::pin::pin;
 use std::str::FromStr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -24,6 +25,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use umemcg_base::LeafMutex;
 use umemcg_base::clock::Worker;
 
 use crate::plain_text::{PLAIN_CONTENT_TYPE, plain_text};
@@ -32,13 +34,21 @@ use crate::plain_text::{PLAIN_CONTENT_TYPE, plain_text};
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Most clients at a time.
 pub const CLIENTS_MAX: usize = 16;
-/// The time after which a client is asked to connect again: some scrapes.
-pub const CLIENT_TIME: Duration = Duration::from_secs(300);
+/// The time after which a client is asked to connect again. One that does not take its text keeps
+/// it no longer than that, and [`LAST_ANSWER_TIME`].
+pub const CLIENT_TIME: Duration = Duration::from_secs(30);
 /// The longest time that a client may take for the headers of a request.
 const HEADER_TIME: Duration = Duration::from_secs(10);
 /// The longest time that it may take for its last answer then.
 const LAST_ANSWER_TIME: Duration = Duration::from_secs(30);
-/// The pause after a connection that could not be accepted.
+/// Most texts of one format that clients have not taken yet.
+pub const TEXTS_MAX: usize = 2;
+/// So old may a text be that another client gets when no further one may be made.
+const SHARED_FOR: Duration = Duration::from_secs(5);
+/// So long a client waits for others to take theirs: the time that Prometheus gives a scrape,
+/// unless it is told another.
+const PLACE_TIME: Duration = Duration::from_secs(10);
+/// The pause after a connection that could not be accepted, and between two looks for a text.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// Where metrics are served.
@@ -79,6 +89,71 @@ impl fmt::Display for MetricsAddress {
 
 /// Makes the text of a scrape.
 type Render = Arc<dyn Fn() -> String + Send + Sync>;
+
+/// The text of a scrape, as long as there are clients that have not taken it.
+#[derive(Debug)]
+struct ScrapeText {
+    text: String,
+    made_at: Instant,
+    _place: OwnedSemaphorePermit,
+}
+
+/// The part that one client has in it.
+struct SharedText(Arc<ScrapeText>);
+
+impl AsRef<[u8]> for SharedText {
+    fn as_ref(&self) -> &[u8] {
+        self.0.text.as_bytes()
+    }
+}
+
+/// Makes the texts of scrapes, a bounded number of them.
+struct Scrapes {
+    render: Render,
+    /// Of each format: a client of one need not wait for those of the other.
+    places: [Arc<Semaphore>; 2],
+    /// The newest text of each format. A leaf lock.
+    newest: LeafMutex<[Weak<ScrapeText>; 2]>,
+}
+
+impl Scrapes {
+    fn new(render: Render) -> Self {
+        let places = [(); 2].map(|()| Arc::new(Semaphore::new(TEXTS_MAX)));
+        Self { render, places, newest: LeafMutex::default() }
+    }
+
+    /// Returns a text: a new one, or the newest where clients have not taken those that there are.
+    /// Where that one is too old, waits until one is taken.
+    ///
+    /// # Errors
+    /// `TimedOut` when none is taken in time; `Other` when rendering panics.
+    async fn text(&self, is_open_metrics: bool) -> io::Result<Bytes> {
+        let format = usize::from(is_open_metrics);
+        let until = Instant::now() + PLACE_TIME;
+        let place = loop {
+            if let Ok(place) = Arc::clone(&self.places[format]).try_acquire_owned() {
+                break place;
+            }
+            let newest = self.newest.lock()[format].upgrade();
+            if let Some(newest) = newest.filter(|text| text.made_at.elapsed() < SHARED_FOR) {
+                return Ok(Bytes::from_owner(SharedText(newest)));
+            }
+            if Instant::now() > until {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            tokio::time::sleep(AGAIN_AFTER).await;
+        };
+        let render = Arc::clone(&self.render);
+        // With its place, which it keeps if its client goes.
+        let made = tokio::task::spawn_blocking(move || {
+            let text = if is_open_metrics { render() } else { plain_text(&render()) };
+            ScrapeText { text, made_at: Instant::now(), _place: place }
+        });
+        let text = Arc::new(made.await.map_err(io::Error::other)?);
+        self.newest.lock()[format] = Arc::downgrade(&text);
+        Ok(Bytes::from_owner(SharedText(text)))
+    }
+}
 
 /// A socket that listens, and that is not served yet.
 #[derive(Debug)]
@@ -217,15 +292,16 @@ async fn serve(listener: Listener, render: Render) -> io::Result<()> {
         Listener::Unix(listener) => Accepting::Unix(tokio::net::UnixListener::from_std(listener)?),
     };
     let clients = Arc::new(Semaphore::new(CLIENTS_MAX));
+    let scrapes = Arc::new(Scrapes::new(render));
     loop {
         let client = Arc::clone(&clients).acquire_owned().await.map_err(io::Error::other)?;
-        let render = Arc::clone(&render);
+        let scrapes = Arc::clone(&scrapes);
         let accepted = match &accepting {
             Accepting::Tcp(listener) => {
-                listener.accept().await.map(|(stream, _)| drop(tokio::spawn(stay(stream, render, client))))
+                listener.accept().await.map(|(stream, _)| drop(tokio::spawn(stay(stream, scrapes, client))))
             }
             Accepting::Unix(listener) => {
-                listener.accept().await.map(|(stream, _)| drop(tokio::spawn(stay(stream, render, client))))
+                listener.accept().await.map(|(stream, _)| drop(tokio::spawn(stay(stream, scrapes, client))))
             }
         };
         if let Err(error) = accepted {
@@ -237,11 +313,11 @@ async fn serve(listener: Listener, render: Render) -> io::Result<()> {
 }
 
 /// Serves a client until it goes, or goes wrong. After [`CLIENT_TIME`] it may end its request.
-async fn stay<S>(stream: S, render: Render, _client: OwnedSemaphorePermit)
+async fn stay<S>(stream: S, scrapes: Arc<Scrapes>, _client: OwnedSemaphorePermit)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let answer = service_fn(move |request| answer(request, Arc::clone(&render)));
+    let answer = service_fn(move |request| answer(request, Arc::clone(&scrapes)));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIME)
@@ -253,7 +329,10 @@ where
     }
 }
 
-async fn answer(request: Request<Incoming>, render: Render) -> Result<Response<Full<Bytes>>, Infallible> {
+async fn answer(
+    request: Request<Incoming>,
+    scrapes: Arc<Scrapes>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
     let plain = |status: StatusCode, text: &'static str| {
         let mut response = Response::new(Full::new(Bytes::from_static(text.as_bytes())));
         *response.status_mut() = status;
@@ -267,16 +346,16 @@ async fn answer(request: Request<Incoming>, render: Render) -> Result<Response<F
     let accepted = request.headers().get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let wants_open_metrics = accepted.into_iter().any(|value| value.contains("application/openmetrics-text"));
     Ok(match request.uri().path() {
-        "/metrics" => match tokio::task::spawn_blocking(move || render()).await {
+        "/metrics" => match scrapes.text(wants_open_metrics).await {
             Ok(text) => {
-                let (text, media_type) = match wants_open_metrics {
-                    true => (text, OPEN_METRICS),
-                    false => (plain_text(&text), PLAIN_CONTENT_TYPE),
-                };
-                let mut response = Response::new(Full::new(text.into()));
-                let media_type = HeaderValue::from_static(media_type);
-                response.headers_mut().insert(CONTENT_TYPE, media_type);
+                let mut response = Response::new(Full::new(text));
+                let media_type = if wants_open_metrics { OPEN_METRICS } else { PLAIN_CONTENT_TYPE };
+                response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
                 response
+            }
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                tracing::warn!("clients of the metrics have not taken their texts; a scrape is refused");
+                plain(StatusCode::SERVICE_UNAVAILABLE, "other clients have not taken their scrapes\n")
             }
             Err(error) => {
                 tracing::error!(%error, "a scrape failed");

@@ -7,6 +7,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use umemcg::{Engine, EngineConfig};
@@ -173,6 +174,31 @@ fn deep_groups_are_counted_and_are_in_the_figures_above() {
 }
 
 #[test]
+fn a_tenant_adds_no_more_text_than_it_may() {
+    let engine = engine();
+    let mut group = engine.create_group(engine.root(), OsStr::new("deep")).unwrap();
+    let mut held = Vec::new();
+    for _ in 0..40 {
+        group = engine.create_group(&group, OsStr::new(&"n".repeat(255))).unwrap();
+        held.push(engine.charge(&group, 4096).unwrap());
+    }
+    let wide = engine.create_group(engine.root(), OsStr::new("wide")).unwrap();
+    for nr in 0..4000 {
+        let group = engine.create_group(&wide, OsStr::new(&format!("{nr}{}", "n".repeat(250)))).unwrap();
+        held.push(engine.charge(&group, 4096).unwrap());
+    }
+    let other = engine.create_group(engine.root(), OsStr::new("z")).unwrap();
+    held.push(engine.charge(&other, 4096).unwrap());
+    let text = scrape(&engine, GroupDepth::default());
+    let samples = samples(&text);
+    // 37 have a path of more than 1 KiB.
+    let nr_left_out = samples[r#"umemcg_groups{state="deeper"}"#] - 37.0;
+    assert!(nr_left_out > 0.0 && nr_left_out < 2000.0, "{nr_left_out}");
+    assert_eq!(samples[r#"umemcg_memory_usage_bytes{group="/z"}"#], 4096.0);
+    assert!(text.len() < 33 << 20, "{}", text.len());
+}
+
+#[test]
 fn no_name_of_a_group_breaks_the_format() {
     let engine = engine();
     let names = ["\"} 1 # EOF", "tab\tand space", r"back\slash", "ünïcode", "a=\"b\",c"];
@@ -261,6 +287,40 @@ fn silent_clients_leave_room_for_others() {
     // At the end clients may be connected.
     let _connected = TcpStream::connect(address).unwrap();
     drop(server);
+}
+
+#[test]
+fn clients_that_do_not_read_share_what_is_kept_for_them() {
+    const TEXTS_MAX: usize = 2;
+    // More than the kernel takes for a client.
+    const BYTES: usize = 32 << 20;
+    let nr_made = Arc::new(AtomicUsize::new(0));
+    let made = Arc::clone(&nr_made);
+    let render = move || {
+        made.fetch_add(1, Ordering::Relaxed);
+        format!("a{{b=\"{}\"}} 1\n", "b".repeat(4096)).repeat(BYTES / 4096)
+    };
+    let server = any_port().serve(render).unwrap();
+    let address = tcp_of(server.address());
+    let silent: Vec<_> = (0..15)
+        .map(|_| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+            stream
+        })
+        .collect();
+    // On a slow machine some are told to come again.
+    let mut starts = Vec::new();
+    for mut stream in silent {
+        let mut start = [0; 12];
+        stream.read_exact(&mut start).unwrap();
+        starts.push((start, stream));
+    }
+    let nr_served = starts.iter().filter(|(start, _)| start == b"HTTP/1.1 200").count();
+    assert!(starts.iter().all(|(start, _)| [b"HTTP/1.1 200", b"HTTP/1.1 503"].contains(&start)));
+    assert!(nr_served >= TEXTS_MAX && nr_made.load(Ordering::Relaxed) == TEXTS_MAX, "{nr_made:?}");
+    drop(starts);
+    assert!(get(address, "GET", "/metrics").0.starts_with("HTTP/1.1 200 "), "once they have gone");
 }
 
 #[test]
