@@ -11,6 +11,7 @@ use tracing::Level;
 use umemcg_fuse::Lost;
 
 use crate::log::tell;
+use crate::plain_text::one_line;
 
 /// A file with data that could not be made durable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,7 +73,8 @@ impl Failure {
         if let Self::Lost(files) = self {
             for file in files {
                 // Writing to a string does not fail.
-                let _ = write!(text, "\n  {}: {} bytes: {}", file.path, file.bytes, file.error);
+                let (path, error) = (one_line(&file.path), one_line(&file.error));
+                let _ = write!(text, "\n  {path}: {} bytes: {error}", file.bytes);
             }
         }
         tell(Level::ERROR, text);

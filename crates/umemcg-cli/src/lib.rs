@@ -37,6 +37,7 @@ mod mount_options;
 mod mounts;
 mod orphan_guard;
 mod output;
+mod plain_text;
 mod pods;
 mod pool;
 mod reload;

@@ -8,9 +8,10 @@
 //! nothing here panics for it.
 
 use std::fmt::{self, Display};
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::sync::OnceLock;
 
+use crate::plain_text::{lines, one_line};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::EnvFilter;
 use tracing_subscriber::fmt::format::{Format, Full, Writer};
@@ -93,11 +94,13 @@ pub fn start(verbose: u8, format: Option<LogFormat>) {
     // Fails only if this was called before.
     let _ = LOGGING.set(Logging { format, filter: handle, is_filter_given });
     // Without `log_internal_errors`: it panics when stderr is gone.
-    let layer = tracing_subscriber::fmt::layer().log_internal_errors(false).with_writer(io::stderr);
+    // Without colours: what acts on a terminal is escaped.
+    let layer =
+        tracing_subscriber::fmt::layer().log_internal_errors(false).with_writer(io::stderr).with_ansi(false);
     let layer = match format {
-        LogFormat::Text => layer.with_ansi(io::stderr().is_terminal()).boxed(),
-        LogFormat::Journald => layer.with_ansi(false).event_format(Prioritized(journal_lines())).boxed(),
-        LogFormat::Json => layer.with_ansi(false).json().boxed(),
+        LogFormat::Text => layer.event_format(OneLine::timed()).boxed(),
+        LogFormat::Journald => layer.event_format(OneLine::prioritized()).boxed(),
+        LogFormat::Json => layer.json().boxed(),
     };
     // Fails only if a subscriber is installed already; then that one logs.
     let _ = Registry::default().with(filter).with(layer).try_init();
@@ -135,8 +138,8 @@ pub fn check_filter(configured: Option<&str>) -> Result<(), String> {
 
 /// Tells the user something on stderr, whatever is logged.
 pub fn tell(level: Level, message: impl Display) {
-    let text =
-        told(LOGGING.get().map_or(LogFormat::Text, |logging| logging.format), level, &message.to_string());
+    let format = LOGGING.get().map_or(LogFormat::Text, |logging| logging.format);
+    let text = told(format, level, &lines(&message.to_string()));
     // A closed terminal ends no daemon.
     let _ = io::stderr().write_all(text.as_bytes());
 }
@@ -167,17 +170,25 @@ fn prefixed(level: Level, text: &str) -> String {
     text.lines().map(|line| format!("<{priority}>{line}\n")).collect()
 }
 
-type JournalLines = Format<Full, ()>;
-
-/// Returns the format of an event in the journal, which has time and level itself.
-fn journal_lines() -> JournalLines {
-    Format::default().without_time().with_level(false).with_ansi(false)
+/// Writes each event in one line, with what acts on a terminal escaped: it came with a name.
+enum OneLine {
+    /// With its time and level.
+    Timed(Format<Full, SystemTime>),
+    /// For the journal, which has the time itself, and takes the level as a priority.
+    Prioritized(Format<Full, ()>),
 }
 
-/// Writes events with their priority before each line.
-struct Prioritized(JournalLines);
+impl OneLine {
+    fn timed() -> Self {
+        Self::Timed(Format::default().with_ansi(false))
+    }
 
-impl<S, N> FormatEvent<S, N> for Prioritized
+    fn prioritized() -> Self {
+        Self::Prioritized(Format::default().without_time().with_level(false).with_ansi(false))
+    }
+}
+
+impl<S, N> FormatEvent<S, N> for OneLine
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -189,8 +200,15 @@ where
         event: &Event<'_>,
     ) -> fmt::Result {
         let mut text = String::new();
-        self.0.format_event(context, Writer::new(&mut text), event)?;
-        writer.write_str(&prefixed(*event.metadata().level(), &text))
+        match self {
+            Self::Timed(format) => format.format_event(context, Writer::new(&mut text), event)?,
+            Self::Prioritized(format) => format.format_event(context, Writer::new(&mut text), event)?,
+        }
+        let text = one_line(text.trim_end_matches('\n'));
+        match self {
+            Self::Timed(_) => writeln!(writer, "{text}"),
+            Self::Prioritized(_) => writer.write_str(&prefixed(*event.metadata().level(), &text)),
+        }
     }
 }
 
@@ -242,22 +260,38 @@ mod tests {
         }
     }
 
-    #[test]
-    fn each_line_in_the_journal_has_its_priority() {
+    /// Returns what is written of three events.
+    fn written(format: OneLine) -> String {
         let written = Written::default();
         let writer = written.clone();
         let layer = tracing_subscriber::fmt::layer()
             .with_writer(move || writer.clone())
             .with_ansi(false)
-            .event_format(Prioritized(journal_lines()));
+            .event_format(format);
         tracing::subscriber::with_default(Registry::default().with(layer), || {
-            tracing::error!("first\nsecond");
+            tracing::error!(error = %"a\r\u{1b}[2J", "first\nsecond");
             tracing::warn!(volume = "a", "slow");
             tracing::debug!("detail");
         });
-        let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        String::from_utf8(written.0.lock().unwrap().clone()).unwrap()
+    }
+
+    #[test]
+    fn each_event_is_a_line_that_a_terminal_shows() {
+        for format in [OneLine::timed(), OneLine::prioritized()] {
+            let text = written(format);
+            assert_eq!(text.lines().count(), 3, "{text}");
+            assert!(text.contains(r"first\nsecond") && text.contains(r"a\r\u{1b}[2J"), "{text}");
+            assert!(text.contains("slow volume=\"a\""), "{text}");
+            assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn each_event_in_the_journal_has_its_priority() {
+        let text = written(OneLine::prioritized());
         let starts: Vec<&str> = text.lines().map(|line| &line[..3]).collect();
-        assert_eq!(starts, ["<3>", "<3>", "<4>", "<7>"], "{text}");
-        assert!(text.contains("slow volume=\"a\""), "{text}");
+        assert_eq!(starts, ["<3>", "<4>", "<7>"], "{text}");
+        assert!(written(OneLine::timed()).contains(" WARN "));
     }
 }

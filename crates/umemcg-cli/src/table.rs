@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::plain_text::one_line;
+
 /// Formats a number of bytes with the largest binary unit in which it is at least 1.
 pub fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
@@ -30,9 +32,9 @@ impl TextTable {
         Self { rows: vec![headings.iter().map(|&heading| heading.to_owned()).collect()] }
     }
 
-    /// Adds a row; missing cells stay empty.
+    /// Adds a row; missing cells stay empty. A cell is one line, whatever name is in it.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(cells.into_iter().collect());
+        self.rows.push(cells.into_iter().map(|cell| one_line(&cell).into_owned()).collect());
     }
 }
 

@@ -6,6 +6,8 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::plain_text::one_line;
+
 /// The most processes that a message names.
 const MAX_NAMED: usize = 8;
 /// The longest look: what comes after it waits.
@@ -27,7 +29,7 @@ fn users_until(mountpoint: &Path, until: Instant) -> Vec<String> {
         .take(MAX_NAMED)
         .map(|entry| {
             let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-            format!("{} ({})", name.trim_end(), entry.file_name().to_string_lossy())
+            format!("{} ({})", one_line(name.trim_end_matches('\n')), entry.file_name().to_string_lossy())
         })
         .collect()
 }
