@@ -3,15 +3,21 @@
 //! its socket is full it does not even let connect.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use rustix::process::{PidfdFlags, pidfd_open};
 use umemcg_fuse::mountinfo::Mount;
 
 use crate::endpoint::{Reply, Request, sockets_of};
+
+/// How long a daemon may take from its last reply to its end.
+const END_WAIT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 /// Why a request got no reply.
 #[derive(Debug)]
@@ -49,6 +55,33 @@ pub fn ask(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Reply, AskError> {
     ask_on(connect(mount, until)?, request, until, progress)
+}
+
+/// As [`ask`], of a daemon that ends with its last reply: waits until the process is gone, and with
+/// it all that it held of the directory that it served.
+///
+/// # Errors
+/// [`AskError`].
+pub fn ask_to_end(
+    mount: &Mount,
+    request: &Request,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Reply, AskError> {
+    let stream = connect(mount, None)?;
+    let process = process_of(&stream);
+    let reply = ask_on(stream, request, None, progress)?;
+    if let (Reply::Done | Reply::Lost { .. }, Some(process)) = (&reply, process) {
+        let mut ended = [PollFd::new(&process, PollFlags::IN)];
+        let _ = poll(&mut ended, Some(&END_WAIT));
+    }
+    Ok(reply)
+}
+
+/// Returns the process at the other end of a connection; `None` if it is in no process namespace of
+/// ours.
+fn process_of(stream: &UnixStream) -> Option<OwnedFd> {
+    let pid = socket_peercred(stream).ok()?.pid;
+    pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
 /// Sends a request to the daemon that listens at a path, and waits for its last reply.

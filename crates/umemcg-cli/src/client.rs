@@ -10,7 +10,7 @@ use umemcg_fuse::Unmount;
 use umemcg_fuse::mountinfo::Mount;
 
 use crate::args::{SyncArguments, UmountArguments};
-use crate::ask::{AskError, ask};
+use crate::ask::{AskError, ask, ask_to_end};
 use crate::endpoint::{Reply, Request};
 use crate::exit::{Failure, LostFile};
 use crate::mounts::{find_mount, is_umemcg};
@@ -23,7 +23,7 @@ use crate::table::human_bytes;
 pub fn sync(arguments: &SyncArguments) -> Result<(), Failure> {
     let mount = our_mount(&arguments.mountpoint)?;
     let request = Request::Sync { flush_timeout_ms: arguments.flush_timeout.map(milliseconds) };
-    let result = last_reply(&mount, &request);
+    let result = last_reply(&mount, |progress| ask(&mount, &request, None, progress));
     print_json(arguments.json, result)
 }
 
@@ -34,7 +34,7 @@ pub fn sync(arguments: &SyncArguments) -> Result<(), Failure> {
 pub fn umount(arguments: &UmountArguments) -> Result<(), Failure> {
     let mount = our_mount(&arguments.mountpoint)?;
     let request = Request::Umount { flush_timeout_ms: arguments.flush_timeout.map(milliseconds) };
-    let mut result = last_reply(&mount, &request);
+    let mut result = last_reply(&mount, |progress| ask_to_end(&mount, &request, progress));
     if let Err(Failure::NotServed(_)) = result
         && is_dead(&mount)
     {
@@ -83,11 +83,14 @@ fn not_answered(mount: &Mount, error: &AskError) -> Failure {
     }
 }
 
-/// Sends a request, shows its progress on a terminal, and returns its result.
-fn last_reply(mount: &Mount, request: &Request) -> Result<(), Failure> {
+/// Sends a request with `ask`, shows its progress on a terminal, and returns its result.
+fn last_reply(
+    mount: &Mount,
+    ask: impl FnOnce(&mut dyn FnMut(u64)) -> Result<Reply, AskError>,
+) -> Result<(), Failure> {
     let terminal = std::io::stderr().is_terminal();
     let mut shown = false;
-    let reply = ask(mount, request, None, &mut |dirty_bytes| {
+    let reply = ask(&mut |dirty_bytes| {
         if terminal {
             shown = true;
             eprint!("\r\x1b[Kwriting back: {} left", human_bytes(dirty_bytes));

@@ -12,7 +12,7 @@ use umemcg::{Engine, EngineConfig};
 use umemcg_control::{ControlTree, Style};
 use umemcg_fuse::mountinfo::mount_at;
 use umemcg_fuse::{
-    Classifier, ControlFs, Daemon, DaemonConfig, DaemonError, Lifetimes, MountError, MountOptions,
+    Classifier, ControlFs, Daemon, DaemonConfig, DaemonError, Lifetimes, MountError, MountFlag, MountOptions,
     PoolLimits, ProcessClassifier, SessionConfig, Unmount,
 };
 use umemcg_vfs::{IoMode, VolumeError, VolumeKind, VolumeSpec, Volumes};
@@ -252,7 +252,7 @@ fn start_daemon(
     // If the option is not given, the default for this user applies.
     config.mount.allow_other = arguments.allow_other.then_some(true);
     config.mount.replace = arguments.replace;
-    config.mount.flags.clone_from(&arguments.mount_flags);
+    config.mount.flags = flags_of(arguments, config.volume.as_ref());
     let classifier: Arc<dyn Classifier> = Arc::clone(processes) as _;
     let (opened_in, volume, timeout) = (Arc::clone(engine), config.volume.clone(), arguments.flush_timeout);
     let open = move || when_free(|| Daemon::open(&opened_in, volume.as_ref()), timeout);
@@ -273,6 +273,15 @@ fn start_daemon(
         daemon.mount_control(point, &options, files, session).map_err(failure)?;
     }
     Ok(Some(daemon))
+}
+
+/// Returns the flags of the mount. One of a volume to which nothing can ever be written says so.
+fn flags_of(arguments: &MountArguments, volume: Option<&VolumeSpec>) -> Vec<MountFlag> {
+    let mut flags = arguments.mount_flags.clone();
+    if volume.is_some_and(VolumeSpec::is_read_only) && !flags.contains(&MountFlag::ReadOnly) {
+        flags.push(MountFlag::ReadOnly);
+    }
+    flags
 }
 
 /// Returns the volume of objects that the mount shows, if it is one.
@@ -387,6 +396,11 @@ fn announce(arguments: &MountArguments, daemon: &Daemon, pool_bytes: u64) {
         && let VolumeKind::Directory { io_mode, .. } = member.volume().kind()
     {
         line += &format!(", I/O mode {io_mode:?}");
+    }
+    // The mount itself is not asked: its store may hang.
+    let mount = mount_at(daemon.mounted().point());
+    if mount.is_ok_and(|mount| mount.is_some_and(|mount| mount.options.split(',').any(|part| part == "ro"))) {
+        line += ", read only";
     }
     if let Some(control) = daemon.control_mounted() {
         line += &format!("; control files in {}", control.point().display());

@@ -5,6 +5,9 @@
 //! that definition alone says which options there are.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use clap::CommandFactory;
@@ -12,6 +15,8 @@ use umemcg_fuse::MountFlag;
 
 use crate::args::Arguments;
 
+/// Permission to write for others than the owner.
+const OTHERS_WRITE: u32 = 0o022;
 /// Options of mount(8) that are its own business, or the way it is here in any case.
 const WITHOUT_MEANING: [&str; 24] = [
     "defaults",
@@ -162,12 +167,13 @@ fn split(text: &str) -> Vec<String> {
 }
 
 /// Reads a file of lines `NAME=VALUE`, as a service's `EnvironmentFile=`. A value may be in quotes;
-/// a line that begins with `#` says nothing.
+/// a line that begins with `#` says nothing. No other user but root may be able to change it: it
+/// also says which libraries the daemon loads.
 ///
 /// # Errors
 /// A message for the user.
 pub fn read_environment(path: &Path) -> Result<Vec<(String, String)>, String> {
-    let text = std::fs::read_to_string(path)
+    let text = read_unshared(path)
         .map_err(|error| format!("cannot read the environment of {}: {error}", path.display()))?;
     let lines = text.lines().map(str::trim).enumerate();
     let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
@@ -183,6 +189,19 @@ pub fn read_environment(path: &Path) -> Result<Vec<(String, String)>, String> {
             Ok((name.to_owned(), unquoted.unwrap_or(value).to_owned()))
         })
         .collect()
+}
+
+/// Reads a file that only this user and root can change.
+fn read_unshared(path: &Path) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    let found = file.metadata()?;
+    let is_trusted = found.uid() == 0 || found.uid() == rustix::process::geteuid().as_raw();
+    if !is_trusted || found.mode() & OTHERS_WRITE != 0 {
+        return Err(io::Error::other("other users can change it; see chmod(1) and chown(1)"));
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
+    Ok(text)
 }
 
 #[cfg(test)]
@@ -250,5 +269,22 @@ mod tests {
         assert_eq!(read_environment(&path).unwrap(), pairs);
         std::fs::write(&path, "A=1\nnonsense\n").unwrap();
         assert!(read_environment(&path).unwrap_err().contains("env:2:"));
+    }
+
+    #[test]
+    fn an_environment_that_others_can_change_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("env");
+        std::fs::write(&path, "A=1\n").unwrap();
+        for (mode, is_read) in [(0o600, true), (0o644, true), (0o664, false), (0o602, false)] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(read_environment(&path).is_ok(), is_read, "{mode:o}");
+        }
+        if rustix::process::geteuid().is_root() {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+            std::os::unix::fs::chown(&path, Some(12345), None).unwrap();
+            assert!(read_environment(&path).unwrap_err().contains("other users can change it"));
+        }
     }
 }

@@ -28,6 +28,8 @@ use crate::upload_list::UPLOADS;
 const ETAG_BYTES_MAX: usize = 128;
 /// Longest text of a failure, in bytes.
 const TEXT_BYTES_MAX: usize = 1024;
+/// Addresses at which machines in a cloud get credentials of their own.
+const MACHINE_SERVICES: [&str; 3] = ["169.254.169.254", "169.254.170.2", "metadata.google.internal"];
 /// How often an object is looked for while HEAD and LIST contradict each other.
 const NR_ROUNDS: u32 = 10;
 /// The first pause between two looks; each is longer by as much.
@@ -341,7 +343,8 @@ impl AskedBucket {
         let cause = chain(error);
         // Of a listing the library tells no more than the status in the text.
         let says = |status: &str| what == "LIST" && cause.contains(status);
-        let mut text = format!("{} of {:?} in {}: {}", what, key, self.url, cause);
+        let advice = advice_on(&self.url, &cause);
+        let mut text = format!("{what} of {key:?} in {}: {advice}{cause}", self.url);
         text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
         let error = match error {
             Error::NotFound { .. } => return BucketError::NotFound(text),
@@ -387,6 +390,23 @@ impl Found {
     }
 }
 
+/// Returns what to do where a store's credentials were looked for in vain, at last at the service
+/// that machines in a cloud have for theirs.
+fn advice_on(url: &str, cause: &str) -> &'static str {
+    if !MACHINE_SERVICES.iter().any(|service| cause.contains(service)) {
+        return "";
+    }
+    match url.split(':').next() {
+        Some("s3" | "s3a") => {
+            "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give --anonymous; "
+        }
+        Some("gs") => "no credentials: set GOOGLE_APPLICATION_CREDENTIALS, or give --anonymous; ",
+        _ => {
+            "no credentials: set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or give --anonymous; "
+        }
+    }
+}
+
 /// Returns an ETag that a condition can be made of: a weak one never matches (RFC 9110, 13.1.1).
 pub(crate) fn strong_etag(info: &ObjectInfo) -> Option<&str> {
     info.etag.as_deref().filter(|etag| !etag.starts_with("W/"))
@@ -427,6 +447,15 @@ fn found_of(meta: &ObjectMeta, attributes: &Attributes) -> Found {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn missing_credentials_come_with_advice() {
+        let cause = "error sending PUT http://169.254.169.254/latest/api/token";
+        assert!(advice_on("s3://b/p", cause).contains("AWS_ACCESS_KEY_ID"));
+        assert!(advice_on("gs://b", cause).contains("GOOGLE_APPLICATION_CREDENTIALS"));
+        assert!(advice_on("az://b", cause).contains("AZURE_STORAGE_ACCOUNT_KEY"));
+        assert_eq!(advice_on("s3://b/p", "error sending PUT http://127.0.0.1/b/p"), "");
+    }
 
     #[test]
     fn etags_are_as_headers_have_them() {

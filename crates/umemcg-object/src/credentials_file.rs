@@ -10,7 +10,22 @@ pub(crate) struct Profile {
     pub(crate) session_token: Option<String>,
     pub(crate) region: Option<String>,
     pub(crate) endpoint_url: Option<String>,
+    /// A file has it.
+    is_there: bool,
+    /// The setting by which it gets credentials in a way that is not supported.
+    other_way: Option<String>,
 }
+
+/// Settings of profiles that get credentials in other ways than from the files.
+const OTHER_WAYS: [&str; 7] = [
+    "credential_process",
+    "credential_source",
+    "login_session",
+    "role_arn",
+    "sso_session",
+    "sso_start_url",
+    "web_identity_token_file",
+];
 
 /// Where a profile is: its name, and the files.
 #[derive(Debug, Clone)]
@@ -18,6 +33,8 @@ pub(crate) struct ProfileFiles {
     config: PathBuf,
     credentials: PathBuf,
     name: String,
+    /// The environment names it.
+    is_named: bool,
 }
 
 impl ProfileFiles {
@@ -31,13 +48,14 @@ impl ProfileFiles {
         Self {
             config: path("AWS_CONFIG_FILE", "config"),
             credentials: path("AWS_SHARED_CREDENTIALS_FILE", "credentials"),
+            is_named: variable("AWS_PROFILE").is_some(),
             name: variable("AWS_PROFILE").unwrap_or_else(|| "default".into()),
         }
     }
 
     #[cfg(test)]
     pub(crate) fn new(config: PathBuf, credentials: PathBuf, name: &str) -> Self {
-        Self { config, credentials, name: name.into() }
+        Self { config, credentials, name: name.into(), is_named: true }
     }
 
     /// Reads the profile. Files that are missing say nothing.
@@ -47,6 +65,24 @@ impl ProfileFiles {
         profile.read(&read(&self.config), &self.name);
         profile.read(&read(&self.credentials), &self.name);
         profile
+    }
+
+    /// Says why a profile that was read here cannot be had, where it was chosen: then requests must
+    /// not be signed by another authority, such as that of the machine.
+    pub(crate) fn refusal(&self, profile: &Profile) -> Option<String> {
+        if profile.access_key_id.is_some() && profile.secret_access_key.is_some() {
+            return None;
+        }
+        let what = match &profile.other_way {
+            Some(way) => format!("gets its credentials by `{way}`, which is not supported"),
+            None if self.is_named && !profile.is_there => {
+                format!("is neither in {} nor in {}", self.config.display(), self.credentials.display())
+            }
+            // One of a region alone leaves the credentials to the machine.
+            None => return None,
+        };
+        let name = &self.name;
+        Some(format!("the profile `{name}` {what}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead"))
     }
 }
 
@@ -59,8 +95,13 @@ impl Profile {
                 let section = section.trim();
                 // A configuration says "profile x" for all but the default.
                 is_ours = section.strip_prefix("profile").map_or(section, str::trim) == name;
+                self.is_there |= is_ours;
             } else if let Some((key, value)) = line.split_once('=').filter(|_| is_ours) {
-                let place = match key.trim() {
+                let key = key.trim();
+                if OTHER_WAYS.contains(&key) {
+                    self.other_way = Some(key.to_owned());
+                }
+                let place = match key {
                     "aws_access_key_id" => &mut self.access_key_id,
                     "aws_secret_access_key" => &mut self.secret_access_key,
                     "aws_session_token" => &mut self.session_token,
@@ -93,6 +134,7 @@ mod tests {
                 access_key_id: text("A"),
                 secret_access_key: text("s=1/+"),
                 region: text("eu-west-1"),
+                is_there: true,
                 ..Profile::default()
             }
         );
@@ -103,5 +145,24 @@ mod tests {
         let mut profile = Profile::default();
         profile.read("]]\n[\n=\na\n[x]\naws_access_key_id", "default");
         assert_eq!(profile, Profile::default());
+    }
+
+    #[test]
+    fn a_profile_that_was_chosen_is_had_or_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let (config, keys) = (directory.path().join("config"), directory.path().join("credentials"));
+        std::fs::write(&config, "[profile role]\nrole_arn = x\n[profile empty]\nregion = x\n[default]\n")
+            .unwrap();
+        std::fs::write(&keys, "[work]\naws_access_key_id = A\naws_secret_access_key = S\n").unwrap();
+        let refusal = |name: &str, is_named| {
+            let files = ProfileFiles { is_named, ..ProfileFiles::new(config.clone(), keys.clone(), name) };
+            files.refusal(&files.read()).unwrap_or_default()
+        };
+        assert_eq!(refusal("work", true), "");
+        assert_eq!(refusal("default", false), "", "none was chosen");
+        assert!(refusal("role", true).contains("by `role_arn`, which is not supported"));
+        assert!(refusal("role", false).contains("role_arn"), "a default profile chooses, too");
+        assert_eq!(refusal("empty", true), "", "it says nothing of who signs");
+        assert!(refusal("typo", true).contains("is neither in"));
     }
 }

@@ -394,8 +394,12 @@ fn readable(mut response: HttpResponse) -> HttpResponse {
 /// Returns an answer to a HEAD that is about no object as one of a gateway that reaches no store,
 /// which is sent again.
 fn recognised(kind: RequestKind, mut response: HttpResponse) -> HttpResponse {
-    if kind == RequestKind::Head && response.status().is_success() && !is_of_object(response.headers()) {
-        *response.status_mut() = StatusCode::BAD_GATEWAY;
+    if kind == RequestKind::Head && response.status().is_success() {
+        // Azure shows a copy that is under way as if it were there.
+        let is_pending = response.headers().get("x-ms-copy-status").is_some_and(|status| status == "pending");
+        if is_pending || !is_of_object(response.headers()) {
+            *response.status_mut() = StatusCode::BAD_GATEWAY;
+        }
     }
     response
 }
@@ -472,6 +476,16 @@ mod tests {
         assert_eq!(readable.headers().len(), 4, "{:?}", readable.headers());
         assert_eq!(readable.headers()["x-amz-meta-mode"], "33188");
         assert!(readable.headers().contains_key(format!("x-amz-meta-{UNREADABLE}")));
+    }
+
+    #[test]
+    fn an_object_whose_copy_is_pending_is_not_there_yet() {
+        let head = |status: &str| {
+            let answer = http::Response::builder().header("etag", "x").header("x-ms-copy-status", status);
+            let (parts, ()) = answer.body(()).unwrap().into_parts();
+            recognised(RequestKind::Head, with_body(parts, Bytes::new())).status()
+        };
+        assert_eq!((head("pending"), head("success")), (StatusCode::BAD_GATEWAY, StatusCode::OK));
     }
 
     #[test]

@@ -104,6 +104,12 @@ pub fn open(text: &str, options: &ObjectOptions) -> Result<Arc<dyn Bucket>, Loca
     let connector = CountingConnector { counts: Arc::clone(&counts), signer: Arc::clone(&signer) };
     let store = match scheme {
         ObjectStoreScheme::AmazonS3 => {
+            let is_from_elsewhere =
+                ["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"].into_iter().any(has_variable);
+            if let Some(error) = files.refusal(&profile).filter(|_| !options.anonymous && !is_from_elsewhere)
+            {
+                return Err(LocationError::Settings { url: text.into(), error });
+            }
             let mut builder = s3(text, options, &profile, endpoint.as_deref(), connector);
             if !has_variable("AWS_ACCESS_KEY_ID")
                 && let Some(credentials) = FileCredentials::new(files, &profile)

@@ -22,6 +22,11 @@ pub enum VolumeSpec {
 }
 
 impl VolumeSpec {
+    /// Returns whether nothing can ever be written to the volume.
+    pub fn is_read_only(&self) -> bool {
+        matches!(self, Self::Objects(objects) if objects.staging.is_none() && !objects.streams)
+    }
+
     /// Opens the volume; its node ids are above `node_base`. May sleep for the host.
     ///
     /// # Errors

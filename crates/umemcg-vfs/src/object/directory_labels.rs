@@ -53,6 +53,10 @@ impl ObjectVolume {
 
     /// Changes what is stored for a directory: with the object that stands for it, which is made if
     /// there is none. What the top has is only remembered.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` where something would be lost or cannot be stored, `ENOSPC` for too much of it,
+    /// those of `change`, and the store's.
     pub(super) fn relabel_directory(&self, node: NodeId, change: LabelChange<'_>) -> Result<(), VfsError> {
         let objects = &self.objects;
         let _turn = self.drafts()?.turn(node);
@@ -63,6 +67,7 @@ impl ObjectVolume {
             return Err(Errno::OPNOTSUPP.into());
         }
         if !prefix.is_empty() {
+            labels.check_room()?;
             self.store_directory(&prefix, &labels.to_metadata())?;
         }
         if let Ok(found) = objects.tree.lock().get_mut(node) {

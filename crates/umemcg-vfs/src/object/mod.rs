@@ -48,6 +48,7 @@ mod node;
 mod objects;
 mod open_file;
 mod open_streams;
+mod own_directory;
 mod part_bytes;
 mod parts_under_way;
 mod relabeling;

@@ -13,10 +13,9 @@
 //! and is listed with the volume. A record without bytes is of an upload in parts that could not be
 //! ended yet; the next start does it.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +29,7 @@ use super::bucket::Bucket;
 use super::draft_record::{DraftRecord, DraftState};
 use super::failure_log::FailureLog;
 use super::left_behind::{RECORD, left_behind, sign};
+use super::own_directory::make_own;
 use super::staged_file::StagedFile;
 use super::staging_room::StagingRoom;
 use crate::error::VolumeError;
@@ -76,11 +76,8 @@ impl Staging {
             dir: dir.clone(),
             errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
         };
-        for made in [&dir, &dir.join(LOST)] {
-            match DirBuilder::new().mode(0o700).create(made) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
-                _ => {}
-            }
+        for own in [&dir, &dir.join(LOST)] {
+            make_own(own).map_err(failed)?;
         }
         // Uploads read what was written a moment before: the kernel is not to drop it by itself.
         let io_mode = IoMode::DropBehind;

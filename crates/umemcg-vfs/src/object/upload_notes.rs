@@ -23,6 +23,7 @@ use umemcg_base::LeafMutex;
 use super::bucket::{Bucket, BucketError, UploadNote};
 use super::draft_record::DraftRecord;
 use super::failure_log::FailureLog;
+use super::own_directory::check_own;
 use super::staging::subdirectory_of;
 
 /// What a record's name ends with.
@@ -82,6 +83,7 @@ impl UploadNotes {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         for _ in 0..NR_TRIES {
             DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
+            check_own(&self.dir)?;
             let name = format!("{}-{}.{RECORD}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
             let path = self.dir.join(name);
             let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
@@ -154,6 +156,7 @@ impl Record {
 
 /// Ends the uploads whose records no daemon has locked.
 fn end_left(dir: &Path, abort: Abort<'_>) -> io::Result<()> {
+    check_own(dir)?;
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == RECORD) {

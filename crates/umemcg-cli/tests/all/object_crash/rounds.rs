@@ -122,6 +122,7 @@ impl Life {
 
     fn round(&mut self, random: &mut Random, totals: &mut Totals) {
         let kill = Kill::any(random);
+        eprintln!("kill of {kill:?}");
         *totals.nr_by_kill.entry(format!("{kill:?}")).or_default() += 1;
         self.shared.is_over.store(false, Ordering::Relaxed);
         let threads: Vec<JoinHandle<Writer>> = self

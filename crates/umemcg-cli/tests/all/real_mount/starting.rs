@@ -1,6 +1,7 @@
-//! A mount that waits for a store when a signal comes.
+//! The start of a mount of a store: a signal that comes while it is awaited, what the mount says.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
@@ -65,4 +66,29 @@ fn a_signal_while_a_later_volume_is_awaited_flushes_first() {
     ends(child, Signal::TERM);
     assert!(!is_mounted(&mnt));
     assert_eq!(fs::read(place.path().join("data/f")).unwrap(), b"accepted");
+}
+
+#[test]
+fn a_volume_that_is_never_written_to_is_mounted_read_only() {
+    needs_mount!();
+    let objects = tempfile::tempdir().unwrap();
+    fs::write(objects.path().join("a"), "there").unwrap();
+    let place = tempfile::tempdir().unwrap();
+    let (mnt, staging) = (place.path().join("mnt"), place.path().join("staging"));
+    fs::create_dir(&mnt).unwrap();
+    fs::create_dir(&staging).unwrap();
+    let (url, staging) = (format!("file://{}", objects.path().display()), staging.to_str().unwrap());
+    for (writes, is_read_only) in [(&[][..], true), (&["--staging", staging], false)] {
+        let mut command = Command::new(PROGRAM);
+        command.args(["mount", "--pool", "64M"]).args(writes).arg(&url).arg(&mnt);
+        let mut daemon = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line.contains(", read only"), is_read_only, "{line}");
+        assert_eq!(fs::read(mnt.join("a")).unwrap(), b"there");
+        let access = rustix::fs::access(mnt.join("a"), rustix::fs::Access::WRITE_OK);
+        assert_eq!(access.is_err(), is_read_only, "{access:?}");
+        kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
+        assert!(patiently(None, &mut daemon).success());
+    }
 }

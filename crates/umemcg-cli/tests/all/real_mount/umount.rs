@@ -133,3 +133,22 @@ fn a_directory_that_a_daemon_serves_is_refused_to_another() {
     until("nothing is mounted", || !is_mounted(&volumes.mnt()));
     assert_eq!(fs::read(mount.data().join("f")).unwrap(), b"x\n");
 }
+
+#[test]
+fn what_was_served_is_free_when_umemcg_umount_returns() {
+    needs_mount!();
+    in_namespace(
+        false,
+        "mkdir tmp/disk tmp/mnt
+         for round in 1 2 3 4 5 6 7 8 9 10; do
+             mount -t tmpfs none tmp/disk
+             \"$UMEMCG\" mount tmp/disk tmp/mnt --pool 64M >&3 2>> said &
+             read -r line <&3
+             echo there > tmp/mnt/file
+             \"$UMEMCG\" umount tmp/mnt
+             umount tmp/disk
+         done
+         kill $daemon; wait $daemon",
+    )
+    .good();
+}

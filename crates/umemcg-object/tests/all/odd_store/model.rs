@@ -235,7 +235,8 @@ impl Model {
         let dice = &mut self.dice;
         let instead =
             [Instead::Error, Instead::ErrorWithNamespace, Instead::Html, Instead::Nothing, Instead::CutShort];
-        let forms = [Form::Chunked, Form::Cut, Form::Long, Form::Old, Form::LastOfConnection, Form::Lost];
+        let forms =
+            [Form::Chunked, Form::Cut, Form::Gzip, Form::Long, Form::Old, Form::LastOfConnection, Form::Lost];
         let listings = [
             Listing::NoToken,
             Listing::OldToken,
@@ -250,7 +251,7 @@ impl Model {
         let asked = dice.of(&all);
         let oddity = match dice.below(6) {
             0 => Oddity::Form(dice.of(&forms)),
-            1 => Oddity::Status(dice.of(&[404, 500, 503, 400, 412, 409])),
+            1 => Oddity::Status(dice.of(&[404, 500, 503, 400, 412, 409, 301, 307])),
             2 => Oddity::StatusAfter(dice.of(&[500, 503])),
             3 if asked == Asked::List => Oddity::Listing(dice.of(&listings)),
             4 if asked == Asked::Get => Oddity::WholeObject,

@@ -13,8 +13,16 @@ use crate::servers::source::Source;
 
 const INSTEAD: [Instead; 5] =
     [Instead::Error, Instead::ErrorWithNamespace, Instead::Html, Instead::Nothing, Instead::CutShort];
-const FORMS: [Form; 7] =
-    [Form::Chunked, Form::Cut, Form::Long, Form::Old, Form::LastOfConnection, Form::Late(LATE), Form::Lost];
+const FORMS: [Form; 8] = [
+    Form::Chunked,
+    Form::Cut,
+    Form::Gzip,
+    Form::Long,
+    Form::Old,
+    Form::LastOfConnection,
+    Form::Late(LATE),
+    Form::Lost,
+];
 
 #[derive(Debug)]
 struct NoNote;
