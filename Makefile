@@ -286,8 +286,9 @@ test-deb: deb ## the package in a clean Debian with systemd: installed, used, up
 # The program that builds images, and what the image begins with.
 CONTAINERS ?= $(firstword $(foreach program,podman buildah docker,$(if $(shell command -v $(program)),$(program))) podman)
 BASE ?= debian:bookworm-slim
+VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' Cargo.toml)
 image: deb ## an image of the Debian package, named umemcg (deploy/container/Containerfile; BASE, CONTAINERS)
-	$(CONTAINERS) build --file deploy/container/Containerfile --build-arg BASE="$(BASE)" --tag umemcg "$(DEB)"
+	$(CONTAINERS) build --file deploy/container/Containerfile --build-arg BASE="$(BASE)" --tag umemcg --tag "umemcg:$(VERSION)" "$(DEB)"
 
 test-image: deb ## the image, built on a Debian that is made of packages, and a mount in it
 	@scripts/deps.sh --image

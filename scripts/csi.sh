@@ -26,6 +26,9 @@ for image in $(sed -nE 's/^ +image: ([^:]+).*$/\1/p' "$here"/deploy/kubernetes/b
     grep -qx "$image" <<<"$images" ||
         { echo "FAILED: the image $image is not in kustomization.yaml, where its host is set" >&2; exit 1; }
 done
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$here/Cargo.toml")
+grep -qF "newTag: \"$version\"" "$here/deploy/kubernetes/base/kustomization.yaml" ||
+    { echo "FAILED: kustomization.yaml names another version than $version" >&2; exit 1; }
 for name in $resources; do
     "$tools/validate/bin/kubernetes-validate" --strict --no-warn "$here/deploy/kubernetes/base/$name"
 done

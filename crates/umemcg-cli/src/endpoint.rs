@@ -84,6 +84,9 @@ pub enum Request {
         name: String,
         /// Where its data is kept.
         data: VolumeSource,
+        /// A directory is that of the node, also if the daemon is in a container.
+        #[serde(default)]
+        of_node: bool,
     },
     /// Read the configuration again, and apply it.
     Reload,

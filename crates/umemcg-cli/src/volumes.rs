@@ -2,9 +2,10 @@
 //! side, which adds, lists and removes volumes.
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use serde::Serialize;
 use umemcg_fuse::mountinfo::Mount;
 use umemcg_fuse::{AddVolumeError, Daemon, RemoveVolumeError, VolumeInfo};
@@ -19,6 +20,7 @@ use crate::client::{TOO_MANY, milliseconds, our_mount};
 use crate::endpoint::{Reply, Request, VolumeRow, VolumeSource};
 use crate::exit::{Failure, LostFile};
 use crate::mounts::is_umemcg;
+use crate::plain_text::lines;
 use crate::stores::{self, StoreSource};
 use crate::table::{TextTable, human_bytes};
 
@@ -26,6 +28,9 @@ use crate::table::{TextTable, human_bytes};
 pub(crate) const ADD_WAIT: Duration = Duration::from_secs(2);
 /// The interval between checks whether a directory has been released.
 pub(crate) const DIRECTORY_LOOK: Duration = Duration::from_millis(50);
+
+/// The directories of the node, as its first process sees them.
+const NODE_ROOT: &str = "/proc/1/root";
 
 /// Runs `umemcg volume`.
 ///
@@ -56,7 +61,7 @@ fn add(arguments: &VolumeAddArguments) -> Result<(), Failure> {
         }
         (None, None) => VolumeSource::Tmpfs { size_bytes: arguments.size, used_bytes: 0 },
     };
-    let request = Request::VolumeAdd { name: arguments.name.clone(), data };
+    let request = Request::VolumeAdd { name: arguments.name.clone(), data, of_node: false };
     match last_reply(&arguments.daemon, &request)? {
         Reply::Volumes { volumes } => {
             print(arguments.daemon.json, &volumes.first(), || format!("volume `{}` added\n", arguments.name))
@@ -126,7 +131,7 @@ pub(crate) fn print<T: Serialize>(
         let line = serde_json::to_string(value).map_err(|error| Failure::Failed(error.to_string()))?;
         line + "\n"
     } else {
-        text()
+        lines(&text()).into_owned()
     };
     crate::output::print(&text)
 }
@@ -213,8 +218,9 @@ pub(crate) fn add_when_free(
 /// Serves a request about volumes.
 pub fn serve(daemon: &Daemon, request: Request, deadline: Instant, progress: &mut dyn FnMut(u64)) -> Reply {
     match request {
-        Request::VolumeAdd { name, data } => {
-            let spec = match spec_of(&data) {
+        Request::VolumeAdd { name, data, of_node } => {
+            let checked = if of_node { check_on_node(&data, Path::new(NODE_ROOT)) } else { Ok(()) };
+            let spec = match checked.and_then(|()| spec_of(&data)) {
                 Ok(spec) => spec,
                 Err(message) => {
                     return Reply::Failed { message: format!("cannot add the volume: {message}") };
@@ -253,6 +259,30 @@ pub fn serve(daemon: &Daemon, request: Request, deadline: Instant, progress: &mu
     }
 }
 
+/// Checks that a directory is that of the node. A container has directories of its own at the same
+/// paths: what was written to them would go with it.
+fn check_on_node(data: &VolumeSource, node_root: &Path) -> Result<(), String> {
+    let VolumeSource::Dir { path } = data else { return Ok(()) };
+    let identity = |root: &Path| {
+        // Also what an absolute link leads to is below that root.
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(root, flags, Mode::empty());
+        let found = root.and_then(|root| openat2(root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT));
+        let found = found.and_then(rustix::fs::fstat);
+        found
+            .map(|found| (found.st_dev, found.st_ino))
+            .map_err(|errno| format!("cannot use {}: {}", path.display(), std::io::Error::from(errno)))
+    };
+    if identity(Path::new("/"))? == identity(node_root)? {
+        return Ok(());
+    }
+    Err(format!(
+        "{0} is not the node's in the container of the daemon; give the daemon's pod the hostPath {0} at \
+         the same path",
+        path.display()
+    ))
+}
+
 /// Returns the specification of a volume.
 ///
 /// # Errors
@@ -279,4 +309,30 @@ fn row_of(info: &VolumeInfo) -> VolumeRow {
         VolumeKind::Objects(state) => VolumeSource::Store(Box::new(StoreSource::of(state))),
     };
     VolumeRow { name: info.name.clone(), data, nr_open: info.nr_open }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_the_nodes_or_refused() {
+        let (container, node) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let path = container.path().join("data");
+        std::fs::create_dir(&path).unwrap();
+        let data = VolumeSource::Dir { path: path.clone() };
+        check_on_node(&data, Path::new("/")).unwrap();
+        let of_node = node.path().join(path.strip_prefix("/").unwrap());
+        assert!(check_on_node(&data, node.path()).unwrap_err().contains("cannot use"), "the node has none");
+        std::fs::create_dir_all(&of_node).unwrap();
+        assert!(check_on_node(&data, node.path()).unwrap_err().contains("hostPath"), "another at that path");
+        // A link to the same directory is the same on both sides, if the node's leads there.
+        let (link, of_node) = (container.path().join("link"), of_node.with_file_name("link"));
+        for link in [&link, &of_node] {
+            std::os::unix::fs::symlink(&path, link).unwrap();
+        }
+        check_on_node(&VolumeSource::Dir { path: link.clone() }, Path::new("/")).unwrap();
+        assert!(check_on_node(&VolumeSource::Dir { path: link }, node.path()).is_err());
+        check_on_node(&VolumeSource::Tmpfs { size_bytes: None, used_bytes: 0 }, node.path()).unwrap();
+    }
 }

@@ -21,7 +21,7 @@ use tonic::{Code, Status};
 use crate::access::Access;
 use crate::attributes::Attributes;
 use crate::busy_keys::{BusyKey, BusyKeys};
-use crate::daemon::{Daemon, DaemonError};
+use crate::daemon::{Daemon, DaemonError, VolumeData};
 use crate::inline_policy::InlinePolicy;
 use crate::mounts;
 use crate::names::volume_name;
@@ -334,6 +334,9 @@ impl Node {
             let has_group = self.groups.exist(pod)?.1;
             if !known.is_limited || !has_group {
                 self.groups.make(pod)?;
+                if known.is_ephemeral && matches!(known.volume.data, VolumeData::Tmpfs { .. }) {
+                    self.groups.bound_namespace(pod)?;
+                }
                 // The pod may run once one of its volumes is there: a new group gets all limits.
                 let published = self.records.published().map_err(records_failed)?;
                 for other in published.values().filter(|other| !has_group && other.is_of_group(pod)) {
@@ -455,7 +458,7 @@ fn records_failed(error: io::Error) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::{KnownVolume, VolumeData};
+    use crate::daemon::KnownVolume;
     use crate::v1::VolumeCapability;
     use crate::v1::volume_capability::access_mode::Mode;
     use crate::v1::volume_capability::{AccessMode, AccessType, MountVolume};

@@ -12,6 +12,13 @@ use tonic::{Code, Status};
 use crate::mounts::control_mount;
 use crate::pod::Pod;
 
+/// The hard limit of a group; the root's is the pool.
+const LIMIT: &str = "memory.limit_in_bytes";
+/// What it says without one, at least: it is rounded to pages.
+const UNLIMITED: u64 = 1 << 62;
+/// The hard limit by its newer name, which takes effect whatever is in use.
+const MAX: &str = "memory.max";
+
 /// The control files of a daemon.
 #[derive(Debug)]
 pub struct PodGroups {
@@ -58,6 +65,26 @@ impl PodGroups {
         Ok(())
     }
 
+    /// Gives the group of a pod's namespace half of the pool as its limit, if it has none: the
+    /// memory of an inline volume cannot be reclaimed, and its author chooses how large it is.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` if the control files do not tell the pool; `Internal`.
+    pub fn bound_namespace(&self, pod: &Pod) -> Result<(), Status> {
+        let group = self.dir.join(&pod.namespace);
+        let Some(pool_bytes) = bytes_in(&self.dir.join(LIMIT)) else {
+            let text = format!("an inline volume of memory needs the control file {LIMIT} of the root");
+            return Err(Status::failed_precondition(text));
+        };
+        // Another one was set on purpose, however large.
+        if bytes_in(&group.join(LIMIT)).is_some_and(|limit| limit < UNLIMITED) {
+            return Ok(());
+        }
+        let file = [MAX, LIMIT].into_iter().map(|name| group.join(name)).find(|path| path.exists());
+        let written = file.map_or(Ok(()), |file| write_control(&file, &(pool_bytes / 2).to_string()));
+        written.map_err(|error| failed("bound the namespace of", pod, &error))
+    }
+
     /// Sets limits of a pod's group.
     ///
     /// # Errors
@@ -65,11 +92,7 @@ impl PodGroups {
     /// may have been set.
     pub fn limit(&self, pod: &Pod, limits: &BTreeMap<String, String>) -> Result<(), Status> {
         for (file, value) in limits {
-            let written = OpenOptions::new()
-                .write(true)
-                .open(self.group(pod).join(file))
-                .and_then(|mut opened| opened.write_all(value.as_bytes()));
-            written.map_err(|error| {
+            write_control(&self.group(pod).join(file), value).map_err(|error| {
                 let group = pod.group();
                 let text = format!("cannot set `{file}` of the group {group} to `{value}`: {error}");
                 let refused = [Errno::INVAL, Errno::NOENT, Errno::RANGE, Errno::OVERFLOW, Errno::ACCESS];
@@ -131,6 +154,15 @@ impl PodGroups {
     fn group(&self, pod: &Pod) -> PathBuf {
         self.dir.join(&pod.namespace).join(&pod.name)
     }
+}
+
+fn write_control(path: &Path, value: &str) -> io::Result<()> {
+    OpenOptions::new().write(true).open(path)?.write_all(value.as_bytes())
+}
+
+/// Returns the number in a control file; `None` if there is none.
+fn bytes_in(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim_end().parse().ok()
 }
 
 fn is_in_use(error: &io::Error) -> bool {

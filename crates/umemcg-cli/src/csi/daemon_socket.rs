@@ -96,7 +96,7 @@ impl Daemon for DaemonSocket {
                 return Err(DaemonError::Refused(format!("the volume `{volume}` is the configuration's")));
             }
         };
-        self.ask(&Request::VolumeAdd { name: name.into(), data }, VOLUME_WITHIN).map(drop)
+        self.ask(&Request::VolumeAdd { name: name.into(), data, of_node: true }, VOLUME_WITHIN).map(drop)
     }
 
     fn remove_volume(&self, name: &str) -> Result<(), DaemonError> {
