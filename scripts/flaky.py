@@ -5,9 +5,13 @@ Runs the whole suite RUNS times, every second time beside processes that keep al
 program whose tests take less than ten seconds together REPEATS times. Every run's output is kept below the
 directory given; a test that failed is printed with the output of its first failure. Exits with 1 if any failed.
 
+No session has the hours for many runs, so with CI_RECORD each run is a line of .ci/flaky.tsv, with its commit, and the
+end says how many there were since the last failure, at whichever commits.
+
 usage: flaky.py RUNS REPEATS DIRECTORY COMMAND...   where COMMAND is `cargo nextest run` with its selection
 """
 import collections
+import datetime
 import os
 import pathlib
 import re
@@ -17,6 +21,37 @@ import time
 
 SHORT_SECONDS = 10
 ENDED = re.compile(r"^ +(?:TRY \d+ )?([A-Z]+)(?: \+ LEAK)? \[ *>?([0-9.]+)s\] (?:[(\[][^)\]]*[)\]] )*(\S+)(?: (\S+))?$")
+
+
+RECORD = pathlib.Path(".ci/flaky.tsv")
+# What the suite runs beside.
+SUITE = ("idle", "beside load")
+
+
+def record(what, nr, failed):
+    """Writes down that something ran so many times, and the tests that failed."""
+    if not os.environ.get("CI_RECORD"):
+        return
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    is_changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", ".", ":!.ci"]).returncode != 0
+    line = [commit + "+" * is_changed, datetime.date.today().isoformat(), what, str(nr), ", ".join(failed) or "-"]
+    with open(RECORD, "a") as file:
+        print(*line, sep="\t", file=file)
+
+
+def since_last_failure():
+    """Returns how many times what ran since it last had a failure."""
+    counts = collections.Counter()
+    for line in RECORD.read_text().splitlines() if RECORD.exists() else []:
+        _, _, what, nr, failed = line.split("\t")
+        if failed != "-":
+            # A failure beside load is one of the suite.
+            for kind in SUITE if what in SUITE else (what,):
+                counts[kind] = 0
+        else:
+            counts[what] += int(nr)
+    return counts
 
 
 def run(command, log):
@@ -35,13 +70,14 @@ def main():
     nr_bad = 0
     seconds = collections.Counter()
 
-    def count(what, log, outcome):
+    def count(what, log, outcome, kind, nr):
         nonlocal nr_bad
         code, tests = outcome
         failed = sorted({f"{program} {name}" for program, name, _, passed in tests if not passed})
         for test in failed:
             failures[test].append((what, log))
         nr_bad += code != 0
+        record(kind, nr, failed or (["exit code"] if code else []))
         print(f"{what}: {len(tests)} tests, {len(failed)} failed, exit code {code}", *failed, sep="\n    ", flush=True)
         return tests
 
@@ -57,7 +93,8 @@ def main():
                 process.kill()
                 process.wait()
         took = time.monotonic() - started
-        tests = count(f"run {number} of {nr_runs}, {'beside load' if is_loaded else 'idle'}, {took:.0f} s", log, outcome)
+        where = SUITE[is_loaded]
+        tests = count(f"run {number} of {nr_runs}, {where}, {took:.0f} s", log, outcome, where, 1)
         if number == 1:
             for program, _, test_seconds, _ in tests:
                 seconds[program] += test_seconds
@@ -66,7 +103,7 @@ def main():
     for program in short:
         log = directory / f"{program.replace('::', '-').replace('/', '-')}.log"
         repeated = ["--stress-count", str(nr_repeats), "-E", f"binary_id(={program})"]
-        count(f"{program}, {nr_repeats} times", log, run(command + repeated, log))
+        count(f"{program}, {nr_repeats} times", log, run(command + repeated, log), program, nr_repeats)
 
     for test, found in sorted(failures.items()):
         print(f"\n{test}: failed {len(found)} times: " + "; ".join(what for what, _ in found))
@@ -74,6 +111,10 @@ def main():
         name = test.split(" ", 1)[1]
         at = next((at for at, line in enumerate(lines) if name in line and re.match(r" +(FAIL|SIG|TIMEOUT)", line)), 0)
         print(*lines[at : at + 60], sep="\n    ")
+    counts = since_last_failure()
+    nr_idle, nr_loaded = (counts[where] for where in SUITE)
+    least = min((nr for what, nr in counts.items() if what not in SUITE), default=0)
+    print(f"since the last failure: {nr_idle} runs idle, {nr_loaded} beside load, each program {least} times at least")
     print(f"flaky: {nr_runs} runs and {len(short)} programs {nr_repeats} times, {nr_bad} with a failure, {len(failures)} tests")
     sys.exit(nr_bad != 0)
 
