@@ -66,8 +66,8 @@ impl<'a> PinnedPages<'a> {
         self.nr_fetched = nr;
     }
 
-    /// Counts the pages for the group that has read them: those that were found, and those that
-    /// were fetched before their first use.
+    /// Counts hits and misses for the group that has read the pages. The first use of a page after
+    /// it was fetched is a miss.
     #[inline]
     pub fn count(&self, group: &Arc<Group>) {
         count_hits(group, self.segments().len() as u64 - u64::from(self.nr_fetched));

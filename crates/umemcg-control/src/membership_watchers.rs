@@ -61,7 +61,7 @@ impl WatchedGroups {
         }
     }
 
-    /// Puts back what was taken out to be looked at, with what was added meanwhile.
+    /// Puts back the groups that the thread has looked at, with those that were added meanwhile.
     fn put_back(&mut self, groups: Vec<(Weak<Group>, Arc<Waiters>)>) {
         let added = std::mem::replace(&mut self.groups, groups);
         added.into_iter().for_each(|(group, waiters)| self.add(group, waiters));

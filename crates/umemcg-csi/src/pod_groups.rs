@@ -76,12 +76,17 @@ impl PodGroups {
             let text = format!("an inline volume of memory needs the control file {LIMIT} of the root");
             return Err(Status::failed_precondition(text));
         };
+        let Some(limit) = bytes_in(&group.join(LIMIT)) else {
+            // It may have one.
+            let unread = io::Error::other(format!("{LIMIT} cannot be read"));
+            return Err(failed("bound the namespace of", pod, &unread));
+        };
         // Another one was set on purpose, however large.
-        if bytes_in(&group.join(LIMIT)).is_some_and(|limit| limit < UNLIMITED) {
+        if limit < UNLIMITED {
             return Ok(());
         }
-        let file = [MAX, LIMIT].into_iter().map(|name| group.join(name)).find(|path| path.exists());
-        let written = file.map_or(Ok(()), |file| write_control(&file, &(pool_bytes / 2).to_string()));
+        let name = if group.join(MAX).exists() { MAX } else { LIMIT };
+        let written = write_control(&group.join(name), &(pool_bytes / 2).to_string());
         written.map_err(|error| failed("bound the namespace of", pod, &error))
     }
 
@@ -160,7 +165,7 @@ fn write_control(path: &Path, value: &str) -> io::Result<()> {
     OpenOptions::new().write(true).open(path)?.write_all(value.as_bytes())
 }
 
-/// Returns the number in a control file; `None` if there is none.
+/// Returns the number in a control file; `None` if it cannot be read.
 fn bytes_in(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim_end().parse().ok()
 }

@@ -103,8 +103,7 @@ numbered! {
         PgActivate,
         /// Pages moved to an inactive list.
         PgDeactivate,
-        /// Pages that were fetched again after they had been evicted: those of which that is known
-        /// (see `FetchCounts` of the cache).
+        /// Pages that were fetched again after they had been evicted: a lower bound.
         WorkingsetRefault,
         /// Of those, the ones that were made active immediately.
         WorkingsetActivate,

@@ -12,7 +12,7 @@ pub(crate) struct Profile {
     pub(crate) endpoint_url: Option<String>,
     /// A file has it.
     is_there: bool,
-    /// The setting by which it gets credentials in a way that is not supported.
+    /// The setting that names a source of credentials that is not supported.
     other_way: Option<String>,
 }
 

@@ -1,9 +1,9 @@
 //! How many pages of a file were fetched again.
 //!
-//! Of a page that reclaim has taken, a shadow entry tells when it comes back; but only as many are
-//! kept as the memory is large. When a file much larger than its group is read again and again,
-//! none is left of a page until it comes back. Then the number of fetches tells: of a file with *n*
-//! pages, those that are fetched beyond the *n*-th were fetched before.
+//! A shadow entry shows that an evicted page comes back, but the number of entries is bounded. When
+//! a file much larger than its group is read again and again, the entry of a page is gone before the
+//! page comes back. Then the number of fetches shows it: of a file with *n* pages, all fetches after
+//! the *n*-th are of pages that were fetched before.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,21 +16,20 @@ pub(super) struct FetchCounts {
 }
 
 impl FetchCounts {
-    /// Notes that shadow entries have told of pages, which are counted.
+    /// Notes refaults that shadow entries have shown, and that are counted already.
     pub(super) fn note_refaults(&self, nr: u64) {
         self.nr_refaults.fetch_add(nr, Ordering::Relaxed);
     }
 
-    /// Notes that pages were fetched of a file of `nr_of_file`; returns how many fetches beyond
-    /// those that were counted were of pages that had been there before, at least.
+    /// Notes `nr` fetched pages of a file with `nr_of_file` pages. Returns the refaults that are not
+    /// counted yet: a lower bound.
     pub(super) fn note_fetched(&self, nr: u64, nr_of_file: u64) -> u64 {
         let nr_fetched = self.nr_fetched.fetch_add(nr, Ordering::Relaxed) + nr;
         let least = nr_fetched.saturating_sub(nr_of_file);
         least.saturating_sub(self.nr_refaults.fetch_max(least, Ordering::Relaxed))
     }
 
-    /// Begins anew, since pages have gone in another way than by reclaim: that they are fetched
-    /// again tells nothing of the memory.
+    /// Begins anew when pages were truncated or invalidated: fetching them again is no refault.
     pub(super) fn begin_anew(&self) {
         self.nr_fetched.store(0, Ordering::Relaxed);
         self.nr_refaults.store(0, Ordering::Relaxed);
@@ -46,7 +45,7 @@ mod tests {
         let counts = FetchCounts::default();
         assert_eq!((counts.note_fetched(60, 100), counts.note_fetched(40, 100)), (0, 0));
         assert_eq!((counts.note_fetched(8, 100), counts.note_fetched(2, 100)), (8, 2));
-        // What a shadow entry tells is counted there, and not again here.
+        // A refault that a shadow entry has shown is not counted again.
         counts.note_refaults(1);
         assert_eq!((counts.note_fetched(1, 100), counts.note_fetched(1, 100)), (0, 1));
         counts.begin_anew();

@@ -27,8 +27,7 @@
 //! A request that waits for its store without a thread ([`parking`](crate::parking)) is counted
 //! here, and waits among the others of its group. When it goes on it holds pages and claims that
 //! running requests may be waiting for. So it gets keys of its own
-//! ([`to_go_on`](Keys::to_go_on)), and the first of such a pair starts although all threads run, as
-//! long as no more than a quarter more do.
+//! ([`to_go_on`](Keys::to_go_on)), and the first of such a pair starts whatever runs.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -132,8 +131,6 @@ enum Obstacle {
     LastOfPair(PairKeys),
     /// Not even a first request may start: too many run in all, for the store or for the tenant.
     FirstOfAll,
-    /// Nor may one that goes on.
-    FirstToGoOn,
     FirstOfStore(u64),
     FirstOfTenant(u64),
 }
@@ -216,7 +213,7 @@ pub(crate) struct Queue<J> {
     /// Pairs with waiting and no running requests: rule 1 is checked for them, wherever they are
     /// listed.
     idle: VecDeque<PairKeys>,
-    /// Requests that wait here, and those that wait for their store without a thread.
+    /// Queued and parked requests.
     waits: ShareByPath,
     nr_parked: usize,
 }
@@ -272,7 +269,6 @@ impl<J: Waiting> Queue<J> {
             }
             Obstacle::LastOfPair(keys) => (usize::from(self.has_for_last(keys)), 0),
             Obstacle::FirstOfAll => (self.places.all_max, self.nr_running),
-            Obstacle::FirstToGoOn => (self.places.all_max + self.places.all_max / 4, self.nr_running),
             Obstacle::FirstOfStore(store) => (self.nr_left(), self.running_of_store(store)),
             Obstacle::FirstOfTenant(tenant) => (self.nr_left(), self.running_of_tenant(tenant)),
         };
@@ -288,7 +284,7 @@ impl<J: Waiting> Queue<J> {
     fn obstacle(&self, keys: PairKeys) -> Option<Obstacle> {
         let PairKeys { tenant, store } = keys;
         let obstacles = if self.running_of_pair(keys) == 0 && keys.goes_on() {
-            &[Obstacle::FirstToGoOn][..]
+            &[][..]
         } else if self.running_of_pair(keys) == 0 {
             &[Obstacle::FirstOfAll, Obstacle::FirstOfTenant(tenant), Obstacle::FirstOfStore(store)][..]
         } else {
