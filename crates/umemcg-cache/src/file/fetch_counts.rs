@@ -1,9 +1,9 @@
 //! How many pages of a file were fetched again.
 //!
 //! A shadow entry shows that an evicted page comes back, but the number of entries is bounded. When
-//! a file much larger than its group is read again and again, the entry of a page is gone before the
-//! page comes back. Then the number of fetches shows it: of a file with *n* pages, all fetches after
-//! the *n*-th are of pages that were fetched before.
+//! a file much larger than its group is read again and again, the entry of a page is gone before
+//! the page comes back. Then the number of fetches shows it: of a file with *n* pages, all fetches
+//! after the *n*-th are of pages that were fetched before.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,8 +21,8 @@ impl FetchCounts {
         self.nr_refaults.fetch_add(nr, Ordering::Relaxed);
     }
 
-    /// Notes `nr` fetched pages of a file with `nr_of_file` pages. Returns the refaults that are not
-    /// counted yet: a lower bound.
+    /// Notes `nr` fetched pages of a file with `nr_of_file` pages. Returns the refaults that are
+    /// not counted yet: a lower bound.
     pub(super) fn note_fetched(&self, nr: u64, nr_of_file: u64) -> u64 {
         let nr_fetched = self.nr_fetched.fetch_add(nr, Ordering::Relaxed) + nr;
         let least = nr_fetched.saturating_sub(nr_of_file);

@@ -2,9 +2,10 @@
 //! they were measured. `make figures` puts in the figures that the page has.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use umemcg_tidy::{figures_without_source, with_figures_of};
+
+use crate::root;
 
 /// Figures that look measured and are not, with the reason. An entry that is not needed any more
 /// fails the test.
@@ -16,10 +17,6 @@ const NOT_MEASURED: &[(&str, &str, &str)] = &[
     ("docs/kubernetes.md", "1.2 ×", "a bound"),
     ("docs/operating.md", "1.2 ×", "a bound"),
 ];
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
 
 /// The documents by their paths, without the page itself and without the history of changes.
 fn documents() -> Vec<String> {

@@ -8,15 +8,13 @@ use std::path::{Path, PathBuf};
 use syn::visit::Visit;
 use syn::{Attribute, GenericParam, Generics, ImplItem, Item, ReturnType, Signature, UseTree, Visibility};
 
+use crate::root;
+
 /// Items at the root that a reader can still take in.
 const NR_ROOT_ITEMS_MAX: usize = 50;
 /// The crates whose types the public crate offers.
 const CRATES: [&str; 6] =
     ["umemcg", "umemcg-base", "umemcg-arena", "umemcg-group", "umemcg-reclaim", "umemcg-cache"];
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
-}
 
 fn rust_files_below(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()) {

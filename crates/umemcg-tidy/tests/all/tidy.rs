@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use umemcg_tidy::{FileGraph, functions_in};
 
+use crate::root;
+
 /// Longest file without an entry in [`LONG_FILES`].
 const MAX_LINES: usize = 600;
 
@@ -16,10 +18,6 @@ const LONG_FILES: &[(&str, usize)] = &[];
 
 /// Longest line of a comment, in characters. Table rows and diagrams may be longer.
 const COMMENT_COLUMNS: usize = 100;
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
-}
 
 fn files_below(directory: &Path, extension: &str, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).unwrap() {
