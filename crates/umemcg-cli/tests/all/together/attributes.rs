@@ -118,7 +118,7 @@ impl User {
     /// Opens what is at a place.
     pub fn open(&mut self) -> Result<(), Stop> {
         let (place, world) = (Place::any(&mut self.random), Arc::clone(&self.world));
-        let looked = world.tree.look(place);
+        let looked = world.tree.look(place)?;
         self.begin(format!("open of {}", place.path()));
         let there = looked.there();
         let expected = there.clone().and_then(|inode| match inode.ok_or(Errno::NOENT)?.kind {
@@ -152,7 +152,7 @@ impl User {
             return Ok(Some((Arc::clone(inode), fd.try_clone().expect("a descriptor"))));
         }
         let place = Place::any(&mut self.random);
-        let looked = world.tree.look(place);
+        let looked = world.tree.look(place)?;
         let Ok(Some(inode)) = looked.there() else { return Ok(None) };
         if inode.kind != Kind::Directory {
             return Ok(None);
@@ -196,7 +196,7 @@ impl User {
     pub fn change_attributes(&mut self) -> Result<(), Stop> {
         let Some((inode, fd)) = self.for_attributes()? else { return Ok(()) };
         let (world, change) = (Arc::clone(&self.world), self.change(inode.is_file()));
-        let mut known = inode.known();
+        let mut known = inode.known()?;
         // A change from outside while the time is set has that time, and cannot be noticed.
         let _beside = matches!(change, Change::Time(_)).then(|| inode.beside_others());
         self.begin(format!("{change:.60?} of inode {}", inode.nr));
@@ -205,7 +205,7 @@ impl User {
         let result = match world.settle(change.make(&fd)) {
             Err(Stop::Over) => {
                 // What began when the daemon was dead already has not happened.
-                if let (None, Ok(after)) = (&known.or_else, expected) {
+                if let Ok(after) = expected {
                     known.or_else = Some(after);
                 }
                 return Err(Stop::Over);
@@ -246,7 +246,7 @@ impl User {
         }
         let Some((inode, fd)) = self.for_attributes()? else { return Ok(()) };
         let world = Arc::clone(&self.world);
-        let known = inode.known();
+        let known = inode.known()?;
         self.begin(format!("stat of inode {}", inode.nr));
         let since = inode.data.begin_read();
         let stat = world.settle(rustix::fs::fstat(&fd));
@@ -278,9 +278,9 @@ impl User {
     /// Looks at a name, and where it leads if it is a link.
     fn stat_name(&mut self) -> Result<(), Stop> {
         let (place, world) = (Place::any(&mut self.random), Arc::clone(&self.world));
-        let looked = world.tree.look(place);
+        let looked = world.tree.look(place)?;
         let there = looked.there().and_then(|inode| inode.ok_or(Errno::NOENT));
-        let known = there.as_ref().ok().map(|inode| inode.known());
+        let known = there.as_ref().ok().map(|inode| inode.known()).transpose()?;
         self.begin(format!("stat of {}", place.path()));
         let stat = world.settle(rustix::fs::statat(&world.root, place.path(), AtFlags::SYMLINK_NOFOLLOW))?;
         let checked = match (&stat, &there) {

@@ -135,7 +135,7 @@ fn make_and_remove_groups(world: &World, _: &Surroundings, random: &mut Random) 
     write(world, &group, "tasks", &me);
     // It leaves names, pages and dirty data there.
     let place = Place::any(random);
-    let looked = world.tree.look(place);
+    let looked = world.tree.look(place)?;
     if let Ok(Some(inode)) = looked.there()
         && inode.is_file()
         && let Ok(fd) = world.open(&place.path(), OFlags::RDWR | OFlags::NOFOLLOW)
@@ -197,7 +197,7 @@ fn sync(world: &World, _: &Surroundings, random: &mut Random) -> Result<(), Stop
 /// Another program changes a file in the backing directory.
 fn change_outside(world: &World, _: &Surroundings, random: &mut Random) -> Result<(), Stop> {
     let place = Place::any(random);
-    let looked = world.tree.look(place);
+    let looked = world.tree.look(place)?;
     let Ok(Some(inode)) = looked.there() else { return Ok(()) };
     if !inode.is_file() {
         return Ok(());

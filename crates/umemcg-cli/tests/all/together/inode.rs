@@ -58,6 +58,11 @@ pub struct Attributes {
     pub capabilities: Option<(Vec<u8>, u64)>,
 }
 
+/// The daemon's death has cut an operation short: it has happened or not, and the kernel, which
+/// still answers some that come after it, may have learned either.
+#[derive(Debug)]
+pub struct CutShort;
+
 /// Attributes, and what they may be instead when the daemon died during a change.
 #[derive(Debug, Clone, Default)]
 pub struct Known {
@@ -111,8 +116,14 @@ impl Inode {
         self.kind == Kind::File
     }
 
-    /// Its attributes, for one operation on them.
-    pub fn known(&self) -> MutexGuard<'_, Known> {
+    /// Its attributes, for one operation on them, unless the last one was cut short.
+    pub fn known(&self) -> Result<MutexGuard<'_, Known>, CutShort> {
+        let known = self.known_at_the_end();
+        if known.or_else.is_some() { Err(CutShort) } else { Ok(known) }
+    }
+
+    /// The same when there are no more operations.
+    pub fn known_at_the_end(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -70,13 +70,16 @@ impl User {
     ) -> Result<Option<T>, Stop> {
         let world = Arc::clone(&self.world);
         let inodes = inodes_of(&held, &expected.clone().unwrap_or_default(), besides);
-        let mut kept = Kept::new(&inodes);
+        let mut kept = Kept::new(&inodes)?;
         let expected = refusal(&kept).map_or(expected, Err);
         let after = expected.clone().unwrap_or_default();
         let result = match world.settle(call(&world.root)) {
             Ok(result) => result,
             Err(Stop::Over) => {
                 held.may_become(&after);
+                for (_, known) in kept.known() {
+                    known.or_else = Some(known.now.clone());
+                }
                 let cut_short: Result<(), Errno> = Err(Errno::NOTCONN);
                 after.iter().for_each(|(place, _)| world.tree.tell(*place, self.line(&cut_short)));
                 return Err(Stop::Over);
@@ -113,7 +116,7 @@ impl User {
     pub fn make_file(&mut self) -> Result<(), Stop> {
         let (place, mode, must_be_new) = (self.place(), self.mode(), self.random.below(2) == 0);
         let world = Arc::clone(&self.world);
-        let held = world.tree.hold(&[place]);
+        let held = world.tree.hold(&[place])?;
         self.begin(format!("creation of {}{}", place.path(), if must_be_new { ", exclusively" } else { "" }));
         let new = world.inode(Kind::File, Attributes { mode, ..Attributes::default() });
         let expected = match held.at(place) {
@@ -124,7 +127,7 @@ impl User {
                 // Where `fs.protected_regular` is set, not even root opens others' files so in a
                 // sticky directory.
                 Kind::File
-                    if world.protects_regular && place.is_in_sticky() && node.inode.known().now.uid != 0 =>
+                    if world.protects_regular && place.is_in_sticky() && node.inode.known()?.now.uid != 0 =>
                 {
                     return Ok(());
                 }
@@ -168,7 +171,7 @@ impl User {
     pub fn make_directory(&mut self) -> Result<(), Stop> {
         let (place, mode) = (Place { child: None, ..self.place() }, self.mode() & 0o777 | 0o700);
         let world = Arc::clone(&self.world);
-        let held = world.tree.hold(&[place]);
+        let held = world.tree.hold(&[place])?;
         self.begin(format!("mkdir of {}", place.path()));
         let new = world.inode(Kind::Directory, Attributes { mode, ..Attributes::default() });
         let expected = held.at(place).and_then(|there| match there {
@@ -185,7 +188,7 @@ impl User {
         let (place, world) = (self.place(), Arc::clone(&self.world));
         // Nothing has such a name, and some of them are too long for an inode of the host.
         let target = format!("t{}", "o".repeat(self.random.below(90)));
-        let held = world.tree.hold(&[place]);
+        let held = world.tree.hold(&[place])?;
         self.begin(format!("symlink at {} to {target}", place.path()));
         let kind = Kind::Symlink { target: target.clone() };
         let new = world.inode(kind, Attributes { mode: 0o777, ..Attributes::default() });
@@ -203,7 +206,7 @@ impl User {
         let (from, to, world) = (self.place(), self.place(), Arc::clone(&self.world));
         let open = self.some_file().filter(|_| self.random.below(2) == 0);
         let Some(at) = open else {
-            let held = world.tree.hold(&[from, to]);
+            let held = world.tree.hold(&[from, to])?;
             self.begin(format!("link of {} to {}", from.path(), to.path()));
             let expected = held.at(from).and_then(|node| {
                 let node = node.ok_or(Errno::NOENT)?;
@@ -231,9 +234,9 @@ impl User {
             })?;
             return Ok(());
         };
-        let (inode, held) = (Arc::clone(&self.open[at].0), world.tree.hold(&[to]));
+        let (inode, held) = (Arc::clone(&self.open[at].0), world.tree.hold(&[to])?);
         // A file that had a name and lost it gets none again; one that never had one does.
-        if inode.known().was_named && inode.known().now.nlink == 0 {
+        if inode.known()?.was_named && inode.known()?.now.nlink == 0 {
             return Ok(());
         }
         self.begin(format!("link of the open inode {} to {}", inode.nr, to.path()));
@@ -255,7 +258,7 @@ impl User {
         use std::os::fd::AsRawFd;
         let from = format!("/proc/self/fd/{}", self.open[at].1.as_raw_fd());
         // Its last name may go at this moment, in another place.
-        let may_vanish = inode.known().was_named;
+        let may_vanish = inode.known()?.was_named;
         let mut vanished = false;
         let linked = self.on_names(held, expected, |root| {
             let linked = rustix::fs::linkat(CWD, &from, root, to.path(), AtFlags::SYMLINK_FOLLOW);
@@ -271,7 +274,7 @@ impl User {
     pub fn unlink(&mut self) -> Result<(), Stop> {
         let (place, is_rmdir) = (self.place(), self.random.below(4) == 0);
         let world = Arc::clone(&self.world);
-        let held = world.tree.hold(&[place]);
+        let held = world.tree.hold(&[place])?;
         self.begin(format!("{} of {}", if is_rmdir { "rmdir" } else { "unlink" }, place.path()));
         let expected = unlinked(&held, place, is_rmdir);
         let flags = if is_rmdir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
@@ -284,7 +287,7 @@ impl User {
         let flags =
             [RenameFlags::empty(), RenameFlags::empty(), RenameFlags::NOREPLACE, RenameFlags::EXCHANGE];
         let flags = flags[self.random.below(4)];
-        let held = world.tree.hold(&[from, to]);
+        let held = world.tree.hold(&[from, to])?;
         let is_directory = |place: Place| {
             held.at(place).ok().flatten().is_some_and(|node| node.inode.kind == Kind::Directory)
         };

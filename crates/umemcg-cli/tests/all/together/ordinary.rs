@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::thread::{set_thread_res_gid, set_thread_res_uid};
 
 use crate::together::disk::CELL;
-use crate::together::inode::{Attributes, Inode, Kind, Known};
+use crate::together::inode::{Attributes, CutShort, Inode, Kind, Known};
 use crate::together::names::unlinked;
 use crate::together::tree::{DIRECTORY_MODES, Held, NR_NAMES, Node, Place};
 use crate::together::user::User;
@@ -57,8 +57,10 @@ pub struct Kept<'a>(Vec<(&'a Inode, MutexGuard<'a, Known>)>);
 
 impl<'a> Kept<'a> {
     /// In the order of their locks.
-    pub fn new(inodes: &'a [Arc<Inode>]) -> Self {
-        Self(inodes.iter().map(|inode| (&**inode, inode.known())).collect())
+    pub fn new(inodes: &'a [Arc<Inode>]) -> Result<Self, CutShort> {
+        let kept: Result<_, _> =
+            inodes.iter().map(|inode| inode.known().map(|known| (&**inode, known))).collect();
+        kept.map(Self)
     }
 
     pub fn known(&mut self) -> impl Iterator<Item = (&'a Inode, &mut Known)> {
@@ -104,13 +106,13 @@ impl User {
         let (place, user, world) = (Place::any(&mut self.random), self.ordinary(), Arc::clone(&self.world));
         let (flags, wanted) = [(OFlags::RDONLY, READ), (OFlags::WRONLY, WRITE), (OFlags::RDWR, READ | WRITE)]
             [self.random.below(3)];
-        let looked = world.tree.look(place);
+        let looked = world.tree.look(place)?;
         self.begin(format!("open of {} by user {user}, {flags:?}", place.path()));
         let (there, directory) = (looked.there(), looked.directory());
         let mut inodes: Vec<_> =
             [there.clone().ok().flatten(), directory.clone()].into_iter().flatten().collect();
         inodes.sort_by_key(|inode| inode.nr);
-        let kept = Kept::new(&inodes);
+        let kept = Kept::new(&inodes)?;
         let expected = match &there {
             Ok(_) if !may(user, &kept.of_directory(place, directory.as_deref()), SEARCH) => {
                 Err(Errno::ACCESS)
@@ -143,7 +145,7 @@ impl User {
         let (inode, fd) = (Arc::clone(&self.open[at].0), self.open[at].1.try_clone().expect("a descriptor"));
         let (user, world, value) =
             (self.ordinary(), Arc::clone(&self.world), 1 + self.random.below(255) as u8);
-        let mut known = inode.known();
+        let mut known = inode.known()?;
         let _beside = inode.beside_others();
         let nr_cells = inode.data.len() / CELL;
         let cell = self.random.below(nr_cells.max(1));
@@ -161,7 +163,7 @@ impl User {
             rustix::io::pwrite(&fd, &[value; CELL], range.start as u64)
         };
         let settled = world.settle(written);
-        if settled.is_err() && known.or_else.is_none() {
+        if settled.is_err() {
             known.or_else = Some(after.clone());
         }
         let result = settled?;
@@ -192,7 +194,7 @@ impl User {
         let (inode, fd) = (Arc::clone(&self.open[at].0), self.open[at].1.try_clone().expect("a descriptor"));
         let (user, world, kind) = (self.ordinary(), Arc::clone(&self.world), self.random.below(3));
         let (mode, value) = (0o600 | self.random.below(0o200) as u32, vec![self.random.below(256) as u8; 9]);
-        let mut known = inode.known();
+        let mut known = inode.known()?;
         // A change from outside while times are set has those times, and cannot be noticed.
         let _beside = (kind == 1).then(|| inode.beside_others());
         let what = ["mode", "times", "extended attribute"][kind];
@@ -218,7 +220,7 @@ impl User {
             }
         };
         let settled = world.settle(changed);
-        if settled.is_err() && known.or_else.is_none() && expected.is_ok() {
+        if settled.is_err() && expected.is_ok() {
             known.or_else = Some(after.clone());
         }
         let result = settled?;
@@ -237,7 +239,7 @@ impl User {
     fn create_as_ordinary_user(&mut self) -> Result<(), Stop> {
         let (place, user, mode) = (Place::any(&mut self.random), self.ordinary(), self.mode());
         let world = Arc::clone(&self.world);
-        let held = world.tree.hold(&[place]);
+        let held = world.tree.hold(&[place])?;
         self.begin(format!("creation of {} by user {user}", place.path()));
         let new = world.inode(Kind::File, Attributes { mode, uid: user, gid: user, ..Attributes::default() });
         let expected = match held.at(place) {
@@ -268,7 +270,7 @@ impl User {
         let (place, user, is_rmdir) =
             (Place::any(&mut self.random), self.ordinary(), self.random.below(4) == 0);
         let world = Arc::clone(&self.world);
-        let held = world.tree.hold(&[place]);
+        let held = world.tree.hold(&[place])?;
         self.begin(format!(
             "{} of {} by user {user}",
             if is_rmdir { "rmdir" } else { "unlink" },

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 use rustix::io::Errno;
 
 use crate::together::disk::Random;
-use crate::together::inode::{Inode, Kind, Story};
+use crate::together::inode::{CutShort, Inode, Kind, Story};
 
 /// The directories that stay are root's. All users may change the first, and, as it is sticky,
 /// their own names in the second.
@@ -119,8 +119,8 @@ impl Tree {
         *self.slots[place.slot].node.get_mut().unwrap() = Some(node);
     }
 
-    /// Waits until no other operation is under way at these places.
-    pub fn hold(&self, places: &[Place]) -> Held<'_> {
+    /// Waits until no other operation is under way at these places. Fails where one was cut short.
+    pub fn hold(&self, places: &[Place]) -> Result<Held<'_>, CutShort> {
         let mut slots: Vec<usize> = places.iter().map(|place| place.slot).collect();
         slots.sort_unstable();
         slots.dedup();
@@ -129,17 +129,25 @@ impl Tree {
             self.slots[slot].turns.fetch_add(1, Ordering::SeqCst);
             (slot, node)
         };
-        Held { tree: self, nodes: slots.into_iter().map(hold).collect() }
+        let held = Held { tree: self, nodes: slots.into_iter().map(hold).collect() };
+        if held.slots().any(|slot| self.is_unsure(slot)) { Err(CutShort) } else { Ok(held) }
     }
 
-    pub fn look(&self, place: Place) -> Looked<'_> {
-        Looked(self.slots[place.slot].node.read().unwrap_or_else(PoisonError::into_inner), place)
+    /// Keeps a place as it is. Fails where an operation was cut short.
+    pub fn look(&self, place: Place) -> Result<Looked<'_>, CutShort> {
+        let node = self.slots[place.slot].node.read().unwrap_or_else(PoisonError::into_inner);
+        if self.is_unsure(place.slot) { Err(CutShort) } else { Ok(Looked(node, place)) }
+    }
+
+    fn is_unsure(&self, slot: usize) -> bool {
+        let unsure = self.unsure.lock().unwrap_or_else(PoisonError::into_inner);
+        unsure.iter().flatten().any(|(place, _)| place.slot == slot)
     }
 
     /// Returns whether a slot is occupied, and the number of times that may have changed it; `None`
-    /// while it may.
+    /// while it may, or where an operation was cut short.
     pub fn glance(&self, slot: usize) -> Option<(bool, u64)> {
-        let node = self.slots[slot].node.try_read().ok()?;
+        let node = self.slots[slot].node.try_read().ok().filter(|_| !self.is_unsure(slot))?;
         Some((node.is_some(), self.slots[slot].turns.load(Ordering::SeqCst)))
     }
 
@@ -203,11 +211,8 @@ impl Held<'_> {
 
     /// The daemon died: it has happened, or not.
     pub fn may_become(&self, after: &After) {
-        let mut unsure = self.tree.unsure.lock().unwrap_or_else(PoisonError::into_inner);
-        // What began after an operation had failed because the daemon was dead has not happened.
-        let is_known = |slot: usize| unsure.iter().flatten().any(|(place, _)| place.slot == slot);
-        if !after.is_empty() && !after.iter().any(|(place, _)| is_known(place.slot)) {
-            unsure.push(after.clone());
+        if !after.is_empty() {
+            self.tree.unsure.lock().unwrap_or_else(PoisonError::into_inner).push(after.clone());
         }
     }
 }

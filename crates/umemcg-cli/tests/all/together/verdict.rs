@@ -56,7 +56,7 @@ impl Verdict {
         {
             return Err("is another inode than it was".into());
         }
-        let known = inode.known();
+        let known = inode.known_at_the_end();
         let matches = |attributes: &Attributes| matches(path, inode, attributes, &stat, end);
         let checked = matches(&known.now);
         let is_new = known.now.nlink == 0;

@@ -10,7 +10,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::together::helper::Helper;
-use crate::together::inode::{Attributes, Inode, Kind};
+use crate::together::inode::{Attributes, CutShort, Inode, Kind};
 use crate::together::model::FileModel;
 use crate::together::tree::Tree;
 
@@ -29,6 +29,12 @@ pub enum Stop {
 impl Stop {
     pub fn wrong<T>(what: impl Into<String>) -> Result<T, Self> {
         Err(Self::Wrong(what.into()))
+    }
+}
+
+impl From<CutShort> for Stop {
+    fn from(_: CutShort) -> Self {
+        Self::Over
     }
 }
 
