@@ -293,7 +293,8 @@ fn outside_alone(world: &World, place: Place, inode: &Inode, random: &mut Random
     Ok(())
 }
 
-/// The next open sees what another program has left.
+/// The next open sees what another program has left, and then the kernel takes the file to be as
+/// long: it ignores an answer that a change of the inode, or a message about it, overtakes.
 fn see_length(
     world: &World,
     place: Place,
@@ -302,13 +303,24 @@ fn see_length(
 ) -> Result<(), Stop> {
     let opened = world.settle(world.open(&place.path(), OFlags::RDONLY | OFlags::NOFOLLOW))?;
     let fd = opened.map_err(|errno| Stop::Wrong(format!("open of {}: {errno}", place.path())))?;
-    // What the kernel remembers of the length it may believe for a second.
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
-    match world.settle(rustix::fs::statx(&fd, "", flags, StatxFlags::SIZE))? {
-        Ok(stat) if stat.stx_size as usize != len => {
-            wrong(format!("{} bytes after the open, not {len}", stat.stx_size))
+    let stat = |how| {
+        let stat = rustix::fs::statx(&fd, "", AtFlags::EMPTY_PATH | how, StatxFlags::SIZE);
+        world.settle(stat.map(|stat| stat.stx_size as usize))
+    };
+    let deadline = Instant::now() + WHOLE_WITHIN;
+    loop {
+        match stat(AtFlags::STATX_FORCE_SYNC)? {
+            Ok(told) if told != len => return wrong(format!("{told} bytes after the open, not {len}")),
+            Ok(_) => {}
+            Err(_) => return Ok(()),
         }
-        _ => Ok(()),
+        match stat(AtFlags::STATX_DONT_SYNC)? {
+            Ok(known) if known != len && Instant::now() >= deadline => {
+                return wrong(format!("{known} bytes by the kernel, not {len}"));
+            }
+            Ok(known) if known != len => thread::sleep(Duration::from_millis(1)),
+            _ => return Ok(()),
+        }
     }
 }
 
