@@ -100,6 +100,7 @@ impl Delay for DelayQueue {
         if let Answer::Written(bytes) = answer {
             reply.accepted_write(bytes);
         }
+        reply.end_change();
         let mut queue = self.shared.queue.lock();
         let serial = queue.nr_delayed;
         queue.nr_delayed += 1;

@@ -12,7 +12,9 @@
 //!    immediately.
 //! 4. Otherwise only a fatal signal may end it: reads and writes of files do not fail because of an
 //!    alarm. The watcher checks the waiting thread every [`WATCH_INTERVAL`] until it is being
-//!    killed or the request is answered.
+//!    killed or the request is answered. A change that has begun gets [`CHANGE_GRACE`] to end: when
+//!    the process is gone, it has happened, unless its store hangs. A write gets none: the kernel
+//!    forgets what it does not hear to be written.
 //!
 //! A thread claims the request before it answers, so there is only one answer. A worker that is too
 //! late learns that its answer was not delivered.
@@ -37,6 +39,9 @@ const UNKNOWN_INTERVAL: Duration = Duration::from_millis(2);
 /// The time after which a signalled thread that cannot be inspected (another pid namespace, a
 /// hidden `/proc`) counts as killed.
 const UNSEEN_GRACE: Duration = Duration::from_secs(1);
+/// The time that a change has to end after its thread was found to be killed, before that ends the
+/// wait.
+const CHANGE_GRACE: Duration = Duration::from_secs(1);
 /// Number of shards of the table, so that threads seldom contend.
 const NR_SHARDS: usize = 16;
 
@@ -74,6 +79,10 @@ pub struct InflightRequest {
     claimed: AtomicBool,
     /// (A) The watcher watches it already.
     watched: AtomicBool,
+    /// (A) Its end was answered with what it did. Relaxed: the kernel is told twice at worst.
+    is_heard: AtomicBool,
+    /// (A) It is changing something. Relaxed: it only makes the watcher patient.
+    is_changing: AtomicBool,
     on_kill: LeafMutex<KillAnswer>,
 }
 
@@ -82,6 +91,16 @@ impl InflightRequest {
     pub fn is_claimed(&self) -> bool {
         // Acquire: pairs with `claim`.
         self.claimed.load(Ordering::Acquire)
+    }
+
+    /// Returns whether its killed caller was answered with what it did.
+    pub(crate) fn is_heard(&self) -> bool {
+        self.is_heard.load(Ordering::Relaxed)
+    }
+
+    /// Notes that it begins to change something, or that only its answer is missing.
+    pub(crate) fn set_changing(&self, is_changing: bool) {
+        self.is_changing.store(is_changing, Ordering::Relaxed);
     }
 
     /// Claims the right to answer. Returns `true` for one caller only.
@@ -96,6 +115,7 @@ impl InflightRequest {
         }
         let answer = *self.on_kill.lock();
         tracing::debug!(unique = self.unique, tid = self.tid, ?answer, "the waiting thread was interrupted");
+        self.is_heard.store(matches!(answer, KillAnswer::Written(_)), Ordering::Relaxed);
         let written;
         let (error, payload) = match answer {
             KillAnswer::Interrupted => (-rustix::io::Errno::INTR.raw_os_error(), &[][..]),
@@ -128,6 +148,8 @@ pub struct Inflight {
 #[derive(Debug)]
 struct Watched {
     since: Instant,
+    /// When the thread was first seen to be dying.
+    dying_since: Option<Instant>,
     what: Interrupted,
 }
 
@@ -178,6 +200,8 @@ impl Inflight {
             transport,
             claimed: AtomicBool::new(false),
             watched: AtomicBool::new(false),
+            is_heard: AtomicBool::new(false),
+            is_changing: AtomicBool::new(false),
             on_kill: LeafMutex::new(KillAnswer::Interrupted),
         });
         self.shard(unique).lock().insert(unique, Arc::clone(&flight));
@@ -208,7 +232,7 @@ impl Inflight {
             }
             None => Interrupted::Unknown(unique),
         };
-        self.watch.lock().push(Watched { since: Instant::now(), what });
+        self.watch.lock().push(Watched { since: Instant::now(), dying_since: None, what });
         self.wake_signal.raise();
     }
 
@@ -223,7 +247,7 @@ impl Inflight {
             watched.append(&mut self.watch.lock());
             let now = Instant::now();
             let mut any_killed = false;
-            watched.retain(|w| match self.look(w, now) {
+            watched.retain_mut(|w| match self.look(w, now) {
                 Look::Later => true,
                 Look::Settled => false,
                 Look::Killed => {
@@ -244,18 +268,23 @@ impl Inflight {
         }
     }
 
-    fn look(&self, watched: &Watched, now: Instant) -> Look {
+    fn look(&self, watched: &mut Watched, now: Instant) -> Look {
         match &watched.what {
             Interrupted::Known(flight) => {
                 if flight.is_claimed() {
                     return Look::Settled;
                 }
-                let killed = match self.signals.liveness(flight.tid) {
+                let is_dying = match self.signals.liveness(flight.tid) {
                     Liveness::Dying => true,
                     Liveness::Living => false,
                     Liveness::Unknown => now.duration_since(watched.since) >= UNSEEN_GRACE,
                 };
-                if killed {
+                if !is_dying {
+                    return Look::Later;
+                }
+                let dying_since = *watched.dying_since.get_or_insert(now);
+                let is_changing = flight.is_changing.load(Ordering::Relaxed);
+                if !is_changing || now.duration_since(dying_since) >= CHANGE_GRACE {
                     flight.kill();
                     self.leave(flight.unique);
                     return Look::Killed;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use umemcg_arena::{Arena, Segment};
-use umemcg_vfs::KernelIo;
+use umemcg_vfs::{KernelIo, NodeId};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::inflight::{Inflight, InflightRequest, Interrupts, KillAnswer};
@@ -113,6 +113,31 @@ impl fmt::Debug for Gate {
     }
 }
 
+/// Inodes that a request changes and does not name.
+pub type Others = [Option<NodeId>; 2];
+type Tell = dyn FnOnce(Others) + Send;
+
+/// Tells the kernel what a request has changed, if its answer is not taken. Never waits.
+pub struct Unheard {
+    tell: Box<Tell>,
+    /// A kill is answered only when the change has had some time to end.
+    has_grace: bool,
+    others: Others,
+}
+
+impl Unheard {
+    /// Creates one that calls `tell` with [`Reply::also_changed`].
+    pub fn new(has_grace: bool, tell: impl FnOnce(Others) + Send + 'static) -> Self {
+        Self { tell: Box::new(tell), has_grace, others: [None; 2] }
+    }
+}
+
+impl fmt::Debug for Unheard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Unheard").field("others", &self.others).finish_non_exhaustive()
+    }
+}
+
 /// The duty to answer one request.
 #[derive(Debug)]
 pub struct Reply {
@@ -130,6 +155,8 @@ pub struct Reply {
     flight: Option<Arc<InflightRequest>>,
     /// The check before the answer is sent; none for most.
     gate: Option<Gate>,
+    /// What is told when the answer is not taken; none for requests that change nothing.
+    unheard: Option<Unheard>,
     /// What ends when it has been answered: the request goes through the kernel's page cache.
     kernel_io: Option<Arc<KernelIo>>,
 }
@@ -147,6 +174,7 @@ impl Reply {
             interrupts: Interrupts::FatalOnly,
             flight: None,
             gate: None,
+            unheard: None,
             kernel_io: None,
         }
     }
@@ -183,6 +211,14 @@ impl Reply {
             self.flight =
                 Some(inflight.enter(self.unique, self.tid, self.interrupts, Arc::clone(&self.transport)));
         }
+        self.note_change();
+    }
+
+    /// Notes that what it changes is changed, and only the answer is held back.
+    pub(crate) fn end_change(&self) {
+        if let Some(flight) = &self.flight {
+            flight.set_changing(false);
+        }
     }
 
     /// Makes the byte count of its write the answer to a killed requester from now on: the write
@@ -207,6 +243,25 @@ impl Reply {
     /// Has `gate` asked before the answer is sent.
     pub fn set_gate(&mut self, gate: Gate) {
         self.gate = Some(gate);
+    }
+
+    /// Has the kernel told if the answer is not taken: the request begins to change something.
+    pub fn set_unheard(&mut self, unheard: Unheard) {
+        self.unheard = Some(unheard);
+        self.note_change();
+    }
+
+    fn note_change(&self) {
+        if let (Some(flight), Some(unheard)) = (&self.flight, &self.unheard) {
+            flight.set_changing(unheard.has_grace);
+        }
+    }
+
+    /// Notes inodes that the request has changed and does not name.
+    pub fn also_changed(&mut self, others: Others) {
+        if let Some(unheard) = &mut self.unheard {
+            unheard.others = others;
+        }
     }
 
     /// Keeps what is to end when the request has been answered and nothing of it is in use.
@@ -316,6 +371,7 @@ impl Reply {
             Payload::Bytes(bytes) => Some(bytes),
             Payload::Frames(..) => None,
         };
+        self.end_change();
         if let Some(gate) = self.gate.take()
             && let Some(bytes) = held_back
             && let Some(AnswerDelay { delays, delay, again }) = (gate.0)(self)
@@ -324,12 +380,21 @@ impl Reply {
             delays.delay(self.take(), answer, delay, again);
             return Delivery::Taken;
         }
+        let delivery = self.deliver(error, payload);
+        if let Some(unheard) = self.unheard.take().filter(|_| delivery.is_gone()) {
+            (unheard.tell)(unheard.others);
+        }
+        delivery
+    }
+
+    fn deliver(&mut self, error: i32, payload: Payload<'_>) -> Delivery {
         assert!(self.due, "request {} ({}) answered twice", self.unique, self.opcode);
         self.due = false;
         if let (Some(flight), Some(inflight)) = (self.flight.take(), &self.inflight) {
             let mine = flight.claim();
             inflight.leave(self.unique);
             if !mine {
+                self.unheard = self.unheard.take().filter(|_| !flight.is_heard());
                 return Delivery::Gone;
             }
         }

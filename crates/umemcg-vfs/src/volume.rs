@@ -115,9 +115,14 @@ pub trait Volume: Lookup + Attributes + Create + Names + Open + Xattrs + Send + 
     ) -> Option<KernelIo> {
         None
     }
-    /// Has the kernel drop what it may have of `len` bytes from `offset` on, and the attributes,
-    /// because it was not told of a change of them. Never waits.
+    /// Has the kernel drop the attributes of an inode, and what it may have of `len` bytes from
+    /// `offset` on, because it has not heard of a change of them. Never waits.
     fn make_kernel_forget(&self, _node: NodeId, _offset: u64, _len: u64) {}
+    /// Has the kernel drop a name of which it has not heard that it leads elsewhere. Returns false
+    /// where the volume does not tell the kernel of names. Never waits.
+    fn make_kernel_forget_name(&self, _directory: NodeId, _name: &OsStr) -> bool {
+        false
+    }
     /// Has the kernel drop pages of a file from before a change from outside that was found. Never
     /// waits.
     fn drop_changed(&self, _node: NodeId) {}
@@ -209,11 +214,12 @@ pub trait Create {
 /// Changing the names of inodes that exist.
 #[allow(clippy::missing_errors_doc)]
 pub trait Names {
-    /// Removes a name that is no directory's.
-    fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<(), VfsError>;
+    /// Removes a name that is no directory's. Returns the inode that has lost it, if it is known.
+    fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Option<NodeId>, VfsError>;
     /// Removes an empty directory.
     fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError>;
-    /// Renames within the volume.
+    /// Renames within the volume. Returns the inodes whose names have changed, as far as they are
+    /// known.
     fn rename(
         &self,
         caller: &Caller,
@@ -222,7 +228,7 @@ pub trait Names {
         new_parent: NodeId,
         new_name: &OsStr,
         flags: RenameFlags,
-    ) -> Result<(), VfsError>;
+    ) -> Result<[Option<NodeId>; 2], VfsError>;
     /// Gives an inode a further name.
     fn link(
         &self,

@@ -197,14 +197,10 @@ impl DataFs {
             // The change ends here, not after the answer: a sync that begins then must see it.
             let on = Arc::clone(&member);
             drop(member);
-            Ok((on.attr_to_kernel(attr?), on, node, change.size))
+            Ok((on.attr_to_kernel(attr?), on))
         });
-        reply_with(reply, result, |reply, (attr, member, node, cut_at)| {
-            let delivery = reply.value(&Self::attr_reply(&attr, self.lifetimes_of_setattr(&member)));
-            if let Some(len) = cut_at.filter(|_| delivery.is_gone()) {
-                // Killed: the kernel has kept what it was to cut off.
-                member.volume().make_kernel_forget(node, len, u64::MAX - len);
-            }
+        reply_with(reply, result, |reply, (attr, member)| {
+            reply.value(&Self::attr_reply(&attr, self.lifetimes_of_setattr(&member))).ignore();
         });
     }
 

@@ -303,6 +303,7 @@ impl DataFs {
         };
         reply.end_kernel_io();
         let (opened, group, mut reply) = (Arc::clone(opened), Arc::clone(group), reply.take());
+        reply.accepted_write(written as u32);
         let answer = move || {
             me.accepted(&*opened.file, &group, written, delay, &mut reply);
             drop(turn);
@@ -358,16 +359,10 @@ impl DataFs {
         reply_with(reply, result, |reply, opened| {
             let caching = opened.file.kernel_caching(false);
             let open_flags = open_flags(&*opened.file, caching);
-            let (file, on) = (Arc::clone(&opened.file), Arc::clone(&opened.on));
-            let (node, fh) = (file.node(), self.files.open(Arc::new(opened)));
+            let (file, fh) = (Arc::clone(&opened.file), self.files.open(Arc::new(opened)));
             let files = Arc::clone(&self.files);
             let answer = move |reply: &mut Reply| {
-                reply.hand_over(&OpenOut { fh, open_flags, padding: 0 }, move || {
-                    if is_cut {
-                        on.volume().make_kernel_forget(node, 0, u64::MAX);
-                    }
-                    drop(files.close(fh));
-                });
+                reply.hand_over(&OpenOut { fh, open_flags, padding: 0 }, move || drop(files.close(fh)));
             };
             if caching != KernelCaching::Refill {
                 return answer(reply);
@@ -436,6 +431,8 @@ impl DataFs {
             let open = OpenOut { fh, open_flags, padding: 0 };
             let files = Arc::clone(&self.files);
             let entry = Self::entry_out(&entry, self.lifetimes_of(&member, entry.attr.ino, moment));
+            // It may have been there.
+            reply.also_changed([Some(inner.node), None]);
             reply.hand_over(&CreateOut { entry, open }, move || {
                 drop(files.close(handle));
                 member.volume().forget(inner.node, 1);
@@ -473,14 +470,9 @@ impl DataFs {
             let kill_set_id = request.header.uid != 0;
             let result = opened.file.fallocate(&group, mode, arg.offset, arg.length, kill_set_id);
             opened.on.touch();
-            result.map(|()| opened)
+            result
         });
-        reply_with(reply, result, |reply, opened| {
-            if reply.done().is_gone() {
-                // Killed: the kernel has kept what became a hole.
-                opened.on.volume().make_kernel_forget(opened.file.node(), arg.offset, arg.length);
-            }
-        });
+        reply_done(reply, result);
     }
 
     pub(super) fn lseek(&self, request: &Request<'_>, arg: &LseekIn, reply: &mut Reply) {

@@ -17,6 +17,7 @@ mod refusals;
 mod request_end;
 mod silent_opens;
 mod slow_reads;
+mod unheard;
 mod volumes_directory;
 
 use std::ffi::OsStr;
@@ -517,14 +518,27 @@ impl Filesystem for DataFs {
     }
 
     fn slow(&self, request: &Request<'_>, reply: &mut Reply) {
-        let header = request.header;
-        let id = header.nodeid;
-        if let Some((parent, name)) = name_to_be(id, &request.op) {
+        if let Some(unheard) = self.unheard(request) {
+            if reply.is_cancelled() {
+                // It does not begin.
+                return reply.error(Errno::INTR).ignore();
+            }
+            reply.set_unheard(unheard);
+        }
+        if let Some((parent, name)) = name_to_be(request.header.nodeid, &request.op) {
             self.absent.exists(parent, name);
         }
         if let Some(gate) = self.gate(request) {
             reply.set_gate(gate);
         }
+        self.serve(request, reply);
+    }
+}
+
+impl DataFs {
+    /// Serves a request that may sleep.
+    fn serve(&self, request: &Request<'_>, reply: &mut Reply) {
+        let (header, id) = (request.header, request.header.nodeid);
         match request.op {
             Op::Read(arg) => self.read(request, &arg, reply),
             Op::Write { arg, data } => self.write(request, &arg, data, reply),
@@ -548,7 +562,9 @@ impl Filesystem for DataFs {
             Op::Mkdir { arg, name, supplementary_gid: gid } => self.mkdir(request, &arg, name, gid, reply),
             Op::Link { old_node, name } => self.link(request, old_node, name, reply),
             Op::Unlink { name } => self.unlink(request, name, reply),
-            Op::Rmdir { name } => self.remove(id, name, reply, |volume, node| volume.rmdir(node, name)),
+            Op::Rmdir { name } => {
+                self.remove(id, name, reply, |volume, node| volume.rmdir(node, name).map(|()| None));
+            }
             Op::Rename { new_parent, flags, name, new_name } => {
                 self.rename(request, name, (new_parent, new_name), flags, reply);
             }

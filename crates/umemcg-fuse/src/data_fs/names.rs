@@ -155,7 +155,10 @@ impl DataFs {
         let renamed = result.and_then(|(member, node, new_node)| {
             member.volume().rename(&caller, node, name, new_node, new_name, flags)
         });
-        reply_done(reply, renamed);
+        reply_with(reply, renamed, |reply, others| {
+            reply.also_changed(others);
+            reply.done().ignore();
+        });
     }
 
     pub(super) fn readlink(&self, id: u64, reply: &mut Reply) {
@@ -218,17 +221,20 @@ impl DataFs {
         }
     }
 
-    /// Removes a name; the kernel remembers that it is gone.
+    /// Removes a name, which `call` does; the kernel remembers that it is gone.
     pub(super) fn remove(
         &self,
         id: u64,
         name: &OsStr,
         reply: &mut Reply,
-        call: impl FnOnce(&dyn Volume, NodeId) -> Result<(), VfsError>,
+        call: impl FnOnce(&dyn Volume, NodeId) -> Result<Option<NodeId>, VfsError>,
     ) {
         let result = self.on(id, call);
         let are_too_many = result.is_ok() && self.absent.note(id, name);
-        super::reply_done(reply, result);
+        reply_with(reply, result, |reply, victim| {
+            reply.also_changed([victim, None]);
+            reply.done().ignore();
+        });
         self.bound_absent(are_too_many);
     }
 

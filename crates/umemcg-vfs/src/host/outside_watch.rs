@@ -155,8 +155,8 @@ struct Shared {
     /// A leaf lock.
     to_tell: LeafMutex<ToTell>,
     changed: Condvar,
-    /// Written to at the end.
-    end: OwnedFd,
+    /// Written to when there is a name to be told, which may be held up, and at the end.
+    wake: OwnedFd,
 }
 
 /// See the module text. Dropping it ends the threads.
@@ -181,7 +181,7 @@ impl OutsideWatch {
             is_watching: AtomicBool::new(true),
             to_tell: LeafMutex::default(),
             changed: Condvar::default(),
-            end: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         });
         // Before the threads: if the second cannot be started, dropping it ends the first.
         let watch = Self(Arc::clone(&shared));
@@ -191,6 +191,15 @@ impl OutsideWatch {
         std::thread::Builder::new().name("umemcg-tell".into()).spawn(move || teller.tell())?;
         std::thread::Builder::new().name("umemcg-watch".into()).spawn(move || told.watch(fanotify))?;
         Ok(watch)
+    }
+
+    /// Has the kernel told that a name leads elsewhere now, of which no event comes. Returns false
+    /// when there is no room for it. Never waits.
+    pub(crate) fn tell_name(&self, parent: NodeId, name: &OsStr) -> bool {
+        let has_room = self.0.to_tell.lock().add_name(parent, name.as_bytes(), Instant::now());
+        self.0.changed.notify_all();
+        self.0.wake();
+        has_room
     }
 
     /// Returns whether events are read.
@@ -203,7 +212,14 @@ impl Drop for OutsideWatch {
     fn drop(&mut self) {
         self.0.to_tell.lock().is_ended = true;
         self.0.changed.notify_all();
-        let _ = rustix::io::write(&self.0.end, &1u64.to_ne_bytes());
+        self.0.wake();
+    }
+}
+
+impl Shared {
+    /// Has the watching thread look at what is to be told.
+    fn wake(&self) {
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }
 
@@ -242,13 +258,16 @@ impl Told {
             let waits = self.shared.to_tell.lock().names_since.is_some();
             let timeout = Timespec::try_from(LOOK_INTERVAL).ok().filter(|_| waits);
             let mut ready =
-                [PollFd::new(&*fanotify, PollFlags::IN), PollFd::new(&self.shared.end, PollFlags::IN)];
+                [PollFd::new(&*fanotify, PollFlags::IN), PollFd::new(&self.shared.wake, PollFlags::IN)];
             match poll(&mut ready, timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
             if !ready[1].revents().is_empty() {
-                return Ok(());
+                if self.shared.to_tell.lock().is_ended {
+                    return Ok(());
+                }
+                let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
             }
             let mut changes: HashSet<FsChange> = HashSet::new();
             let were_some = fanotify.read(|event| {

@@ -384,7 +384,7 @@ impl Volume for ObjectVolume {
             kernel.attributes_changed(node);
         }
         let copy = self.objects.tree.lock().kernel_copy(node);
-        if let Some(copy) = copy {
+        if let Some(copy) = copy.filter(|_| len > 0) {
             copy.pages.drop_bytes(offset, len, || {});
         }
     }

@@ -117,7 +117,7 @@ impl Names for ObjectVolume {
     ///
     /// # Errors
     /// `EAGAIN` when another program has stored another one, which stays; the store's.
-    fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
+    fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Option<NodeId>, VfsError> {
         let objects = &self.objects;
         self.drafts()?;
         let entry = self.lookup(caller, parent, name)?;
@@ -126,7 +126,8 @@ impl Names for ObjectVolume {
             false => self.remove_file(entry.node, (parent, key_part(name)?)),
         };
         objects.forget(entry.node, 1);
-        removed
+        // It had one name.
+        removed.map(|()| None)
     }
 
     fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
@@ -158,7 +159,7 @@ impl Names for ObjectVolume {
         new_parent: NodeId,
         new_name: &OsStr,
         flags: RenameFlags,
-    ) -> Result<(), VfsError> {
+    ) -> Result<[Option<NodeId>; 2], VfsError> {
         let objects = &self.objects;
         self.drafts()?;
         if !flags.difference(RenameFlags::NOREPLACE).is_empty() {
@@ -185,7 +186,7 @@ impl Names for ObjectVolume {
             }
         }
         objects.forget(source.node, 1);
-        renamed
+        renamed.map(|()| [None; 2])
     }
 
     fn link(&self, _: &Caller, _: NodeId, _: NodeId, _: &OsStr) -> Result<Entry, VfsError> {

@@ -24,8 +24,8 @@ mod xattrs;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
 use umemcg_base::{PAGE_SIZE_U64, Rank, RankedRwLock};
@@ -33,6 +33,7 @@ use umemcg_base::{PAGE_SIZE_U64, Rank, RankedRwLock};
 use crate::attr::{Attr, Entry, NodeId};
 use crate::caller::Caller;
 use crate::error::VfsError;
+use crate::kernel_cache::KernelCache;
 use crate::volume::{Lookup, Volume, VolumeKind, next_store_id};
 pub use config::TmpfsConfig;
 use inode::Inode;
@@ -54,6 +55,7 @@ pub struct Tmpfs {
     next_node: AtomicU64,
     /// The tree is an `Arc` of its own volume, so that open directories find it.
     me: std::sync::Weak<Self>,
+    kernel: OnceLock<Arc<dyn KernelCache>>,
     /// Last, because everything above gives memory back to it.
     engine: Arc<Engine>,
 }
@@ -68,6 +70,7 @@ impl Tmpfs {
             tree: RankedRwLock::new(Rank::Names, Tree::new(root)),
             next_node: AtomicU64::new(node_base + FIRST_NODE),
             me: me.clone(),
+            kernel: OnceLock::new(),
             engine: Arc::clone(engine),
         })
     }
@@ -128,6 +131,18 @@ impl Volume for Tmpfs {
     fn path_of_content(&self, _file: &Arc<File>) -> Option<PathBuf> {
         // Used for data that is not durable, which does not exist here.
         None
+    }
+
+    fn set_kernel(&self, kernel: Arc<dyn KernelCache>) {
+        // Later calls have no effect.
+        let _ = self.kernel.set(kernel);
+    }
+
+    /// What is mapped stays in the kernel's cache until it is unmapped.
+    fn make_kernel_forget(&self, node: NodeId, _offset: u64, _len: u64) {
+        if let Some(kernel) = self.kernel.get() {
+            kernel.attributes_changed(node);
+        }
     }
 
     fn syncfs(&self) -> Result<(), VfsError> {

@@ -19,10 +19,9 @@ use crate::slab::Slab;
 use crate::volume::Names;
 
 impl Names for Tmpfs {
-    fn unlink(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
+    fn unlink(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Option<NodeId>, VfsError> {
         let gone = self.tree.write().unlink(parent, name, false)?;
-        drop(gone);
-        Ok(())
+        Ok(gone.nodes[0])
     }
 
     fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
@@ -39,13 +38,12 @@ impl Names for Tmpfs {
         new_parent: NodeId,
         new_name: &OsStr,
         flags: RenameFlags,
-    ) -> Result<(), VfsError> {
+    ) -> Result<[Option<NodeId>; 2], VfsError> {
         if flags.contains(RenameFlags::WHITEOUT) {
             return Ok(self.rename_with_whiteout(caller, (parent, name), (new_parent, new_name), flags)?);
         }
         let gone = self.tree.write().rename((parent, name), (new_parent, new_name), flags)?;
-        drop(gone);
-        Ok(())
+        Ok(gone.nodes)
     }
 
     fn link(
@@ -73,7 +71,7 @@ impl Tmpfs {
         (parent, name): (NodeId, &OsStr),
         (new_parent, new_name): (NodeId, &OsStr),
         flags: RenameFlags,
-    ) -> Result<(), Errno> {
+    ) -> Result<[Option<NodeId>; 2], Errno> {
         let old_name: Name = component(name)?.to_bytes().into();
         let new = NewInode { kind: FileKind::CharDevice, mode: 0, rdev: 0, target: None };
         let charge = Slab::take(&self.engine, &caller.group, ENTRY_BYTES + name.len() as u64)?;
@@ -94,7 +92,7 @@ impl Tmpfs {
             // If both names lead to one inode, nothing changes, and there is no whiteout.
             (gone, tree.insert_new(parent, &old_name, whiteout, charge, finish))
         };
-        drop((gone, unused));
-        Ok(())
+        drop(unused);
+        Ok(gone.nodes)
     }
 }

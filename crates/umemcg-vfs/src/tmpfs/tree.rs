@@ -25,6 +25,8 @@ const DEPTH_MAX: usize = 1 << 16;
 #[derive(Debug, Default)]
 #[must_use]
 pub(super) struct RemovedObjects {
+    /// The inodes whose names have changed.
+    pub(super) nodes: [Option<NodeId>; 2],
     _inodes: Vec<Arc<Inode>>,
     _directories: Vec<Directory>,
     _names: Vec<Slab>,
@@ -113,6 +115,7 @@ impl Tree {
     /// Empties the tree for good.
     pub(super) fn take_all(&mut self) -> RemovedObjects {
         RemovedObjects {
+            nodes: [None; 2],
             _inodes: self.nodes.drain().map(|(_, inode)| inode).collect(),
             _directories: self.directories.drain().map(|(_, directory)| directory).collect(),
             _names: Vec::new(),
@@ -250,6 +253,7 @@ impl Tree {
             meta.name = None;
             meta.changed();
         }
+        gone.nodes[0] = Some(inode.node);
         self.reap_into(inode.node, gone);
     }
 
@@ -310,7 +314,7 @@ impl Tree {
         match target {
             Some(target) if exchange => {
                 self.exchange((parent, name), &moved, (new_parent, new_name), &target);
-                Ok(RemovedObjects::default())
+                Ok(RemovedObjects { nodes: [Some(moved.node), Some(target.node)], ..Default::default() })
             }
             target => {
                 self.check_replacement(parent, &moved, new_parent, target.as_ref())?;
@@ -376,6 +380,7 @@ impl Tree {
         if let Some(target) = target {
             self.lost_name(target, &mut gone);
         }
+        gone.nodes[1] = Some(moved.node);
         Ok(gone)
     }
 

@@ -65,7 +65,7 @@ fn make(v: &Fixture, tenant: &Caller, path: &str) -> NodeId {
 /// Removes files of the tenant until its descriptors are used up.
 fn use_up(v: &Fixture, tenant: &Caller) -> Vec<NodeId> {
     let made: Vec<_> = (0..NR_TOO_MANY).map(|n| make(v, tenant, &format!("used {n}"))).collect();
-    let remove = |n| v.vfs.unlink(tenant, ROOT, name(&format!("used {n}"))).ok().map(|()| made[n]);
+    let remove = |n| v.vfs.unlink(tenant, ROOT, name(&format!("used {n}"))).ok().map(|_| made[n]);
     (0..NR_TOO_MANY).map_while(remove).collect()
 }
 

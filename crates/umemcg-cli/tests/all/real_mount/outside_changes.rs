@@ -360,11 +360,11 @@ fn a_listing_that_the_kernel_keeps_follows_each_change() {
 }
 
 /// A file system that can be frozen: changes of it wait then. Thawed and unmounted when dropped.
-struct FreezableStore(TempDir);
+pub struct FreezableStore(TempDir);
 
 impl FreezableStore {
     /// Returns `None` where loop devices cannot be had.
-    fn new() -> Option<Self> {
+    pub fn new() -> Option<Self> {
         let store = Self(tempfile::tempdir().unwrap());
         let is_made =
             store.sh("mkdir store; truncate -s 64M image; mkfs.ext4 -q image; mount -o loop image store");
@@ -374,25 +374,40 @@ impl FreezableStore {
         is_made.then_some(store)
     }
 
-    fn path(&self) -> PathBuf {
+    pub fn path(&self) -> PathBuf {
         self.0.path().join("store")
     }
 
+    /// Lets changes of it wait until the guard is dropped.
+    pub fn freeze(&self) -> Frozen<'_> {
+        assert!(self.sh("fsfreeze -f store"));
+        Frozen(self)
+    }
+
     /// Returns whether a script succeeds beside the store.
-    fn sh(&self, script: &str) -> bool {
+    pub fn sh(&self, script: &str) -> bool {
         let mut shell = Command::new("bash");
         shell.args(["-euc", script]).current_dir(self.0.path()).status().unwrap().success()
     }
 }
 
+/// A store that is frozen.
+pub struct Frozen<'a>(&'a FreezableStore);
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        assert!(self.0.sh("fsfreeze -u store") || std::thread::panicking());
+    }
+}
+
 impl Drop for FreezableStore {
     fn drop(&mut self) {
-        self.sh("fsfreeze -u store 2> /dev/null || true; umount -l store");
+        self.sh("umount -l store");
     }
 }
 
 /// Returns whether a thread of a process waits in that function of the kernel.
-fn waits_in(pid: u32, function: &str) -> bool {
+pub fn waits_in(pid: u32, function: &str) -> bool {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     tasks.into_iter().any(|task| fs::read_to_string(task.path().join("wchan")).is_ok_and(|at| at == function))
 }
@@ -410,14 +425,14 @@ fn a_daemon_killed_while_it_tells_ends_its_mount() {
         // When it goes on, the daemon finds an event, and a request that the store lets wait.
         let stopped = Stopped::new(&mount);
         fs::write(store.path().join("d/new"), "").unwrap();
-        assert!(store.sh("fsfreeze -f store"));
+        let frozen = store.freeze();
         let mut maker = Command::new("mkdir").arg(mount.mnt().join("d/x")).spawn().unwrap();
         until("mkdir waits for the daemon", || waits_in(maker.id(), "request_wait_answer"));
         drop(stopped);
         let daemon = mount.pid().as_raw_nonzero().get().cast_unsigned();
         until("the message waits for mkdir", || waits_in(daemon, "fuse_reverse_inval_entry"));
         mount.signal(Signal::KILL);
-        assert!(store.sh("fsfreeze -u store"));
+        drop(frozen);
         until("mkdir ends", || maker.try_wait().unwrap().is_some());
         assert!(!maker.wait().unwrap().success());
         mount.wait();

@@ -232,7 +232,7 @@ impl Create for LateVolume {
 }
 
 impl Names for LateVolume {
-    fn unlink(&self, _: &Caller, _: NodeId, _: &OsStr) -> Result<(), VfsError> {
+    fn unlink(&self, _: &Caller, _: NodeId, _: &OsStr) -> Result<Option<NodeId>, VfsError> {
         read_only()
     }
     fn rmdir(&self, _: NodeId, _: &OsStr) -> Result<(), VfsError> {
@@ -246,7 +246,7 @@ impl Names for LateVolume {
         _: NodeId,
         _: &OsStr,
         _: RenameFlags,
-    ) -> Result<(), VfsError> {
+    ) -> Result<[Option<NodeId>; 2], VfsError> {
         read_only()
     }
     fn link(&self, _: &Caller, _: NodeId, _: NodeId, _: &OsStr) -> Result<Entry, VfsError> {

@@ -330,7 +330,7 @@ impl Model {
         self.done.push(format!("unlink {path}: {removed:?}"));
         let known = self.known.get_mut(path).unwrap();
         match removed {
-            Ok(()) => {
+            Ok(_) => {
                 assert!(*known != only(None), "{path} was not there");
                 *known = only(None);
             }
@@ -354,7 +354,7 @@ impl Model {
         self.done.push(format!("rename {from} {to}: {renamed:?}"));
         let there: May = self.known[from].iter().filter(|may| may.is_some()).cloned().collect();
         match renamed {
-            Ok(()) => {
+            Ok(_) => {
                 assert!(!there.is_empty(), "{from} was not there");
                 self.written.entry(to).or_default().extend(there.clone());
                 self.known.insert(to, there);

@@ -17,6 +17,7 @@ mod open;
 mod watched;
 mod xattrs;
 
+use std::ffi::OsStr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -170,12 +171,29 @@ impl Volume for HostVolume {
     }
 
     fn make_kernel_forget(&self, node: NodeId, offset: u64, len: u64) {
+        // An answer under way may be from before the change.
+        if let Some(changes) = self.inodes.host_dir.changes.get()
+            && let Some(key) = self.inodes.table.with(node, |entry| entry.key)
+        {
+            changes.note(key.ino);
+        }
         if let Some(kernel) = self.inodes.kernel.get() {
             kernel.attributes_changed(node);
         }
-        if let Some(content) = self.inodes.find(node).ok().and_then(|inode| inode.content) {
+        let content = self.inodes.find(node).ok().and_then(|inode| inode.content);
+        if let Some(content) = content.filter(|_| len > 0) {
             content.drop_from_kernel(offset, len, || {});
         }
+    }
+
+    fn make_kernel_forget_name(&self, directory: NodeId, name: &OsStr) -> bool {
+        let Some(watch) = self.inodes.watch.get().filter(|watch| watch.is_watching()) else { return false };
+        if !watch.tell_name(directory, name)
+            && let Some(kernel) = self.inodes.kernel.get()
+        {
+            kernel.all_names_changed();
+        }
+        true
     }
 
     /// Makes everything durable that the volume accepted before the call, metadata included. Goes

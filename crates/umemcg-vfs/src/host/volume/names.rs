@@ -43,7 +43,7 @@ impl Names for HostVolume {
     /// # Errors
     /// `EISDIR`, `ENOENT`, `ENFILE` when the caller's tenant has the file open and its share of
     /// descriptors is used up by files without a name, and the host's.
-    fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
+    fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Option<NodeId>, VfsError> {
         let name = component(name)?;
         let dir = self.directory(parent)?;
         let victim = self.victim(&dir, &name, Some(caller))?;
@@ -62,7 +62,8 @@ impl Names for HostVolume {
         let dir = self.directory(parent)?;
         let victim = self.victim(&dir, &name, None)?;
         rustix::fs::unlinkat(&dir, &name, AtFlags::REMOVEDIR)?;
-        self.lost_name(victim, None, parent, &name)
+        self.lost_name(victim, None, parent, &name)?;
+        Ok(())
     }
 
     /// Renames; `NOREPLACE`, `EXCHANGE` and `WHITEOUT` are supported. A whiteout belongs to the
@@ -78,7 +79,7 @@ impl Names for HostVolume {
         new_parent: NodeId,
         new_name: &OsStr,
         flags: RenameFlags,
-    ) -> Result<(), VfsError> {
+    ) -> Result<[Option<NodeId>; 2], VfsError> {
         if !(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE | RenameFlags::WHITEOUT).contains(flags) {
             return Err(Errno::INVAL.into());
         }
@@ -102,27 +103,29 @@ impl Names for HostVolume {
         if victim.as_ref().is_some_and(|v| v.key == moved.key()) {
             // Both names lead to one inode: the host changes nothing, or the exchange has no
             // effect.
-            return Ok(());
+            return Ok([None; 2]);
         }
         if flags.contains(RenameFlags::WHITEOUT) {
             self.give_away_whiteout(caller, &dir, &name);
         }
         let inodes = &self.inodes;
         let (old, new) = ((parent, name.to_bytes()), (new_parent, new_name.to_bytes()));
-        if let Some(node) = inodes.table.find(moved.key()) {
+        let moved_node = inodes.table.find(moved.key());
+        if let Some(node) = moved_node {
             inodes.dispose(inodes.table.name_added(node, Some(old), new.0, (new.1, for_new)));
             self.touched(node);
         }
-        let Some(victim) = victim else { return Ok(()) };
+        let Some(victim) = victim else { return Ok([moved_node, None]) };
         if flags.contains(RenameFlags::EXCHANGE) {
-            if let Some(node) = inodes.table.find(victim.key) {
+            let other = inodes.table.find(victim.key);
+            if let Some(node) = other {
                 inodes.dispose(inodes.table.name_added(node, Some(new), old.0, (old.1, for_old)));
                 self.touched(node);
             }
-            return Ok(());
+            return Ok([moved_node, other]);
         }
         let remover = Some(caller).filter(|_| moved.kind != FileKind::Directory);
-        self.lost_name(victim, remover, new_parent, &new_name)
+        Ok([moved_node, self.lost_name(victim, remover, new_parent, &new_name)?])
     }
 
     /// Gives an inode a further name.
@@ -208,15 +211,16 @@ impl HostVolume {
     }
 
     /// Notes that an inode has lost a name, removed by this caller unless it is a directory.
+    /// Returns it if it is known.
     fn lost_name(
         &self,
         victim: Victim,
         remover: Option<&Caller>,
         parent: NodeId,
         name: &CStr,
-    ) -> Result<(), VfsError> {
+    ) -> Result<Option<NodeId>, VfsError> {
         let inodes = &self.inodes;
-        let Some(node) = inodes.table.find(victim.key) else { return Ok(()) };
+        let Some(node) = inodes.table.find(victim.key) else { return Ok(None) };
         // What only this mount changes has the names that it had: the kernel gives no inode a name
         // while it removes one.
         let is_exclusive = inodes.kernel.get().is_some_and(|kernel| kernel.is_exclusive());
@@ -249,7 +253,7 @@ impl HostVolume {
             None if is_last => inodes.descriptors.remove(node),
             None => {}
         }
-        Ok(())
+        Ok(Some(node))
     }
 
     /// Makes the caller the owner of the whiteout that a rename left. If that fails, the daemon
@@ -325,7 +329,7 @@ mod tests {
         let (caller, remover) = (v.caller(), v.caller());
         v.vfs.link(&caller, file.node(), NodeId::ROOT, OsStr::new("other")).unwrap();
         let (vfs, node) = (Arc::clone(&v.vfs), file.node());
-        at_pause(move || vfs.unlink(&remover, NodeId::ROOT, OsStr::new("other")).unwrap());
+        at_pause(move || _ = vfs.unlink(&remover, NodeId::ROOT, OsStr::new("other")).unwrap());
         v.vfs.unlink(&caller, NodeId::ROOT, OsStr::new("one")).unwrap();
         assert!(v.vfs.inodes.orphan_shares.lock().contains_key(&node));
     }

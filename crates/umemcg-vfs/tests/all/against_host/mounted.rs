@@ -95,11 +95,13 @@ impl Mounted {
                 let made = vfs.symlink(&caller, parent, last(p), name("a/b")).map_err(no)?;
                 self.hold(made);
             }
-            Op::Unlink(p) => return vfs.unlink(&caller, self.parent(p)?, last(p)).map(done).map_err(no),
+            Op::Unlink(p) => {
+                return vfs.unlink(&caller, self.parent(p)?, last(p)).map(|_| done(())).map_err(no);
+            }
             Op::Rmdir(p) => return vfs.rmdir(self.parent(p)?, last(p)).map(done).map_err(no),
             Op::Rename(a, b, flags) => {
                 let (from, to) = (self.parent(a)?, self.parent(b)?);
-                return vfs.rename(&caller, from, last(a), to, last(b), *flags).map(done).map_err(no);
+                return vfs.rename(&caller, from, last(a), to, last(b), *flags).map(|_| done(())).map_err(no);
             }
             Op::Link(a, b) => {
                 let node = self.find(a)?.node;

@@ -282,7 +282,7 @@ impl World {
     }
 
     pub fn unlink(&self, path: &str) -> Result<(), VfsError> {
-        self.at(path, |parent, name| self.volume.unlink(&self.me, parent, name))?
+        self.at(path, |parent, name| self.volume.unlink(&self.me, parent, name))?.map(drop)
     }
 
     pub fn mkdir(&self, path: &str) -> Result<(), VfsError> {
@@ -304,6 +304,7 @@ impl World {
                 self.volume.rename(&self.me, parent, name, new_parent, new_name, flags)
             })
         })??
+        .map(drop)
     }
 
     pub fn set(&self, path: &str, change: &SetAttr) -> Result<Attr, VfsError> {

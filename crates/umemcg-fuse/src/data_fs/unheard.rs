@@ -1,0 +1,111 @@
+//! Changes of which the kernel does not hear. A process that is being killed does not wait for its
+//! request: the kernel is answered EINTR, and other processes go on with what it knows of names,
+//! attributes and pages. What the request changes after that, it is told as if another program had
+//! changed it.
+
+use std::ffi::{OsStr, OsString};
+
+use rustix::fs::OFlags;
+use umemcg_vfs::NodeId;
+use umemcg_vfs::volumes::ResolvedId;
+
+use super::DataFs;
+use crate::reply::{Others, Unheard};
+use crate::request::Request;
+use crate::wire::{Op, setattr_valid};
+
+/// Bytes of a file, by their offset and number.
+type Bytes = (u64, u64);
+
+const NO_BYTES: Bytes = (0, 0);
+const ALL_BYTES: Bytes = (0, u64::MAX);
+
+/// What a request changes. Inodes and directories have the kernel's numbers.
+#[derive(Debug)]
+struct Changed {
+    nodes: [Option<u64>; 2],
+    /// Of the first inode.
+    bytes: Bytes,
+    /// Of the inodes that the request does not name.
+    bytes_of_others: Bytes,
+    names: [Option<(u64, OsString)>; 2],
+}
+
+impl Changed {
+    /// Returns what a request about `id` changes; `None` if it changes nothing that the kernel
+    /// keeps.
+    fn by(id: u64, op: &Op<'_>) -> Option<Self> {
+        let name = |name: &OsStr| Some((id, name.to_owned()));
+        let of_names = |names, other| Self {
+            nodes: [Some(id), other],
+            bytes: NO_BYTES,
+            bytes_of_others: NO_BYTES,
+            names,
+        };
+        let of_bytes = |bytes| Self { bytes, ..of_names([None, None], None) };
+        let is_cut = |flags: u32| OFlags::from_bits_retain(flags).contains(OFlags::TRUNC);
+        let changed = match op {
+            Op::Create { name: new, arg, .. } => {
+                let bytes_of_others = if is_cut(arg.flags) { ALL_BYTES } else { NO_BYTES };
+                Self { bytes_of_others, ..of_names([name(new), None], None) }
+            }
+            Op::Symlink { name, .. }
+            | Op::Mknod { name, .. }
+            | Op::Mkdir { name, .. }
+            | Op::Unlink { name }
+            | Op::Rmdir { name } => of_names([Some((id, (*name).to_owned())), None], None),
+            Op::Link { old_node, name: new } => of_names([name(new), None], Some(*old_node)),
+            Op::Rename { new_parent, name: old, new_name, .. } => {
+                of_names([name(old), Some((*new_parent, (*new_name).to_owned()))], Some(*new_parent))
+            }
+            Op::Open(arg) if is_cut(arg.flags) => of_bytes(ALL_BYTES),
+            Op::Write { arg, .. } => of_bytes((arg.offset, arg.size.into())),
+            Op::Fallocate(arg) => of_bytes((arg.offset, arg.length)),
+            Op::Setattr(arg) if arg.valid & setattr_valid::SIZE != 0 => {
+                of_bytes((arg.size, u64::MAX - arg.size))
+            }
+            Op::Setattr(_) | Op::Setxattr { .. } | Op::Removexattr { .. } => of_bytes(NO_BYTES),
+            _ => return None,
+        };
+        Some(changed)
+    }
+}
+
+impl DataFs {
+    /// Returns what is told if a request is not answered in time; `None` if it changes nothing.
+    pub(super) fn unheard(&self, request: &Request<'_>) -> Option<Unheard> {
+        let id = request.header.nodeid;
+        let (me, changed) = (self.me.clone(), Changed::by(id, &request.op)?);
+        let may_stay = matches!(request.op, Op::Rename { .. });
+        let has_grace = !matches!(request.op, Op::Write { .. });
+        Some(Unheard::new(has_grace, move |others| {
+            if let Some(me) = me.upgrade() {
+                me.tell(id, changed, others, may_stay);
+            }
+        }))
+    }
+
+    /// Tells of a change by a request about `id`; the others are inodes of that volume. A name that
+    /// `may_stay` is only looked up once more: it may lead to a working directory.
+    fn tell(&self, id: u64, changed: Changed, others: Others, may_stay: bool) {
+        let forget = |id: u64, node: Option<NodeId>, (offset, len): Bytes| {
+            if let Ok(ResolvedId::In(member, inner)) = self.volumes.place(id) {
+                member.volume().make_kernel_forget(node.unwrap_or(inner), offset, len);
+            }
+        };
+        let [first, second] = changed.nodes;
+        first.into_iter().for_each(|node| forget(node, None, changed.bytes));
+        second.into_iter().for_each(|node| forget(node, None, NO_BYTES));
+        others.into_iter().flatten().for_each(|node| forget(id, Some(node), changed.bytes_of_others));
+        for (directory, name) in changed.names.into_iter().flatten() {
+            let is_told = match self.volumes.place(directory) {
+                Ok(ResolvedId::In(member, inner)) => member.volume().make_kernel_forget_name(inner, &name),
+                _ => continue,
+            };
+            let Some(notifier) = self.notifier.get().filter(|_| !is_told) else { continue };
+            if !notifier.inval_entry(directory, &name, may_stay) && notifier.can_expire_all() {
+                notifier.expire_all_now();
+            }
+        }
+    }
+}
