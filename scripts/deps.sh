@@ -22,6 +22,7 @@ needs=(
     "curl curl"
     "groff groff-base"
     "python3 python3"
+    "openssl openssl"
     "perl perl-base"
     "mkfs.ext2 e2fsprogs"
     "fio fio"

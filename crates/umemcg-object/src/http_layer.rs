@@ -152,6 +152,8 @@ fn is_throttle(kind: RequestKind, status: StatusCode, text: &[u8]) -> bool {
     }
 }
 
+/// The variable by which the tools of S3 name a file of certificates of authorities.
+const CA_BUNDLE: &str = "AWS_CA_BUNDLE";
 /// How long a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -168,7 +170,23 @@ fn client(has_silence_timeout: bool) -> object_store::Result<HttpClient> {
         .connect_timeout(CONNECT_TIMEOUT);
     let builder = if has_silence_timeout { builder.read_timeout(SILENCE_TIMEOUT) } else { builder };
     let failed = |error| object_store::Error::Generic { store: "HTTP", source: Box::new(error) };
-    builder.build().map(HttpClient::new).map_err(failed)
+    with_authorities(builder)?.build().map(HttpClient::new).map_err(failed)
+}
+
+/// Believes the authorities in the file that [`CA_BUNDLE`] names, beside those of the system.
+fn with_authorities(builder: reqwest::ClientBuilder) -> object_store::Result<reqwest::ClientBuilder> {
+    let Some(path) = std::env::var_os(CA_BUNDLE).filter(|path| !path.is_empty()) else { return Ok(builder) };
+    let path = std::path::PathBuf::from(path);
+    let failed = |why: String| object_store::Error::Generic {
+        store: CA_BUNDLE,
+        source: format!("{}: {why}", path.display()).into(),
+    };
+    let text = std::fs::read(&path).map_err(|error| failed(error.to_string()))?;
+    let found = reqwest::Certificate::from_pem_bundle(&text).map_err(|error| failed(chain(&error)))?;
+    if found.is_empty() {
+        return Err(failed("no certificate is in it".into()));
+    }
+    Ok(builder.tls_certs_merge(found))
 }
 
 /// The connections of the process: for requests whose answers are read as they come, and for

@@ -68,6 +68,75 @@ fn a_signal_while_a_later_volume_is_awaited_flushes_first() {
     assert_eq!(fs::read(place.path().join("data/f")).unwrap(), b"accepted");
 }
 
+/// A server with a certificate that `ca.pem` has signed, and one object.
+const SERVER: &str = "
+import http.server, ssl, sys
+LISTING = b'<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>a</Key><Size>5</Size>' \\
+    b'<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>\"e\"</ETag></Contents></ListBucketResult>'
+class Server(http.server.BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+    def do_GET(self):
+        body = LISTING if 'list-type' in self.path else b'there'
+        self.send_response(200)
+        for field in ('Content-Length', str(len(body))), ('ETag', '\"e\"'), ('Last-Modified', 'Thu, 01 Jan 2026 00:00:00 GMT'):
+            self.send_header(*field)
+        self.end_headers()
+        if self.command == 'GET': self.wfile.write(body)
+    do_HEAD = do_GET
+server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Server)
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain('cert.pem', 'key.pem')
+server.socket = context.wrap_socket(server.socket, server_side=True)
+print(server.server_port, flush=True)
+server.serve_forever()";
+
+const CERTIFICATES: &str = "
+openssl req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -subj /CN=authority -days 2
+openssl req -newkey rsa:2048 -nodes -keyout key.pem -out request -subj /CN=localhost
+echo subjectAltName=DNS:localhost > names
+openssl x509 -req -in request -CA ca.pem -CAkey ca.key -CAcreateserial -extfile names -days 2 -out cert.pem";
+
+#[test]
+fn an_authority_of_the_environment_is_believed() {
+    needs_mount!();
+    let place = tempfile::tempdir().unwrap();
+    let mnt = place.path().join("mnt");
+    fs::create_dir(&mnt).unwrap();
+    let mut shell = Command::new("sh");
+    let made = shell.args(["-ec", CERTIFICATES]).current_dir(place.path()).output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+    let mut server = Command::new("python3");
+    server.args(["-c", SERVER]).current_dir(place.path()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut server = server.spawn().unwrap();
+    let mut port = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut port).unwrap();
+    let endpoint = format!("https://localhost:{}", port.trim());
+    let mount = |bundle: Option<&str>| {
+        let mut command = Command::new(PROGRAM);
+        command.args(["mount", "--pool", "64M", "--endpoint", &endpoint, "--region", "x", "--anonymous"]);
+        command.args(["s3://b", mnt.to_str().unwrap()]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.env_remove("AWS_CA_BUNDLE").env("NO_PROXY", "localhost").current_dir(place.path());
+        command.envs(bundle.map(|bundle| ("AWS_CA_BUNDLE", bundle))).spawn().unwrap()
+    };
+    for (bundle, why) in [
+        (None, "certificate"),
+        (Some("none.pem"), "none.pem: No such file"),
+        (Some("key.pem"), "key.pem: no certificate is in it"),
+    ] {
+        let refused = mount(bundle).wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success() && said.contains(why), "{why}: {said}");
+    }
+    let mut daemon = mount(Some("ca.pem"));
+    let mut line = String::new();
+    BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(fs::read(mnt.join("a")).unwrap(), b"there", "{line}");
+    kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
+    assert!(patiently(None, &mut daemon).success());
+    server.kill().unwrap();
+    server.wait().unwrap();
+}
+
 #[test]
 fn a_volume_that_is_never_written_to_is_mounted_read_only() {
     needs_mount!();
