@@ -14,7 +14,7 @@
 //!    alarm. The watcher checks the waiting thread every [`WATCH_INTERVAL`] until it is being
 //!    killed or the request is answered. A change that has begun gets [`CHANGE_GRACE`] to end: when
 //!    the process is gone, it has happened, unless its store hangs. A write gets none: the kernel
-//!    forgets what it does not hear to be written.
+//!    drops the pages of a write that fails.
 //!
 //! A thread claims the request before it answers, so there is only one answer. A worker that is too
 //! late learns that its answer was not delivered.
@@ -39,8 +39,7 @@ const UNKNOWN_INTERVAL: Duration = Duration::from_millis(2);
 /// The time after which a signalled thread that cannot be inspected (another pid namespace, a
 /// hidden `/proc`) counts as killed.
 const UNSEEN_GRACE: Duration = Duration::from_secs(1);
-/// The time that a change has to end after its thread was found to be killed, before that ends the
-/// wait.
+/// The time between the first look that finds the thread of a change dying and the answer EINTR.
 const CHANGE_GRACE: Duration = Duration::from_secs(1);
 /// Number of shards of the table, so that threads seldom contend.
 const NR_SHARDS: usize = 16;
@@ -79,8 +78,9 @@ pub struct InflightRequest {
     claimed: AtomicBool,
     /// (A) The watcher watches it already.
     watched: AtomicBool,
-    /// (A) Its end was answered with what it did. Relaxed: the kernel is told twice at worst.
-    is_heard: AtomicBool,
+    /// (A) The answer to its killed caller was its result. Relaxed: at worst, one needless
+    /// invalidation.
+    has_sent_result: AtomicBool,
     /// (A) It is changing something. Relaxed: it only makes the watcher patient.
     is_changing: AtomicBool,
     on_kill: LeafMutex<KillAnswer>,
@@ -93,12 +93,12 @@ impl InflightRequest {
         self.claimed.load(Ordering::Acquire)
     }
 
-    /// Returns whether its killed caller was answered with what it did.
-    pub(crate) fn is_heard(&self) -> bool {
-        self.is_heard.load(Ordering::Relaxed)
+    /// Returns whether the answer to its killed caller was its result.
+    pub(crate) fn has_sent_result(&self) -> bool {
+        self.has_sent_result.load(Ordering::Relaxed)
     }
 
-    /// Notes that it begins to change something, or that only its answer is missing.
+    /// Notes that a change begins, or that it has ended.
     pub(crate) fn set_changing(&self, is_changing: bool) {
         self.is_changing.store(is_changing, Ordering::Relaxed);
     }
@@ -115,7 +115,7 @@ impl InflightRequest {
         }
         let answer = *self.on_kill.lock();
         tracing::debug!(unique = self.unique, tid = self.tid, ?answer, "the waiting thread was interrupted");
-        self.is_heard.store(matches!(answer, KillAnswer::Written(_)), Ordering::Relaxed);
+        self.has_sent_result.store(matches!(answer, KillAnswer::Written(_)), Ordering::Relaxed);
         let written;
         let (error, payload) = match answer {
             KillAnswer::Interrupted => (-rustix::io::Errno::INTR.raw_os_error(), &[][..]),
@@ -200,7 +200,7 @@ impl Inflight {
             transport,
             claimed: AtomicBool::new(false),
             watched: AtomicBool::new(false),
-            is_heard: AtomicBool::new(false),
+            has_sent_result: AtomicBool::new(false),
             is_changing: AtomicBool::new(false),
             on_kill: LeafMutex::new(KillAnswer::Interrupted),
         });

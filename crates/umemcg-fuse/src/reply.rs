@@ -115,26 +115,26 @@ impl fmt::Debug for Gate {
 
 /// Inodes that a request changes and does not name.
 pub type Others = [Option<NodeId>; 2];
-type Tell = dyn FnOnce(Others) + Send;
+type SendFn = dyn FnOnce(Others) + Send;
 
-/// Tells the kernel what a request has changed, if its answer is not taken. Never waits.
-pub struct Unheard {
-    tell: Box<Tell>,
+/// Invalidates what the kernel caches of the inodes and names that a request changes. Never waits.
+pub struct Invalidation {
+    send: Box<SendFn>,
     /// A kill is answered only when the change has had some time to end.
     has_grace: bool,
     others: Others,
 }
 
-impl Unheard {
-    /// Creates one that calls `tell` with [`Reply::also_changed`].
-    pub fn new(has_grace: bool, tell: impl FnOnce(Others) + Send + 'static) -> Self {
-        Self { tell: Box::new(tell), has_grace, others: [None; 2] }
+impl Invalidation {
+    /// Creates one. `send` gets the inodes of [`Reply::also_changed`].
+    pub fn new(has_grace: bool, send: impl FnOnce(Others) + Send + 'static) -> Self {
+        Self { send: Box::new(send), has_grace, others: [None; 2] }
     }
 }
 
-impl fmt::Debug for Unheard {
+impl fmt::Debug for Invalidation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Unheard").field("others", &self.others).finish_non_exhaustive()
+        f.debug_struct("Invalidation").field("others", &self.others).finish_non_exhaustive()
     }
 }
 
@@ -155,8 +155,8 @@ pub struct Reply {
     flight: Option<Arc<InflightRequest>>,
     /// The check before the answer is sent; none for most.
     gate: Option<Gate>,
-    /// What is told when the answer is not taken; none for requests that change nothing.
-    unheard: Option<Unheard>,
+    /// Sent if the kernel does not take the answer; none for requests that change nothing.
+    invalidation: Option<Invalidation>,
     /// What ends when it has been answered: the request goes through the kernel's page cache.
     kernel_io: Option<Arc<KernelIo>>,
 }
@@ -174,7 +174,7 @@ impl Reply {
             interrupts: Interrupts::FatalOnly,
             flight: None,
             gate: None,
-            unheard: None,
+            invalidation: None,
             kernel_io: None,
         }
     }
@@ -214,7 +214,7 @@ impl Reply {
         self.note_change();
     }
 
-    /// Notes that what it changes is changed, and only the answer is held back.
+    /// Ends a change whose answer is held back.
     pub(crate) fn end_change(&self) {
         if let Some(flight) = &self.flight {
             flight.set_changing(false);
@@ -245,22 +245,22 @@ impl Reply {
         self.gate = Some(gate);
     }
 
-    /// Has the kernel told if the answer is not taken: the request begins to change something.
-    pub fn set_unheard(&mut self, unheard: Unheard) {
-        self.unheard = Some(unheard);
+    /// Begins a change: if the kernel does not take the answer, its caches are invalidated.
+    pub fn begin_change(&mut self, invalidation: Invalidation) {
+        self.invalidation = Some(invalidation);
         self.note_change();
     }
 
     fn note_change(&self) {
-        if let (Some(flight), Some(unheard)) = (&self.flight, &self.unheard) {
-            flight.set_changing(unheard.has_grace);
+        if let (Some(flight), Some(invalidation)) = (&self.flight, &self.invalidation) {
+            flight.set_changing(invalidation.has_grace);
         }
     }
 
     /// Notes inodes that the request has changed and does not name.
     pub fn also_changed(&mut self, others: Others) {
-        if let Some(unheard) = &mut self.unheard {
-            unheard.others = others;
+        if let Some(invalidation) = &mut self.invalidation {
+            invalidation.others = others;
         }
     }
 
@@ -381,8 +381,8 @@ impl Reply {
             return Delivery::Taken;
         }
         let delivery = self.deliver(error, payload);
-        if let Some(unheard) = self.unheard.take().filter(|_| delivery.is_gone()) {
-            (unheard.tell)(unheard.others);
+        if let Some(invalidation) = self.invalidation.take().filter(|_| delivery.is_gone()) {
+            (invalidation.send)(invalidation.others);
         }
         delivery
     }
@@ -394,7 +394,7 @@ impl Reply {
             let mine = flight.claim();
             inflight.leave(self.unique);
             if !mine {
-                self.unheard = self.unheard.take().filter(|_| !flight.is_heard());
+                self.invalidation = self.invalidation.take().filter(|_| !flight.has_sent_result());
                 return Delivery::Gone;
             }
         }

@@ -50,6 +50,11 @@ const ENVIRONMENT: &[Row] = &[
         "The profile of the files of the AWS command line, and where these files are.",
         SERVING,
     ),
+    (
+        "AWS_CA_BUNDLE",
+        "A file of certificates of authorities that are believed beside the system's, for every store.",
+        SERVING,
+    ),
     ("GOOGLE_APPLICATION_CREDENTIALS", "The file with the credentials of stores gs://BUCKET.", SERVING),
     (
         "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",

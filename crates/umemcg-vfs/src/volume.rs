@@ -115,11 +115,11 @@ pub trait Volume: Lookup + Attributes + Create + Names + Open + Xattrs + Send + 
     ) -> Option<KernelIo> {
         None
     }
-    /// Has the kernel drop the attributes of an inode, and what it may have of `len` bytes from
-    /// `offset` on, because it has not heard of a change of them. Never waits.
+    /// Invalidates what the kernel caches of an inode: its attributes, and `len` bytes from
+    /// `offset` on. Never waits.
     fn make_kernel_forget(&self, _node: NodeId, _offset: u64, _len: u64) {}
-    /// Has the kernel drop a name of which it has not heard that it leads elsewhere. Returns false
-    /// where the volume does not tell the kernel of names. Never waits.
+    /// Invalidates a name in the kernel. Returns false, and does nothing, on a volume without a
+    /// watch. Never waits.
     fn make_kernel_forget_name(&self, _directory: NodeId, _name: &OsStr) -> bool {
         false
     }

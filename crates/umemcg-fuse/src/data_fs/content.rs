@@ -431,7 +431,7 @@ impl DataFs {
             let open = OpenOut { fh, open_flags, padding: 0 };
             let files = Arc::clone(&self.files);
             let entry = Self::entry_out(&entry, self.lifetimes_of(&member, entry.attr.ino, moment));
-            // It may have been there.
+            // Without O_EXCL the file may have existed.
             reply.also_changed([Some(inner.node), None]);
             reply.hand_over(&CreateOut { entry, open }, move || {
                 drop(files.close(handle));

@@ -9,6 +9,7 @@ mod absent_names;
 mod attrs;
 mod content;
 mod device;
+mod invalidation;
 mod kernel_names;
 mod lifetimes;
 mod look_moment;
@@ -17,7 +18,6 @@ mod refusals;
 mod request_end;
 mod silent_opens;
 mod slow_reads;
-mod unheard;
 mod volumes_directory;
 
 use std::ffi::OsStr;
@@ -518,12 +518,12 @@ impl Filesystem for DataFs {
     }
 
     fn slow(&self, request: &Request<'_>, reply: &mut Reply) {
-        if let Some(unheard) = self.unheard(request) {
+        if let Some(invalidation) = self.invalidation(request) {
             if reply.is_cancelled() {
-                // It does not begin.
+                // The caller was killed before the change began.
                 return reply.error(Errno::INTR).ignore();
             }
-            reply.set_unheard(unheard);
+            reply.begin_change(invalidation);
         }
         if let Some((parent, name)) = name_to_be(request.header.nodeid, &request.op) {
             self.absent.exists(parent, name);

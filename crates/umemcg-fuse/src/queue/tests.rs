@@ -181,7 +181,7 @@ fn many_groups_that_go_on_take_no_part_from_others() {
     let mut queue = Queue::new(PLACES);
     let going_on = |nr: u64| Keys { path: GroupPath::new(&[1, 100 + nr]), store: 7 }.to_go_on();
     let nr_started = (0..2000).filter(|&nr| try_start_at(&mut queue, going_on(nr), 0).is_some()).count();
-    // One that did not start could hold what all that run wait for.
+    // Each may hold a page or a lock that the running requests wait for.
     assert_eq!(nr_started, 2000);
     assert!(queue.tenants.is_empty() && queue.stores.is_empty());
 }

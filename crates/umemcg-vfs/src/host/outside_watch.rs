@@ -155,7 +155,7 @@ struct Shared {
     /// A leaf lock.
     to_tell: LeafMutex<ToTell>,
     changed: Condvar,
-    /// Written to when there is a name to be told, which may be held up, and at the end.
+    /// Wakes the watching thread: for a name, which may be held up, and at the end.
     wake: OwnedFd,
 }
 
@@ -193,9 +193,9 @@ impl OutsideWatch {
         Ok(watch)
     }
 
-    /// Has the kernel told that a name leads elsewhere now, of which no event comes. Returns false
-    /// when there is no room for it. Never waits.
-    pub(crate) fn tell_name(&self, parent: NodeId, name: &OsStr) -> bool {
+    /// Queues the invalidation of a name that the daemon itself has changed: no event comes.
+    /// Returns false when the queue is full. Never waits.
+    pub(crate) fn invalidate_name(&self, parent: NodeId, name: &OsStr) -> bool {
         let has_room = self.0.to_tell.lock().add_name(parent, name.as_bytes(), Instant::now());
         self.0.changed.notify_all();
         self.0.wake();
@@ -217,7 +217,7 @@ impl Drop for OutsideWatch {
 }
 
 impl Shared {
-    /// Has the watching thread look at what is to be told.
+    /// Wakes the watching thread.
     fn wake(&self) {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{PROGRAM, is_mounted, needs_mount, patiently, until};
+use crate::harness::{PROGRAM, is_mounted, needs_mount, patiently, run, until};
 
 /// Starts a mount of a store that takes connections and never answers; returns when it was asked.
 fn waiting(store: &TcpListener, arguments: &[&str]) -> (Child, std::net::TcpStream) {
@@ -105,29 +105,28 @@ fn an_authority_of_the_environment_is_believed() {
     let mut shell = Command::new("sh");
     let made = shell.args(["-ec", CERTIFICATES]).current_dir(place.path()).output().unwrap();
     assert!(made.status.success(), "{made:?}");
-    let mut server = Command::new("python3");
-    server.args(["-c", SERVER]).current_dir(place.path()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut server = server.spawn().unwrap();
+    let mut server = Command::new("setpriv");
+    server.args(["--pdeathsig", "KILL", "python3", "-c", SERVER]).current_dir(place.path());
+    let mut server = server.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut port = String::new();
     BufReader::new(server.stdout.take().unwrap()).read_line(&mut port).unwrap();
     let endpoint = format!("https://localhost:{}", port.trim());
     let mount = |bundle: Option<&str>| {
         let mut command = Command::new(PROGRAM);
         command.args(["mount", "--pool", "64M", "--endpoint", &endpoint, "--region", "x", "--anonymous"]);
-        command.args(["s3://b", mnt.to_str().unwrap()]).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.env_remove("AWS_CA_BUNDLE").env("NO_PROXY", "localhost").current_dir(place.path());
-        command.envs(bundle.map(|bundle| ("AWS_CA_BUNDLE", bundle))).spawn().unwrap()
+        command.args(["s3://b", mnt.to_str().unwrap()]).current_dir(place.path());
+        command.env_remove("AWS_CA_BUNDLE").env("NO_PROXY", "localhost");
+        command.envs(bundle.map(|bundle| ("AWS_CA_BUNDLE", bundle)));
+        command
     };
     for (bundle, why) in [
         (None, "certificate"),
         (Some("none.pem"), "none.pem: No such file"),
         (Some("key.pem"), "key.pem: no certificate is in it"),
     ] {
-        let refused = mount(bundle).wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&refused.stderr);
-        assert!(!refused.status.success() && said.contains(why), "{why}: {said}");
+        run(None, mount(bundle)).bad(why);
     }
-    let mut daemon = mount(Some("ca.pem"));
+    let mut daemon = mount(Some("ca.pem")).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(fs::read(mnt.join("a")).unwrap(), b"there", "{line}");

@@ -188,7 +188,7 @@ impl Volume for HostVolume {
 
     fn make_kernel_forget_name(&self, directory: NodeId, name: &OsStr) -> bool {
         let Some(watch) = self.inodes.watch.get().filter(|watch| watch.is_watching()) else { return false };
-        if !watch.tell_name(directory, name)
+        if !watch.invalidate_name(directory, name)
             && let Some(kernel) = self.inodes.kernel.get()
         {
             kernel.all_names_changed();

@@ -1,7 +1,8 @@
-//! Changes of which the kernel does not hear. A process that is being killed does not wait for its
-//! request: the kernel is answered EINTR, and other processes go on with what it knows of names,
-//! attributes and pages. What the request changes after that, it is told as if another program had
-//! changed it.
+//! Invalidation of the kernel's caches after a change whose answer the kernel did not take.
+//!
+//! The request of a process that is being killed is answered EINTR before it has ended. The kernel
+//! goes on with its cached names, attributes and pages, and the request changes some of them later.
+//! Then these are invalidated, as after a change by another program.
 
 use std::ffi::{OsStr, OsString};
 
@@ -10,7 +11,7 @@ use umemcg_vfs::NodeId;
 use umemcg_vfs::volumes::ResolvedId;
 
 use super::DataFs;
-use crate::reply::{Others, Unheard};
+use crate::reply::{Invalidation, Others};
 use crate::request::Request;
 use crate::wire::{Op, setattr_valid};
 
@@ -33,7 +34,7 @@ struct Changed {
 
 impl Changed {
     /// Returns what a request about `id` changes; `None` if it changes nothing that the kernel
-    /// keeps.
+    /// caches.
     fn by(id: u64, op: &Op<'_>) -> Option<Self> {
         let name = |name: &OsStr| Some((id, name.to_owned()));
         let of_names = |names, other| Self {
@@ -72,22 +73,22 @@ impl Changed {
 }
 
 impl DataFs {
-    /// Returns what is told if a request is not answered in time; `None` if it changes nothing.
-    pub(super) fn unheard(&self, request: &Request<'_>) -> Option<Unheard> {
+    /// Returns the invalidation for a request; `None` if it changes nothing that the kernel caches.
+    pub(super) fn invalidation(&self, request: &Request<'_>) -> Option<Invalidation> {
         let id = request.header.nodeid;
         let (me, changed) = (self.me.clone(), Changed::by(id, &request.op)?);
         let may_stay = matches!(request.op, Op::Rename { .. });
         let has_grace = !matches!(request.op, Op::Write { .. });
-        Some(Unheard::new(has_grace, move |others| {
+        Some(Invalidation::new(has_grace, move |others| {
             if let Some(me) = me.upgrade() {
-                me.tell(id, changed, others, may_stay);
+                me.invalidate(id, changed, others, may_stay);
             }
         }))
     }
 
-    /// Tells of a change by a request about `id`; the others are inodes of that volume. A name that
-    /// `may_stay` is only looked up once more: it may lead to a working directory.
-    fn tell(&self, id: u64, changed: Changed, others: Others, may_stay: bool) {
+    /// Invalidates after a change by a request about `id`; `others` are inodes of that volume. A
+    /// name that `may_stay` only expires: it may lead to a working directory.
+    fn invalidate(&self, id: u64, changed: Changed, others: Others, may_stay: bool) {
         let forget = |id: u64, node: Option<NodeId>, (offset, len): Bytes| {
             if let Ok(ResolvedId::In(member, inner)) = self.volumes.place(id) {
                 member.volume().make_kernel_forget(node.unwrap_or(inner), offset, len);
@@ -98,11 +99,11 @@ impl DataFs {
         second.into_iter().for_each(|node| forget(node, None, NO_BYTES));
         others.into_iter().flatten().for_each(|node| forget(id, Some(node), changed.bytes_of_others));
         for (directory, name) in changed.names.into_iter().flatten() {
-            let is_told = match self.volumes.place(directory) {
+            let is_sent = match self.volumes.place(directory) {
                 Ok(ResolvedId::In(member, inner)) => member.volume().make_kernel_forget_name(inner, &name),
                 _ => continue,
             };
-            let Some(notifier) = self.notifier.get().filter(|_| !is_told) else { continue };
+            let Some(notifier) = self.notifier.get().filter(|_| !is_sent) else { continue };
             if !notifier.inval_entry(directory, &name, may_stay) && notifier.can_expire_all() {
                 notifier.expire_all_now();
             }
