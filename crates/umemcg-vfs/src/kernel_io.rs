@@ -185,9 +185,16 @@ impl Drop for KernelIo {
             Subject::Directory(_) => listed,
         };
         let held = self.pages.end(self.number, &kept, &payer, prepaid);
+        let note = |file: &File| {
+            file.note_refaults(held.nr_returned);
+            // What it has brought goes with what is out of date.
+            if self.pages.change().is_some() {
+                file.note_dropped_above();
+            }
+        };
         match &self.subject {
-            Subject::File(file) => file.note_refaults(held.nr_returned),
-            Subject::Content(content) => content.files().0.note_refaults(held.nr_returned),
+            Subject::File(file) => note(file),
+            Subject::Content(content) => note(content.files().0),
             Subject::Directory(_) => {}
         }
         if drops_behind || !held.has_room {

@@ -44,6 +44,12 @@ impl File {
         self.fetch_counts.note_refaults(nr);
     }
 
+    /// Notes that what has them above drops pages because they are out of date: to fetch them again
+    /// is no refault.
+    pub fn note_dropped_above(&self) {
+        self.fetch_counts.begin_anew();
+    }
+
     /// Frees the pages of `len` bytes from `offset` on that are clean and that nothing else uses.
     /// Returns how many they were. They leave no shadow: what has them above may give them back
     /// without a read. Never sleeps; no lock may be held.

@@ -8,6 +8,7 @@
 //! meanwhile. `open_file` and `dir_handle` are what is open. `outside_watch` tells the kernel what
 //! other programs have changed.
 
+mod change_backlog;
 mod clock;
 mod content;
 mod descriptor_cache;

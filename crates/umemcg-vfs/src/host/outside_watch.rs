@@ -4,8 +4,8 @@
 //! change. One mark covers the whole file system. Events of this process are left out, since the
 //! kernel knows what it has asked for.
 //!
-//! - The *watching thread* reads events and tells the kernel that attributes are out of date. It
-//!   waits for nothing else.
+//! - The *watching thread* reads events into a [`ChangeBacklog`] and tells the kernel that attributes
+//!   are out of date. It waits for nothing else.
 //! - The *telling thread* does what may wait for a request: it has the kernel drop names, and looks
 //!   at files whose data has changed, of which the kernel keeps pages.
 //!
@@ -15,7 +15,7 @@
 //! [`HELD_UP_MAX`], or if events are lost, all names are declared to be out of date, which waits
 //! for nothing. It costs the kernel the pages of all files that are not open.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::fmt;
 use std::io;
@@ -31,6 +31,7 @@ use umemcg_arena::fanotify::{Fanotify, FsChange};
 use umemcg_arena::handle::FileHandle;
 use umemcg_base::{Condvar, LeafMutex, contained};
 
+use super::change_backlog::{ChangeBacklog, Changes, InodeChanges};
 use super::recent_changes::RecentChanges;
 use super::syscalls::InodeKey;
 use crate::attr::NodeId;
@@ -46,6 +47,10 @@ const PAUSE_AFTER_OTHERS: Duration = Duration::from_millis(2);
 /// The time after which attributes are told of a file in which a look finds no change: an open may
 /// have told of it, and the kernel shall not ignore the answer that follows that.
 const TELL_AGAIN_AFTER: Duration = Duration::from_millis(50);
+/// The number of inodes that are looked at before events are read again.
+const NR_LOOKS_BETWEEN: usize = 64;
+/// Most reads of events before inodes are looked at.
+const NR_READS_MAX: usize = 64;
 /// Most names, and most files, that wait to be told. What is beyond counts as lost.
 const NR_WAITING_MAX: usize = 4096;
 
@@ -232,6 +237,22 @@ enum Next {
     Late(NodeId),
 }
 
+/// Reads the events that there are. Returns whether there were some.
+fn read_events(fanotify: &mut Fanotify, backlog: &mut ChangeBacklog) -> io::Result<bool> {
+    let own_pid = rustix::process::getpid().as_raw_nonzero().get();
+    let mut nr_read = 0;
+    while nr_read < NR_READS_MAX
+        && fanotify.read(|event| {
+            if event.pid != own_pid || event.change == FsChange::Lost {
+                backlog.add(event.change);
+            }
+        })?
+    {
+        nr_read += 1;
+    }
+    Ok(nr_read > 0)
+}
+
 /// What both threads need.
 #[derive(Debug, Clone)]
 struct Told {
@@ -253,33 +274,18 @@ impl Told {
     }
 
     fn watch_until_end(&self, fanotify: &mut Fanotify) -> io::Result<()> {
-        let own_pid = rustix::process::getpid().as_raw_nonzero().get();
+        let mut backlog = ChangeBacklog::default();
         loop {
-            let waits = self.shared.to_tell.lock().names_since.is_some();
-            let timeout = Timespec::try_from(LOOK_INTERVAL).ok().filter(|_| waits);
-            let mut ready =
-                [PollFd::new(&*fanotify, PollFlags::IN), PollFd::new(&self.shared.wake, PollFlags::IN)];
-            match poll(&mut ready, timeout.as_ref()) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
+            if self.wait_for_events(fanotify, &backlog)? {
+                return Ok(());
             }
-            if !ready[1].revents().is_empty() {
-                if self.shared.to_tell.lock().is_ended {
-                    return Ok(());
-                }
-                let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
-            }
-            let mut changes: HashSet<FsChange> = HashSet::new();
-            let were_some = fanotify.read(|event| {
-                if event.pid != own_pid || event.change == FsChange::Lost {
-                    changes.insert(event.change);
-                }
-            })?;
+            let were_some = read_events(fanotify, &mut backlog)?;
             let Some(inodes) = self.inodes.upgrade() else { return Ok(()) };
-            // Of each, or a change would not be told.
-            let nr_here = changes.into_iter().filter(|change| self.take(&*inodes, change)).count();
+            let some = std::iter::from_fn(|| backlog.pop()).take(NR_LOOKS_BETWEEN);
+            // Each of them, or a change would not be told.
+            let nr_here = some.filter(|changes| self.take(&*inodes, changes)).count();
             drop(inodes);
-            if nr_here == 0 && were_some {
+            if nr_here == 0 && were_some && backlog.is_empty() {
                 std::thread::sleep(PAUSE_AFTER_OTHERS);
             }
             let is_held_up = self.shared.to_tell.lock().give_up_held_up(Instant::now());
@@ -289,38 +295,56 @@ impl Told {
         }
     }
 
-    /// Tells of a change, or has it told. Returns whether it concerns an inode that is known here.
-    fn take(&self, inodes: &dyn Watched, change: &FsChange) -> bool {
-        let (handle, name) = match change {
-            FsChange::Name { directory, name } => (directory, Some(name)),
-            FsChange::Inode(handle) | FsChange::Written(handle) => (handle, None),
-            _ => {
-                self.forget_all();
-                return true;
-            }
+    /// Waits for events, and no longer than names may be held up. Returns whether the watch ends.
+    fn wait_for_events(&self, fanotify: &Fanotify, backlog: &ChangeBacklog) -> io::Result<bool> {
+        let waits = self.shared.to_tell.lock().names_since.is_some();
+        let longest = if backlog.is_empty() { LOOK_INTERVAL } else { Duration::ZERO };
+        let timeout = Timespec::try_from(longest).ok().filter(|_| waits || !backlog.is_empty());
+        let mut ready = [PollFd::new(fanotify, PollFlags::IN), PollFd::new(&self.shared.wake, PollFlags::IN)];
+        match poll(&mut ready, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        if ready[1].revents().is_empty() {
+            return Ok(false);
+        }
+        let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
+        Ok(self.shared.to_tell.lock().is_ended)
+    }
+
+    /// Tells of changes, or has them told. Returns whether they concern an inode that is known here.
+    fn take(&self, inodes: &dyn Watched, changes: &Changes) -> bool {
+        let Changes::Of(handle, changes) = changes else {
+            tracing::info!("changes by other programs were lost: all names expire");
+            self.forget_all();
+            return true;
         };
-        let key = match inodes.key_of(handle) {
-            Ok(Some(key)) => key,
-            Ok(None) => return false,
+        match inodes.key_of(handle) {
+            Ok(Some(key)) => {
+                self.shared.changes.note(key.ino);
+                let node = inodes.node_of(key);
+                node.inspect(|&node| self.take_of(inodes, node, changes)).is_some()
+            }
+            Ok(None) => false,
             // Such as a shortage of descriptors: which inode has changed is not known.
-            Err(_) => {
+            Err(errno) => {
+                tracing::info!(%errno, "it is not known what has changed: all names expire");
                 self.forget_all();
-                return true;
+                true
             }
-        };
-        self.shared.changes.note(key.ino);
-        let Some(node) = inodes.node_of(key) else { return false };
-        if matches!(change, FsChange::Written(_)) {
+        }
+    }
+
+    fn take_of(&self, inodes: &dyn Watched, node: NodeId, changes: &InodeChanges) {
+        if changes.is_written {
             inodes.suspect(node);
         }
-        match name {
-            Some(name) => {
-                self.attributes_changed(inodes, node);
-                self.add_name(node, name);
-            }
-            None => self.inode_changed(inodes, node),
+        if changes.is_changed || changes.is_written {
+            self.inode_changed(inodes, node);
+        } else {
+            self.attributes_changed(inodes, node);
         }
-        true
+        changes.names.iter().for_each(|name| self.add_name(node, name));
     }
 
     /// Tells that the attributes of an inode are out of date.
@@ -425,9 +449,11 @@ impl Told {
                     to_tell.late.push_back((due, node));
                 }
             }
-            Next::AllFiles => {
-                inodes.contents().into_iter().for_each(|node| _ = Arc::clone(inodes).look(node));
-            }
+            Next::AllFiles => inodes.contents().into_iter().for_each(|node| {
+                // Stores through mappings may be among what has changed.
+                inodes.suspect(node);
+                Arc::clone(inodes).look(node);
+            }),
             Next::Late(node) => self.attributes_changed(&**inodes, node),
         }
     }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::page_kernel::{PAGE, World, kept, note_missing};
 use crate::common::{ROOT, name};
+use umemcg::StatItem;
 use umemcg_vfs::{Attributes, Create, KernelCaching, Lookup, OFlags, Open, SetAttr, Volume};
 
 #[test]
@@ -175,6 +176,24 @@ fn a_change_from_outside_refills_the_cache() {
     assert_eq!(world.reopen("f").kernel_caching(false), KernelCaching::Refill, "it is not done yet");
     world.kernel.obey();
     assert_eq!(world.reopen("f").kernel_caching(false), KernelCaching::Keep);
+}
+
+#[test]
+fn what_goes_with_a_change_from_outside_is_no_refault() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 64);
+    assert_eq!(file.kernel_caching(false), KernelCaching::Keep);
+    world.read(&file, 0, 64);
+    std::fs::write(world.fixture.dir.path().join("f"), [9; 65 * PAGE as usize]).unwrap();
+    world.fixture.vfs.getattr(file.node()).unwrap();
+    world.read(&file, 0, 64);
+    world.fixture.vfs.drop_changed(file.node());
+    assert_eq!(world.kernel.obey().len(), 1, "also what was read after the change");
+    let nr_refaults = || world.group.stat_local(StatItem::WorkingsetRefault);
+    world.read(&file, 0, 64);
+    assert_eq!(nr_refaults(), 0);
+    world.read(&file, 0, 64);
+    assert_eq!(nr_refaults(), 63, "the rest of the file may have been left");
 }
 
 #[test]

@@ -203,19 +203,22 @@ fn what_is_watched_is_known_without_the_daemon() {
 }
 
 /// Changes a file through a mapping, also once more when its page is dirty, so that its times stay
-/// the same; looks through a reader that stays, or through a new one each time.
+/// the same; looks through a reader that stays, or through a new one each time. Runs a command
+/// before the last change, and one after it.
 const STORES_THROUGH_MAPPING: &str = r#"
-import mmap, os, sys, time
-data, mnt, stays = sys.argv[1], sys.argv[2], sys.argv[3] == 'kernel'
+import mmap, os, subprocess, sys, time
+data, mnt, stays, before, after = sys.argv[1], sys.argv[2], sys.argv[3] == 'kernel', *sys.argv[4:]
 os.stat(mnt)
 file = os.open(data, os.O_RDWR)
 mapping = mmap.mmap(file, 0)
 mapping[0:5] = b'first'
 reader = os.open(mnt, os.O_RDONLY)
 assert os.pread(reader, 5, 0) == b'first'
+subprocess.run(before, shell=True, check=True)
 mapping[0:5] = b'later'
 mapping.close()
 os.close(file)
+subprocess.run(after, shell=True, check=True)
 deadline = time.monotonic() + 60
 while os.pread(reader, 5, 0) != b'later':
     assert time.monotonic() < deadline
@@ -226,18 +229,21 @@ while os.pread(reader, 5, 0) != b'later':
 assert os.stat(data).st_mtime_ns == os.stat(mnt).st_mtime_ns
 "#;
 
+fn store_through_a_mapping(mount: &Mount, whose: &str, before: &str, after: &str) {
+    fs::write(mount.outside().join("stores.py"), STORES_THROUGH_MAPPING).unwrap();
+    mount
+        .sh(&format!(
+            "head -c 100000 /dev/zero > $DATA/mapped; cat $MNT/mapped > /dev/null
+             python3 $MNT/../stores.py $DATA/mapped $MNT/mapped {whose} '{before}' '{after}'"
+        ))
+        .good();
+}
+
 #[test]
 fn a_change_through_a_mapping_is_seen_when_it_is_closed() {
     needs_mount!();
     for whose in ["kernel", "own"] {
-        let mount = start(&["--page-cache", whose]);
-        fs::write(mount.outside().join("stores.py"), STORES_THROUGH_MAPPING).unwrap();
-        mount
-            .sh(&format!(
-                "head -c 100000 /dev/zero > $DATA/f; cat $MNT/f > /dev/null
-                 python3 $MNT/../stores.py $DATA/f $MNT/f {whose}"
-            ))
-            .good();
+        store_through_a_mapping(&start(&["--page-cache", whose]), whose, "true", "true");
     }
 }
 
@@ -250,22 +256,57 @@ fn without_a_watch_names_are_believed_for_a_time() {
 }
 
 #[test]
+fn a_burst_of_changes_elsewhere_expires_no_names() {
+    needs_mount!();
+    // Where a burst is fast.
+    let host = tempfile::Builder::new().prefix("umemcg-burst-").tempdir_in("/dev/shm").unwrap();
+    let data = host.path().join("data");
+    fs::create_dir(&data).unwrap();
+    let arguments = vec!["--page-cache", "kernel", "--attr-timeout", "1h"];
+    let mount = Mount::start_with(&Options { arguments, data: Some(data), ..Options::default() });
+    mount.sh("mkdir $DATA/n; touch $DATA/n/{1..500}").good();
+    let look = "stat -t $MNT/n/{1..500} > /dev/null";
+    // Again if another test has had the host drop its caches, or the daemon has had no processor.
+    let is_known = (0..5).any(|round| {
+        mount.sh(&format!("{look}; test ! -e $MNT/last{round}")).good();
+        mount
+            .sh(&format!(
+                "for n in 1 2 3; do
+                     (mkdir $DATA/../{round}-$n; cd $DATA/../{round}-$n; seq 20000 | xargs touch) &
+                 done
+                 wait; touch $DATA/last{round}"
+            ))
+            .good();
+        until("the last change is told", || mount.sh(&format!("test -e $MNT/last{round}")).status.success());
+        let _stopped = Stopped::new(&mount);
+        mount.sh(&format!("timeout 20 bash -euc '{look}'")).status.success()
+    });
+    assert!(is_known, "each time the daemon was asked");
+}
+
+#[test]
 fn lost_events_leave_nothing_out_of_date() {
     needs_mount!();
     let mount = start(&["--page-cache", "kernel", "--attr-timeout", "1h"]);
     prepare(&mount);
     until_same(&mount, "what was there before");
+    // More than the kernel keeps.
+    let nr = fs::read_to_string("/proc/sys/fs/fanotify/max_queued_events").unwrap();
+    let nr = 2 + nr.trim().parse::<u32>().unwrap();
     {
         let _stopped = Stopped::new(&mount);
-        // More than the kernel keeps.
-        let nr = fs::read_to_string("/proc/sys/fs/fanotify/max_queued_events").unwrap();
-        let nr = 2 + nr.trim().parse::<u32>().unwrap();
         mount.sh(&format!("mkdir $DATA/many; cd $DATA/many; seq {nr} | xargs touch")).good();
         for (_, script) in CHANGES {
             mount.sh(&format!("cd $DATA; {script}")).good();
         }
     }
     until_same(&mount, "all changes, of which no event tells");
+    for whose in ["kernel", "own"] {
+        let mount = start(&["--page-cache", whose]);
+        let pid = mount.pid().as_raw_nonzero();
+        let before = format!("kill -STOP {pid}; mkdir $DATA/many; cd $DATA/many; seq {nr} | xargs touch");
+        store_through_a_mapping(&mount, whose, &before, &format!("kill -CONT {pid}"));
+    }
 }
 
 /// Creates, changes and removes a few names of a directory until the time is over.

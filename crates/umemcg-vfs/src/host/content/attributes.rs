@@ -73,6 +73,8 @@ impl Content {
             alone.adopted();
             if let Some(pages) = self.kernel_pages() {
                 pages.note_changed();
+                // Of requests that have ended since the pages here went.
+                self.file.note_dropped_above();
             }
         }
         Ok(self.merge(host.attr, self.store.times.shown()))

@@ -1,0 +1,150 @@
+//! The changes that the watch has read and not looked at yet, by inode.
+//!
+//! To read an event takes a fraction of a microsecond, to look at its inode some microseconds. So
+//! events are read as soon as there are any, before the kernel has more than it keeps, and the
+//! changes of one inode are looked at together.
+
+use std::collections::{HashMap, HashSet, hash_map};
+
+use umemcg_arena::fanotify::FsChange;
+use umemcg_arena::handle::FileHandle;
+
+/// Most bytes that a backlog takes up.
+const BYTES_MAX: usize = 32 << 20;
+/// What an inode takes up, with its handle.
+const INODE_BYTES: usize = 160;
+/// What a name takes up beside its own bytes.
+const NAME_BYTES: usize = 48;
+
+/// What has changed of one inode.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct InodeChanges {
+    /// Its data or its attributes.
+    pub(super) is_changed: bool,
+    /// It was closed after it had been open for writing.
+    pub(super) is_written: bool,
+    /// Names in it.
+    pub(super) names: HashSet<Box<[u8]>>,
+}
+
+/// Which changes there are.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Changes {
+    /// Anything may have changed.
+    All,
+    Of(FileHandle, InodeChanges),
+}
+
+/// See the module text.
+#[derive(Debug, Default)]
+pub(super) struct ChangeBacklog {
+    /// What is looked at first, in any order.
+    oldest: hash_map::IntoIter<FileHandle, InodeChanges>,
+    newer: HashMap<FileHandle, InodeChanges>,
+    nr_bytes: usize,
+    is_lost: bool,
+}
+
+impl ChangeBacklog {
+    /// Adds a change. What is beyond the bound counts as lost.
+    pub(super) fn add(&mut self, change: FsChange) {
+        if self.nr_bytes >= BYTES_MAX {
+            return self.lose_all();
+        }
+        match change {
+            FsChange::Name { directory, name } => {
+                let nr_bytes = NAME_BYTES + name.len();
+                if self.inode(directory).names.insert(name) {
+                    self.nr_bytes += nr_bytes;
+                }
+            }
+            FsChange::Inode(handle) => self.inode(handle).is_changed = true,
+            FsChange::Written(handle) => self.inode(handle).is_written = true,
+            // Also what is not known here.
+            _ => self.lose_all(),
+        }
+    }
+
+    fn inode(&mut self, handle: FileHandle) -> &mut InodeChanges {
+        match self.newer.entry(handle) {
+            hash_map::Entry::Occupied(entry) => entry.into_mut(),
+            hash_map::Entry::Vacant(entry) => {
+                self.nr_bytes += INODE_BYTES;
+                entry.insert(InodeChanges::default())
+            }
+        }
+    }
+
+    fn lose_all(&mut self) {
+        *self = Self { is_lost: true, ..Self::default() };
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.nr_bytes == 0 && !self.is_lost
+    }
+
+    /// Takes the changes of one inode.
+    pub(super) fn pop(&mut self) -> Option<Changes> {
+        if std::mem::take(&mut self.is_lost) {
+            return Some(Changes::All);
+        }
+        let (handle, changes) = self.oldest.next().or_else(|| {
+            self.oldest = std::mem::take(&mut self.newer).into_iter();
+            self.oldest.next()
+        })?;
+        let of_names = changes.names.iter().map(|name| NAME_BYTES + name.len());
+        self.nr_bytes -= INODE_BYTES + of_names.sum::<usize>();
+        Some(Changes::Of(handle, changes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn handle(nr: usize) -> FileHandle {
+        FileHandle { kind: 1, bytes: nr.to_ne_bytes().into() }
+    }
+
+    fn name(nr: usize) -> Box<[u8]> {
+        nr.to_ne_bytes().into()
+    }
+
+    #[test]
+    fn changes_of_an_inode_come_together_and_the_oldest_first() {
+        let mut backlog = ChangeBacklog::default();
+        backlog.add(FsChange::Inode(handle(1)));
+        backlog.add(FsChange::Written(handle(1)));
+        let both = InodeChanges { is_changed: true, is_written: true, ..InodeChanges::default() };
+        assert_eq!(backlog.pop(), Some(Changes::Of(handle(1), both)));
+        for nr in [3, 4] {
+            backlog.add(FsChange::Inode(handle(nr)));
+        }
+        assert!(backlog.pop().is_some());
+        for nr in [5, 6, 5] {
+            backlog.add(FsChange::Name { directory: handle(2), name: name(nr) });
+        }
+        assert!(matches!(backlog.pop(), Some(Changes::Of(found, _)) if found != handle(2)));
+        let names = InodeChanges { names: [5, 6].map(name).into(), ..InodeChanges::default() };
+        assert_eq!(backlog.pop(), Some(Changes::Of(handle(2), names)));
+        assert!(backlog.is_empty() && backlog.pop().is_none());
+    }
+
+    #[test]
+    fn what_is_lost_or_beyond_the_bound_may_be_anything() {
+        let mut backlog = ChangeBacklog::default();
+        backlog.add(FsChange::Inode(handle(1)));
+        backlog.add(FsChange::Lost);
+        assert!(!backlog.is_empty());
+        backlog.add(FsChange::Inode(handle(2)));
+        assert_eq!(backlog.pop(), Some(Changes::All));
+        assert!(matches!(backlog.pop(), Some(Changes::Of(found, _)) if found == handle(2)));
+        let mut nr = 0;
+        while !backlog.is_lost {
+            assert!(backlog.nr_bytes < BYTES_MAX + INODE_BYTES + NAME_BYTES + size_of::<usize>());
+            backlog.add(FsChange::Name { directory: handle(nr % 7), name: name(nr) });
+            nr += 1;
+        }
+        assert_eq!((backlog.pop(), backlog.pop()), (Some(Changes::All), None));
+    }
+}
