@@ -4,8 +4,8 @@
 //! change. One mark covers the whole file system. Events of this process are left out, since the
 //! kernel knows what it has asked for.
 //!
-//! - The *watching thread* reads events into a [`ChangeBacklog`] and tells the kernel that attributes
-//!   are out of date. It waits for nothing else.
+//! - The *watching thread* reads events into a [`ChangeBacklog`] and tells the kernel that
+//!   attributes are out of date. It waits for nothing else.
 //! - The *telling thread* does what may wait for a request: it has the kernel drop names, and looks
 //!   at files whose data has changed, of which the kernel keeps pages.
 //!
@@ -312,7 +312,8 @@ impl Told {
         Ok(self.shared.to_tell.lock().is_ended)
     }
 
-    /// Tells of changes, or has them told. Returns whether they concern an inode that is known here.
+    /// Tells of changes, or has them told. Returns whether they concern an inode that is known
+    /// here.
     fn take(&self, inodes: &dyn Watched, changes: &Changes) -> bool {
         let Changes::Of(handle, changes) = changes else {
             tracing::info!("changes by other programs were lost: all names expire");
