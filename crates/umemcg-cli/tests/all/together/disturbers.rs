@@ -17,6 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::harness::PROGRAM;
 use crate::together::disk::{CELL, Random};
 use crate::together::inode::Inode;
+use crate::together::killed::kill_program;
 use crate::together::model::LEN_MAX;
 use crate::together::tree::Place;
 use crate::together::world::{GROUPS, Stop, World};
@@ -44,7 +45,7 @@ pub struct Disturber {
     pause_ms: usize,
 }
 
-pub const ALL: [Disturber; 9] = [
+pub const ALL: [Disturber; 10] = [
     Disturber { name: "limits", act: change_limits, pause_ms: 20 },
     Disturber { name: "groups", act: make_and_remove_groups, pause_ms: 20 },
     Disturber { name: "dropping", act: drop_caches, pause_ms: 40 },
@@ -54,6 +55,7 @@ pub const ALL: [Disturber; 9] = [
     Disturber { name: "outside names", act: change_names_outside, pause_ms: 30 },
     Disturber { name: "full", act: fill_store, pause_ms: 200 },
     Disturber { name: "stalls", act: stall, pause_ms: 300 },
+    Disturber { name: "killed programs", act: |world, _, random| kill_program(world, random), pause_ms: 5 },
 ];
 
 impl Disturber {

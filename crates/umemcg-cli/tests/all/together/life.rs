@@ -21,6 +21,7 @@ use crate::together::accounts;
 use crate::together::disk::Random;
 use crate::together::disturbers::{self, ALL, Disturber, Surroundings};
 use crate::together::helper::{self, Helper};
+use crate::together::killed;
 use crate::together::tree::{DIRECTORY_MODES, Tree};
 use crate::together::user::User;
 use crate::together::verdict::{self, End};
@@ -148,6 +149,7 @@ impl Era {
             fs::create_dir_all(&directory).unwrap();
             fs::set_permissions(directory, fs::Permissions::from_mode(mode)).unwrap();
         }
+        killed::prepare(&era.data());
         era.zero_range = era.probe_zero_range();
         era
     }

@@ -130,9 +130,14 @@ impl World {
         self.is_dying.load(Ordering::SeqCst)
     }
 
+    /// The daemon was told to end, or is about to be killed.
+    pub fn is_leaving(&self) -> bool {
+        self.is_dying() || self.is_ending.load(Ordering::SeqCst)
+    }
+
     /// Control files and admin requests may fail.
     pub fn is_going(&self) -> bool {
-        self.is_dying() || self.is_over() || self.is_ending.load(Ordering::SeqCst)
+        self.is_leaving() || self.is_over()
     }
 
     /// A new inode; in the tree it is not yet.
