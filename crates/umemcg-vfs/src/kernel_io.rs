@@ -60,6 +60,8 @@ pub struct KernelIo {
     offset: u64,
     len: u64,
     number: u64,
+    /// The last change of the file after which the kernel had dropped all when the request began.
+    nr_answered: u64,
     terms: LeafMutex<Terms>,
 }
 
@@ -79,8 +81,9 @@ impl KernelIo {
         is_write: bool,
         payer: &Arc<Group>,
     ) -> Self {
+        let nr_answered = pages.nr_answered();
         let number = pages.begin(&page_range(offset, len), is_write);
-        Self { pages, subject, offset, len, number, terms: Terms::of(payer) }
+        Self { pages, subject, offset, len, number, nr_answered, terms: Terms::of(payer) }
     }
 
     /// Begins a request that lists names from a position on. Returns the part of the listing that
@@ -92,9 +95,10 @@ impl KernelIo {
     ) -> (Self, ListedPart) {
         let part = listing.part_at(position);
         let pages = Arc::clone(&listing.pages);
+        let nr_answered = pages.nr_answered();
         let number = pages.begin(&part.pages(), false);
         let subject = Subject::Directory(listing);
-        (Self { pages, subject, offset: 0, len: 0, number, terms: Terms::of(payer) }, part)
+        (Self { pages, subject, offset: 0, len: 0, number, nr_answered, terms: Terms::of(payer) }, part)
     }
 
     /// Notes the names in the answer of a request that lists.
@@ -187,8 +191,8 @@ impl Drop for KernelIo {
         let held = self.pages.end(self.number, &kept, &payer, prepaid);
         let note = |file: &File| {
             file.note_refaults(held.nr_returned);
-            // What it has brought goes with what is out of date.
-            if self.pages.change().is_some() {
+            // What it has brought may go with what is out of date.
+            if self.pages.drops_all_since(self.nr_answered) {
                 file.note_dropped_above();
             }
         };

@@ -5,34 +5,40 @@
 //! the page comes back. Then the number of fetches shows it: of a file with *n* pages, all fetches
 //! after the *n*-th are of pages that were fetched before.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use umemcg_base::LeafMutex;
 
-/// The counts of one file. Relaxed: they are for statistics.
 #[derive(Debug, Default)]
-pub(super) struct FetchCounts {
-    nr_fetched: AtomicU64,
+struct Counts {
+    nr_fetched: u64,
     /// Of those, the ones that were counted as refaults.
-    nr_refaults: AtomicU64,
+    nr_refaults: u64,
 }
+
+/// The counts of one file.
+#[derive(Debug, Default)]
+pub(super) struct FetchCounts(LeafMutex<Counts>);
 
 impl FetchCounts {
     /// Notes refaults that shadow entries have shown, and that are counted already.
     pub(super) fn note_refaults(&self, nr: u64) {
-        self.nr_refaults.fetch_add(nr, Ordering::Relaxed);
+        if nr > 0 {
+            self.0.lock().nr_refaults += nr;
+        }
     }
 
     /// Notes `nr` fetched pages of a file with `nr_of_file` pages. Returns the refaults that are
     /// not counted yet: a lower bound.
     pub(super) fn note_fetched(&self, nr: u64, nr_of_file: u64) -> u64 {
-        let nr_fetched = self.nr_fetched.fetch_add(nr, Ordering::Relaxed) + nr;
-        let least = nr_fetched.saturating_sub(nr_of_file);
-        least.saturating_sub(self.nr_refaults.fetch_max(least, Ordering::Relaxed))
+        let mut counts = self.0.lock();
+        counts.nr_fetched += nr;
+        let new = counts.nr_fetched.saturating_sub(nr_of_file).saturating_sub(counts.nr_refaults);
+        counts.nr_refaults += new;
+        new
     }
 
     /// Begins anew when pages were truncated or invalidated: fetching them again is no refault.
     pub(super) fn begin_anew(&self) {
-        self.nr_fetched.store(0, Ordering::Relaxed);
-        self.nr_refaults.store(0, Ordering::Relaxed);
+        *self.0.lock() = Counts::default();
     }
 }
 

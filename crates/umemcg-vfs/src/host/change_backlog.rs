@@ -2,19 +2,24 @@
 //!
 //! To read an event takes a fraction of a microsecond, to look at its inode some microseconds. So
 //! events are read as soon as there are any, before the kernel has more than it keeps, and the
-//! changes of one inode are looked at together.
+//! changes of one inode are looked at together. What is not looked at in time counts as lost, since
+//! that is told at once.
 
 use std::collections::{HashMap, HashSet, hash_map};
+use std::time::{Duration, Instant};
 
 use umemcg_arena::fanotify::FsChange;
 use umemcg_arena::handle::FileHandle;
 
-/// Most bytes that a backlog takes up.
+/// Most bytes of a backlog.
 const BYTES_MAX: usize = 32 << 20;
-/// What an inode takes up, with its handle.
-const INODE_BYTES: usize = 160;
-/// What a name takes up beside its own bytes.
-const NAME_BYTES: usize = 48;
+/// The bytes of an inode with its handle: twice what its place in a table takes up, which has free
+/// places, and stays until all that were there have been taken.
+const INODE_BYTES: usize = 320;
+/// The bytes of a name beside its own.
+const NAME_BYTES: usize = 96;
+/// The longest time for which a change waits here: as long as names are believed without a watch.
+const AGE_MAX: Duration = Duration::from_secs(1);
 
 /// What has changed of one inode.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -41,16 +46,20 @@ pub(super) struct ChangeBacklog {
     /// What is looked at first, in any order.
     oldest: hash_map::IntoIter<FileHandle, InodeChanges>,
     newer: HashMap<FileHandle, InodeChanges>,
+    /// The moments at which the first of each came.
+    oldest_since: Option<Instant>,
+    newer_since: Option<Instant>,
     nr_bytes: usize,
     is_lost: bool,
 }
 
 impl ChangeBacklog {
     /// Adds a change. What is beyond the bound counts as lost.
-    pub(super) fn add(&mut self, change: FsChange) {
+    pub(super) fn add(&mut self, change: FsChange, now: Instant) {
         if self.nr_bytes >= BYTES_MAX {
             return self.lose_all();
         }
+        self.newer_since.get_or_insert(now);
         match change {
             FsChange::Name { directory, name } => {
                 let nr_bytes = NAME_BYTES + name.len();
@@ -75,7 +84,8 @@ impl ChangeBacklog {
         }
     }
 
-    fn lose_all(&mut self) {
+    /// Has anything count as changed.
+    pub(super) fn lose_all(&mut self) {
         *self = Self { is_lost: true, ..Self::default() };
     }
 
@@ -84,14 +94,18 @@ impl ChangeBacklog {
     }
 
     /// Takes the changes of one inode.
-    pub(super) fn pop(&mut self) -> Option<Changes> {
+    pub(super) fn pop(&mut self, now: Instant) -> Option<Changes> {
+        if self.oldest.len() == 0 {
+            self.oldest = std::mem::take(&mut self.newer).into_iter();
+            self.oldest_since = self.newer_since.take();
+        }
+        if self.oldest_since.is_some_and(|since| now.saturating_duration_since(since) > AGE_MAX) {
+            self.lose_all();
+        }
         if std::mem::take(&mut self.is_lost) {
             return Some(Changes::All);
         }
-        let (handle, changes) = self.oldest.next().or_else(|| {
-            self.oldest = std::mem::take(&mut self.newer).into_iter();
-            self.oldest.next()
-        })?;
+        let (handle, changes) = self.oldest.next()?;
         let of_names = changes.names.iter().map(|name| NAME_BYTES + name.len());
         self.nr_bytes -= INODE_BYTES + of_names.sum::<usize>();
         Some(Changes::Of(handle, changes))
@@ -112,39 +126,52 @@ mod tests {
 
     #[test]
     fn changes_of_an_inode_come_together_and_the_oldest_first() {
-        let mut backlog = ChangeBacklog::default();
-        backlog.add(FsChange::Inode(handle(1)));
-        backlog.add(FsChange::Written(handle(1)));
+        let (mut backlog, now) = (ChangeBacklog::default(), Instant::now());
+        backlog.add(FsChange::Inode(handle(1)), now);
+        backlog.add(FsChange::Written(handle(1)), now);
         let both = InodeChanges { is_changed: true, is_written: true, ..InodeChanges::default() };
-        assert_eq!(backlog.pop(), Some(Changes::Of(handle(1), both)));
+        assert_eq!(backlog.pop(now), Some(Changes::Of(handle(1), both)));
         for nr in [3, 4] {
-            backlog.add(FsChange::Inode(handle(nr)));
+            backlog.add(FsChange::Inode(handle(nr)), now);
         }
-        assert!(backlog.pop().is_some());
+        assert!(backlog.pop(now).is_some());
         for nr in [5, 6, 5] {
-            backlog.add(FsChange::Name { directory: handle(2), name: name(nr) });
+            backlog.add(FsChange::Name { directory: handle(2), name: name(nr) }, now);
         }
-        assert!(matches!(backlog.pop(), Some(Changes::Of(found, _)) if found != handle(2)));
+        assert!(matches!(backlog.pop(now), Some(Changes::Of(found, _)) if found != handle(2)));
         let names = InodeChanges { names: [5, 6].map(name).into(), ..InodeChanges::default() };
-        assert_eq!(backlog.pop(), Some(Changes::Of(handle(2), names)));
-        assert!(backlog.is_empty() && backlog.pop().is_none());
+        assert_eq!(backlog.pop(now), Some(Changes::Of(handle(2), names)));
+        assert!(backlog.is_empty() && backlog.pop(now).is_none());
     }
 
     #[test]
     fn what_is_lost_or_beyond_the_bound_may_be_anything() {
-        let mut backlog = ChangeBacklog::default();
-        backlog.add(FsChange::Inode(handle(1)));
-        backlog.add(FsChange::Lost);
+        let (mut backlog, now) = (ChangeBacklog::default(), Instant::now());
+        backlog.add(FsChange::Inode(handle(1)), now);
+        backlog.add(FsChange::Lost, now);
         assert!(!backlog.is_empty());
-        backlog.add(FsChange::Inode(handle(2)));
-        assert_eq!(backlog.pop(), Some(Changes::All));
-        assert!(matches!(backlog.pop(), Some(Changes::Of(found, _)) if found == handle(2)));
+        backlog.add(FsChange::Inode(handle(2)), now);
+        assert_eq!(backlog.pop(now), Some(Changes::All));
+        assert!(matches!(backlog.pop(now), Some(Changes::Of(found, _)) if found == handle(2)));
         let mut nr = 0;
         while !backlog.is_lost {
             assert!(backlog.nr_bytes < BYTES_MAX + INODE_BYTES + NAME_BYTES + size_of::<usize>());
-            backlog.add(FsChange::Name { directory: handle(nr % 7), name: name(nr) });
+            backlog.add(FsChange::Name { directory: handle(nr % 7), name: name(nr) }, now);
             nr += 1;
         }
-        assert_eq!((backlog.pop(), backlog.pop()), (Some(Changes::All), None));
+        assert_eq!((backlog.pop(now), backlog.pop(now)), (Some(Changes::All), None));
+    }
+
+    #[test]
+    fn what_has_waited_for_too_long_may_be_anything() {
+        let (mut backlog, now) = (ChangeBacklog::default(), Instant::now());
+        backlog.add(FsChange::Inode(handle(1)), now);
+        backlog.add(FsChange::Inode(handle(2)), now);
+        assert!(matches!(backlog.pop(now + AGE_MAX), Some(Changes::Of(..))));
+        backlog.add(FsChange::Inode(handle(3)), now + AGE_MAX);
+        let late = now + AGE_MAX + Duration::from_nanos(1);
+        assert_eq!((backlog.pop(late), backlog.pop(late)), (Some(Changes::All), None));
+        backlog.add(FsChange::Inode(handle(4)), late);
+        assert!(matches!(backlog.pop(late + AGE_MAX), Some(Changes::Of(..))));
     }
 }

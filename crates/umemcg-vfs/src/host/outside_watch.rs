@@ -13,7 +13,8 @@
 //!
 //! A message about a name waits for requests in its directory. If that takes longer than
 //! [`HELD_UP_MAX`], or if events are lost, all names are declared to be out of date, which waits
-//! for nothing. It costs the kernel the pages of all files that are not open.
+//! for nothing. It costs the kernel the pages of all files that are not open. If events are lost,
+//! all files are looked at, too, and read anew.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -51,8 +52,10 @@ const TELL_AGAIN_AFTER: Duration = Duration::from_millis(50);
 const NR_LOOKS_BETWEEN: usize = 64;
 /// Most reads of events before inodes are looked at.
 const NR_READS_MAX: usize = 64;
-/// Most names, and most files, that wait to be told. What is beyond counts as lost.
-const NR_WAITING_MAX: usize = 4096;
+/// Most names that wait to be told; with more, all names expire.
+const NR_NAMES_MAX: usize = 65_536;
+/// Most files that wait to be looked at; with more, all files are.
+const NR_FILES_MAX: usize = 4096;
 
 /// The inodes of a volume that is watched.
 pub(crate) trait Watched: Send + Sync + fmt::Debug {
@@ -91,13 +94,15 @@ struct ToTell {
     names_since: Option<Instant>,
     /// More files than there was room for.
     all_files: bool,
+    /// Changes were lost: stores through mappings may be among them.
+    all_suspect: bool,
     is_ended: bool,
 }
 
 impl ToTell {
     /// Adds a name. Returns whether there was room.
     fn add_name(&mut self, parent: NodeId, name: &[u8], now: Instant) -> bool {
-        let has_room = self.names.len() < NR_WAITING_MAX;
+        let has_room = self.names.len() < NR_NAMES_MAX;
         if has_room && self.names.back().is_none_or(|last| (last.0, &*last.1) != (parent, name)) {
             self.names.push_back((parent, name.into()));
             self.names_since.get_or_insert(now);
@@ -109,7 +114,7 @@ impl ToTell {
         if self.files.contains(&node) {
             return;
         }
-        if self.files.len() < NR_WAITING_MAX { self.files.push_back(node) } else { self.all_files = true }
+        if self.files.len() < NR_FILES_MAX { self.files.push_back(node) } else { self.all_files = true }
     }
 
     /// Returns whether names have waited for too long; then they wait no more.
@@ -228,23 +233,26 @@ impl Shared {
     }
 }
 
+/// What has changed is not known.
+struct Lost;
+
 /// What the telling thread does next.
 #[derive(Debug)]
 enum Next {
     Name(NodeId, Box<[u8]>),
     File(NodeId),
-    AllFiles,
+    AllFiles { are_suspect: bool },
     Late(NodeId),
 }
 
 /// Reads the events that there are. Returns whether there were some.
 fn read_events(fanotify: &mut Fanotify, backlog: &mut ChangeBacklog) -> io::Result<bool> {
-    let own_pid = rustix::process::getpid().as_raw_nonzero().get();
+    let (own_pid, now) = (rustix::process::getpid().as_raw_nonzero().get(), Instant::now());
     let mut nr_read = 0;
     while nr_read < NR_READS_MAX
         && fanotify.read(|event| {
             if event.pid != own_pid || event.change == FsChange::Lost {
-                backlog.add(event.change);
+                backlog.add(event.change, now);
             }
         })?
     {
@@ -281,9 +289,20 @@ impl Told {
             }
             let were_some = read_events(fanotify, &mut backlog)?;
             let Some(inodes) = self.inodes.upgrade() else { return Ok(()) };
-            let some = std::iter::from_fn(|| backlog.pop()).take(NR_LOOKS_BETWEEN);
-            // Each of them, or a change would not be told.
-            let nr_here = some.filter(|changes| self.take(&*inodes, changes)).count();
+            let now = Instant::now();
+            let mut nr_here = 0;
+            for _ in 0..NR_LOOKS_BETWEEN {
+                let Some(changes) = backlog.pop(now) else { break };
+                match self.take(&*inodes, &changes) {
+                    Ok(is_here) => nr_here += usize::from(is_here),
+                    Err(Lost) => {
+                        // All that is there still is part of it.
+                        backlog = ChangeBacklog::default();
+                        self.forget_all();
+                        nr_here += 1;
+                    }
+                }
+            }
             drop(inodes);
             if nr_here == 0 && were_some && backlog.is_empty() {
                 std::thread::sleep(PAUSE_AFTER_OTHERS);
@@ -314,26 +333,20 @@ impl Told {
 
     /// Tells of changes, or has them told. Returns whether they concern an inode that is known
     /// here.
-    fn take(&self, inodes: &dyn Watched, changes: &Changes) -> bool {
+    fn take(&self, inodes: &dyn Watched, changes: &Changes) -> Result<bool, Lost> {
         let Changes::Of(handle, changes) = changes else {
-            tracing::info!("changes by other programs were lost: all names expire");
-            self.forget_all();
-            return true;
+            tracing::info!("changes by other programs were lost: all names and pages expire");
+            return Err(Lost);
         };
-        match inodes.key_of(handle) {
-            Ok(Some(key)) => {
-                self.shared.changes.note(key.ino);
-                let node = inodes.node_of(key);
-                node.inspect(|&node| self.take_of(inodes, node, changes)).is_some()
-            }
-            Ok(None) => false,
-            // Such as a shortage of descriptors: which inode has changed is not known.
-            Err(errno) => {
-                tracing::info!(%errno, "it is not known what has changed: all names expire");
-                self.forget_all();
-                true
-            }
-        }
+        let key = inodes.key_of(handle).map_err(|errno| {
+            // Such as a shortage of descriptors.
+            tracing::info!(%errno, "it is not known what has changed: all names and pages expire");
+            Lost
+        })?;
+        let Some(key) = key else { return Ok(false) };
+        self.shared.changes.note(key.ino);
+        let node = inodes.node_of(key);
+        Ok(node.inspect(|&node| self.take_of(inodes, node, changes)).is_some())
     }
 
     fn take_of(&self, inodes: &dyn Watched, node: NodeId, changes: &InodeChanges) {
@@ -386,7 +399,10 @@ impl Told {
         self.kernel.all_names_changed();
         let Some(inodes) = self.inodes.upgrade() else { return };
         inodes.for_each_in_kernel(&mut |node| _ = self.kernel.attributes_changed(node));
-        self.shared.to_tell.lock().all_files = true;
+        {
+            let mut to_tell = self.shared.to_tell.lock();
+            (to_tell.all_files, to_tell.all_suspect) = (true, true);
+        }
         self.shared.changed.notify_all();
     }
 
@@ -417,7 +433,7 @@ impl Told {
                 return Some(Next::File(node));
             }
             if std::mem::take(&mut to_tell.all_files) {
-                return Some(Next::AllFiles);
+                return Some(Next::AllFiles { are_suspect: std::mem::take(&mut to_tell.all_suspect) });
             }
             match to_tell.late.front().copied() {
                 Some((due, node)) if due <= Instant::now() => {
@@ -443,16 +459,17 @@ impl Told {
                 let due = Instant::now() + TELL_AGAIN_AFTER;
                 let mut to_tell = self.shared.to_tell.lock();
                 let is_last = to_tell.late.back().is_some_and(|&(_, last)| last == node);
-                if to_tell.late.len() == NR_WAITING_MAX {
+                if to_tell.late.len() == NR_FILES_MAX {
                     drop(to_tell);
                     self.attributes_changed(&**inodes, node);
                 } else if !is_last {
                     to_tell.late.push_back((due, node));
                 }
             }
-            Next::AllFiles => inodes.contents().into_iter().for_each(|node| {
-                // Stores through mappings may be among what has changed.
-                inodes.suspect(node);
+            Next::AllFiles { are_suspect } => inodes.contents().into_iter().for_each(|node| {
+                if are_suspect {
+                    inodes.suspect(node);
+                }
                 Arc::clone(inodes).look(node);
             }),
             Next::Late(node) => self.attributes_changed(&**inodes, node),

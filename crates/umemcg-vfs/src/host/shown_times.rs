@@ -85,8 +85,9 @@ struct KnownTimes {
     shown: Option<Shown>,
     /// Write-back moved the host's modification time, and it has not been set back yet.
     mtime_pending: bool,
-    /// The host's file was changed from outside, and the cache has not adopted the change yet.
-    is_stale: bool,
+    /// Changes of the host's file from outside, and those of them that the cache has adopted.
+    nr_changes: u64,
+    nr_adopted: u64,
 }
 
 /// The longest time between two moves of the clock: a tick at 100 Hz.
@@ -101,6 +102,15 @@ fn ctime_after(before: Timestamp, now: Timestamp) -> Timestamp {
 }
 
 impl KnownTimes {
+    fn note_change_if(&mut self, is_changed: bool) {
+        self.nr_changes += u64::from(is_changed);
+    }
+
+    /// Returns the number of the latest change, unless the cache has adopted it.
+    fn change(&self) -> Option<u64> {
+        (self.nr_changes > self.nr_adopted).then_some(self.nr_changes)
+    }
+
     /// Returns whether the present stamp is the one that the last operation left. Where times
     /// drift, they are compared only after they have been set.
     fn is_as_left(&self, stamp: Stamp, times_drift: bool) -> bool {
@@ -140,7 +150,7 @@ pub(crate) struct ExclusiveAccess<'a> {
 impl ShownTimes {
     /// Creates the state of a file whose host stamp is `known`.
     pub(crate) fn new(known: Stamp, times_drift: bool) -> Self {
-        let state = KnownTimes { known, shown: None, mtime_pending: false, is_stale: false };
+        let state = KnownTimes { known, shown: None, mtime_pending: false, nr_changes: 0, nr_adopted: 0 };
         Self { host: RankedRwLock::new(Rank::HostFile, ()), state: LeafMutex::new(state), times_drift }
     }
 
@@ -171,19 +181,19 @@ impl ShownTimes {
     /// has been changed from outside since.
     pub(crate) fn known(&self) -> Option<(Stamp, Option<Shown>)> {
         let state = self.state.lock();
-        (!state.is_stale).then_some((state.known, state.shown))
+        state.change().is_none().then_some((state.known, state.shown))
     }
 
     /// Has the file count as changed from outside, although its stamp may be as it was.
     pub(crate) fn suspect(&self) {
-        self.state.lock().is_stale = true;
+        self.state.lock().note_change_if(true);
     }
 
     /// Returns the times to show if a stamp, read at an unknown moment, is the one that the last
     /// operation left; `None` if it must be read again with the lock held.
     pub(crate) fn peek(&self, stamp: Stamp) -> Option<Option<Shown>> {
         let state = self.state.lock();
-        (!state.is_stale && state.is_as_left(stamp, self.times_drift)).then_some(state.shown)
+        (state.change().is_none() && state.is_as_left(stamp, self.times_drift)).then_some(state.shown)
     }
 
     /// Returns the times to show, if they differ from the host's.
@@ -220,7 +230,7 @@ impl ExclusiveAccess<'_> {
         if state.is_as_left(stamp, self.times.times_drift) {
             return;
         }
-        state.is_stale = true;
+        state.note_change_if(true);
         let has_its_time = state.known.mtime != stamp.mtime;
         state.shown = state.shown.filter(|_| !has_its_time);
         if let Some(shown) = &mut state.shown {
@@ -229,14 +239,15 @@ impl ExclusiveAccess<'_> {
         state.known = stamp;
     }
 
-    /// Returns whether there was a change from outside that the cache has not adopted.
-    pub(crate) fn is_stale(&self) -> bool {
-        self.times.state.lock().is_stale
+    /// Returns the number of the latest change from outside, unless the cache has adopted it.
+    pub(crate) fn change(&self) -> Option<u64> {
+        self.times.state.lock().change()
     }
 
-    /// Records that the cache has adopted the change from outside.
-    pub(crate) fn adopted(&self) {
-        self.times.state.lock().is_stale = false;
+    /// Records that the cache has adopted the changes from outside up to this one.
+    pub(crate) fn adopted(&self, change: u64) {
+        let mut state = self.times.state.lock();
+        state.nr_adopted = state.nr_adopted.max(change);
     }
 
     /// Returns the modification time that the host's file should get; the outer `None` means that
@@ -257,10 +268,10 @@ impl ExclusiveAccess<'_> {
         match did {
             OwnOperation::WriteBack { end } => {
                 state.mtime_pending = true;
-                state.is_stale |= stamp.size != before.size.max(end);
+                state.note_change_if(stamp.size != before.size.max(end));
             }
             OwnOperation::RestoreTimes { refused } => {
-                state.is_stale |= stamp.size != before.size;
+                state.note_change_if(stamp.size != before.size);
                 // A write that was accepted meanwhile is written back later.
                 state.mtime_pending = false;
                 // The daemon does not own the file, so the host's own time is shown.
@@ -276,15 +287,15 @@ impl ExclusiveAccess<'_> {
                     shown.ctime = shown.ctime.max(stamp.ctime);
                 }
             }
-            OwnOperation::Access => state.is_stale |= !has_same_content,
+            OwnOperation::Access => state.note_change_if(!has_same_content),
             OwnOperation::Attributes { mtime: true } => {
-                state.is_stale |= stamp.size != before.size;
+                state.note_change_if(stamp.size != before.size);
                 // Also if the host's times were shown so far: pending write-back will change them.
                 let ctime = state.shown.map_or(stamp.ctime, |shown| shown.ctime.max(stamp.ctime));
                 state.shown = Some(Shown { mtime: stamp.mtime, ctime });
             }
             OwnOperation::Attributes { mtime: false } => {
-                state.is_stale |= !has_same_content;
+                state.note_change_if(!has_same_content);
                 if let Some(shown) = &mut state.shown {
                     shown.ctime = shown.ctime.max(stamp.ctime);
                 }
@@ -354,7 +365,12 @@ mod tests {
         times.exclusive().found(stamp(4, 2));
         write_back(&times, stamp(9, 3));
         assert_eq!(times.shared().times_to_show(stamp(9, 3)), None, "write-back does not hide it");
-        times.exclusive().adopted();
+        let change = times.exclusive().change().unwrap();
+        times.suspect();
+        times.exclusive().adopted(change);
+        assert_eq!(times.shared().times_to_show(stamp(9, 3)), None, "another has come since");
+        let change = times.exclusive().change().unwrap();
+        times.exclusive().adopted(change);
         assert_eq!(times.shared().times_to_show(stamp(9, 3)), Some(None));
     }
 

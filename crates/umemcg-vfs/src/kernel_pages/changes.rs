@@ -23,6 +23,16 @@ impl KernelPages {
         (nr > self.nr_answered.load(Ordering::Relaxed)).then_some(nr)
     }
 
+    /// Returns whether the kernel has dropped all, or is to, since `nr_answered` of its drops.
+    pub(crate) fn drops_all_since(&self, nr_answered: u64) -> bool {
+        self.change().is_some() || self.nr_answered() != nr_answered
+    }
+
+    /// Returns the number of the last change after which the kernel has dropped all.
+    pub(crate) fn nr_answered(&self) -> u64 {
+        self.nr_answered.load(Ordering::Relaxed)
+    }
+
     /// Notes that the kernel keeps nothing from before a change.
     fn answered(&self, change: u64) {
         let current: Vec<Then> = {

@@ -232,7 +232,7 @@ fn a_name_that_is_held_up_has_all_names_expire() {
 fn more_names_than_can_wait_have_all_names_expire() {
     let Some(world) = World::new() else { return };
     let busy = world.kernel.busy.lock().unwrap();
-    world.outside("seq 5000 | xargs touch");
+    world.outside("seq 70000 | xargs touch");
     world.expect(&Told::All);
     drop(busy);
     world.outside("echo > last");

@@ -58,22 +58,23 @@ impl Content {
         self.file.revalidate(|| {
             let alone = self.store.times.exclusive();
             let host = stat();
-            let len = host.ok().and_then(|host| {
+            let changed = host.ok().and_then(|host| {
                 alone.found(Stamp::of(&host.attr));
-                alone.is_stale().then_some(host.attr.size)
+                alone.change().map(|change| (change, host.attr.size))
             });
-            seen = Some((host, alone));
-            len
+            seen = Some((host, alone, changed));
+            changed.map(|(_, len)| len)
         });
-        let Some((host, alone)) = seen else { unreachable!("revalidation looks once") };
+        let Some((host, alone, changed)) = seen else { unreachable!("revalidation looks once") };
         let host = host?;
-        if alone.is_stale() {
+        if let Some((change, _)) = changed {
             tracing::debug!(ino = host.attr.ino, "changed from outside; cached pages dropped");
             self.store.privileges.note();
-            alone.adopted();
+            // Not one that has been noted since: what was read meanwhile may be older.
+            alone.adopted(change);
             if let Some(pages) = self.kernel_pages() {
                 pages.note_changed();
-                // Of requests that have ended since the pages here went.
+                // A request that ended before the note has not counted on the drop.
                 self.file.note_dropped_above();
             }
         }
