@@ -21,7 +21,7 @@ use crate::dirty::lists::living;
 use crate::dirty::refusal::Refusals;
 use crate::dirty::throttle::PacingClock;
 use crate::dirty::unclean_counts::UncleanCounts;
-use crate::flush_pace::{FlushPace, WRITEBACK_RUN_PAGES};
+use crate::flush_pace::FlushPace;
 use crate::flushers::{LOOK_INTERVAL, StoreFlusher, Turn};
 use crate::group_turn::{FlushGoal, GroupTurn, plan};
 use crate::pool_writeback::PoolWriteback;
@@ -41,10 +41,6 @@ const RETRY_MAX: Duration = Duration::from_secs(5);
 const NR_FAILED_MAX: u32 = 4;
 /// Most files that wait for their confirmation together.
 const NR_TOGETHER_MAX: usize = 64;
-/// Shortest of the longest single writes, in pages.
-const RUN_PAGES_MIN: u64 = 16;
-/// Most pages of one file's turn.
-const TURN_PAGES_MAX: u64 = 16 << 10;
 /// Pages that a store's dirty data grows by until thresholds are looked at: this part of what was
 /// left below them …
 const LOOK_SHARE: u64 = 8;
@@ -455,7 +451,8 @@ impl StoreWriteback {
     /// Writes a file for as long as its turn lasts; returns whether there may be more.
     fn write_turn(&self, file: Arc<dyn DirtyFile>, group: &Arc<Group>, round: &mut Round) -> bool {
         let since = file.queue_mark().begin_turn();
-        let pace = self.flush_pace(self.pool.dirty_limits().thresholds(group).foreground);
+        let thresholds = self.pool.dirty_limits().thresholds(group);
+        let pace = FlushPace::of_store(self.write_bandwidth(), thresholds);
         let result = Arc::clone(&file).flush_turn(&pace);
         let is_more = matches!(&result, Ok(written) if written.pages >= pace.budget);
         if is_more {
@@ -492,17 +489,6 @@ impl StoreWriteback {
             self.requeue_or_retire(file);
             self.pool.note_progress();
         }
-    }
-
-    /// Pieces that keep a group's dirty data moving: a twentieth of a second of the store's, an
-    /// eighth of its threshold.
-    fn flush_pace(&self, foreground: u64) -> FlushPace {
-        let per_second = self.write_bandwidth() / PAGE_SIZE_U64;
-        let share = foreground / 8 / PAGE_SIZE_U64;
-        let most = WRITEBACK_RUN_PAGES as u64;
-        let run = (per_second / 20).min(share).clamp(RUN_PAGES_MIN, most);
-        let confirm = (per_second / 10).min(share).clamp(run, 4 * most);
-        FlushPace { run: run as usize, confirm, budget: (per_second / 4).clamp(4 * run, TURN_PAGES_MAX) }
     }
 
     fn take(
