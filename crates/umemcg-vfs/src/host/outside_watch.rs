@@ -86,11 +86,12 @@ pub(crate) trait Watched: Send + Sync + fmt::Debug {
 /// What waits for the telling thread.
 #[derive(Debug, Default)]
 struct ToTell {
-    names: VecDeque<(NodeId, Box<[u8]>)>,
+    /// Each since when.
+    names: VecDeque<(Instant, NodeId, Box<[u8]>)>,
     files: VecDeque<NodeId>,
     /// Files whose attributes are to be told then; oldest first.
     late: VecDeque<(Instant, NodeId)>,
-    /// Since when there were names, or one is being told.
+    /// Since when the oldest of them waits, or the one that is being told.
     names_since: Option<Instant>,
     /// More files than there was room for.
     all_files: bool,
@@ -103,8 +104,8 @@ impl ToTell {
     /// Adds a name. Returns whether there was room.
     fn add_name(&mut self, parent: NodeId, name: &[u8], now: Instant) -> bool {
         let has_room = self.names.len() < NR_NAMES_MAX;
-        if has_room && self.names.back().is_none_or(|last| (last.0, &*last.1) != (parent, name)) {
-            self.names.push_back((parent, name.into()));
+        if has_room && self.names.back().is_none_or(|last| (last.1, &*last.2) != (parent, name)) {
+            self.names.push_back((now, parent, name.into()));
             self.names_since.get_or_insert(now);
         }
         has_room
@@ -388,8 +389,9 @@ impl Told {
         if has_room {
             self.shared.changed.notify_all();
         } else {
-            self.kernel.all_names_changed();
+            // First, or one that is added meanwhile would not be told.
             self.shared.to_tell.lock().names.clear();
+            self.kernel.all_names_changed();
         }
     }
 
@@ -424,8 +426,8 @@ impl Told {
             if to_tell.is_ended {
                 return None;
             }
-            if let Some((parent, name)) = to_tell.names.pop_front() {
-                to_tell.names_since = Some(Instant::now());
+            if let Some((since, parent, name)) = to_tell.names.pop_front() {
+                to_tell.names_since = Some(since);
                 return Some(Next::Name(parent, name));
             }
             to_tell.names_since = None;
@@ -454,25 +456,46 @@ impl Told {
                 let may_stay = inodes.is_known_directory(parent, &name);
                 self.kernel.name_changed(parent, OsStr::from_bytes(&name), may_stay);
             }
-            Next::File(node) if Arc::clone(inodes).look(node) => {}
-            Next::File(node) => {
-                let due = Instant::now() + TELL_AGAIN_AFTER;
-                let mut to_tell = self.shared.to_tell.lock();
-                let is_last = to_tell.late.back().is_some_and(|&(_, last)| last == node);
-                if to_tell.late.len() == NR_FILES_MAX {
-                    drop(to_tell);
-                    self.attributes_changed(&**inodes, node);
-                } else if !is_last {
-                    to_tell.late.push_back((due, node));
-                }
-            }
+            Next::File(node) => self.look_at(inodes, node),
             Next::AllFiles { are_suspect } => inodes.contents().into_iter().for_each(|node| {
                 if are_suspect {
                     inodes.suspect(node);
                 }
-                Arc::clone(inodes).look(node);
+                self.look_at(inodes, node);
             }),
             Next::Late(node) => self.attributes_changed(&**inodes, node),
         }
+    }
+    /// Looks at a file. If nothing is to be dropped, its attributes are told later.
+    fn look_at(&self, inodes: &Arc<dyn Watched>, node: NodeId) {
+        if Arc::clone(inodes).look(node) {
+            return;
+        }
+        let due = Instant::now() + TELL_AGAIN_AFTER;
+        let mut to_tell = self.shared.to_tell.lock();
+        let is_last = to_tell.late.back().is_some_and(|&(_, last)| last == node);
+        if to_tell.late.len() == NR_FILES_MAX {
+            drop(to_tell);
+            self.attributes_changed(&**inodes, node);
+        } else if !is_last {
+            to_tell.late.push_back((due, node));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_wait_in_bounds_of_number_and_time() {
+        let (mut to_tell, now) = (ToTell::default(), Instant::now());
+        for nr in 0..NR_NAMES_MAX {
+            assert!(to_tell.add_name(NodeId::ROOT, &nr.to_ne_bytes(), now));
+        }
+        assert!(!to_tell.add_name(NodeId::ROOT, b"one more", now));
+        assert!(!to_tell.give_up_held_up(now + HELD_UP_MAX - Duration::from_nanos(1)));
+        assert!(to_tell.give_up_held_up(now + HELD_UP_MAX));
+        assert!(to_tell.names.is_empty() && !to_tell.give_up_held_up(now + 2 * HELD_UP_MAX));
     }
 }

@@ -229,17 +229,6 @@ fn a_name_that_is_held_up_has_all_names_expire() {
 }
 
 #[test]
-fn more_names_than_can_wait_have_all_names_expire() {
-    let Some(world) = World::new() else { return };
-    let busy = world.kernel.busy.lock().unwrap();
-    world.outside("seq 70000 | xargs touch");
-    world.expect(&Told::All);
-    drop(busy);
-    world.outside("echo > last");
-    world.expect(&named("last"));
-}
-
-#[test]
 fn a_watch_ends_with_its_volume() {
     let Some(world) = World::new() else { return };
     let (World { fixture, kernel, .. }, before) = (world, nr_watching_threads());

@@ -5,6 +5,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use crate::harness::Mount;
+use crate::together::killed;
 use crate::together::tree::{NR_DIRECTORIES, NR_NAMES};
 use crate::together::world::GROUPS;
 
@@ -13,7 +14,8 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The cost of the names of all directories, and of the notes of a group's shrinkers: names that do
 /// not exist hold directories in the kernel, and the last of them stay.
-const LEFT_BYTES: u64 = (NR_DIRECTORIES + NR_DIRECTORIES * NR_NAMES + 1) as u64 * 400 + 2048;
+const LEFT_BYTES: u64 =
+    (NR_DIRECTORIES + NR_DIRECTORIES * NR_NAMES + killed::NR_DIRECTORIES + 1) as u64 * 400 + 2048;
 
 /// Writes to a control file; a refusal says that there was nothing to do.
 fn write(mount: &Mount, group: &str, file: &str, value: &str) {

@@ -17,9 +17,11 @@ use crate::together::world::{GROUPS, Stop, World};
 /// What these programs have to themselves, in the mount.
 const DIRECTORY: &str = "killed";
 const NAMES: [&str; 5] = ["a", "b", "c", "deep/a", "deep/b"];
-/// The longest time for which a killed program may wait, or the mount show something else, on a
-/// busy machine.
-const SETTLED_WITHIN: Duration = Duration::from_secs(120);
+/// The most directories that there may be.
+pub const NR_DIRECTORIES: usize = 2 + NAMES.len();
+/// The longest time for which a killed program may wait, and for which the mount may show something
+/// else, on a busy machine. Less than the minute for which the kernel believes attributes.
+const SETTLED_WITHIN: Duration = Duration::from_secs(30);
 /// Programs are killed in less than this after they were started.
 const LIFE_US: usize = 6_000;
 
@@ -60,16 +62,23 @@ fn see(root: &OwnedFd) -> Vec<Seen> {
 /// Starts a program in a group, and kills it.
 pub fn kill_program(world: &World, random: &mut Random) -> Result<(), Stop> {
     let words = change(random);
+    world.begin(world.nr_users, &format!("{words:?}, killed"));
+    let killed = run_and_kill(world, random, &words);
+    world.end(world.nr_users);
+    killed
+}
+
+fn run_and_kill(world: &World, random: &mut Random, words: &[String]) -> Result<(), Stop> {
     let tasks = world.cg.join(GROUPS[random.below(GROUPS.len())]).join("tasks");
     let mut program = Command::new("sh");
-    program.arg("-c").arg("echo $$ > \"$0\"; exec \"$@\"").arg(tasks).args(&words);
+    program.arg("-c").arg("echo $$ > \"$0\"; exec \"$@\"").arg(tasks).args(words);
     program.current_dir(world.mnt.join(DIRECTORY)).stdin(Stdio::null()).stdout(Stdio::null());
     match program.stderr(Stdio::null()).spawn() {
         Ok(program) => end(program, random)?,
         Err(_) if world.is_going() => return Ok(()),
         Err(error) => return Stop::wrong(format!("{words:?}: {error}")),
     }
-    until_same(world, &words)
+    until_same(world, words)
 }
 
 fn end(mut program: Child, random: &mut Random) -> Result<(), Stop> {

@@ -274,7 +274,7 @@ impl Era {
         });
         let watchdog = Watchdog::start(world, self.mount().pid(), surroundings.store);
         let disturbers = disturbers::start(chosen, world, &surroundings, random);
-        let users: Vec<_> = (0..world.doing().len())
+        let users: Vec<_> = (0..world.nr_users)
             .map(|nr| {
                 let user = User::new(world, nr, Random(random.next()));
                 thread::Builder::new().name(format!("user-{nr}")).spawn(move || user.run()).unwrap()

@@ -73,7 +73,8 @@ pub struct World {
     failure: Mutex<Option<String>>,
     /// All users have joined their groups: the daemon may end from now on.
     pub have_joined: Barrier,
-    /// The last operation of each user.
+    pub nr_users: usize,
+    /// The last operation of each user, and of the programs that are killed.
     doing: Vec<Mutex<String>>,
 }
 
@@ -118,7 +119,8 @@ impl World {
             failure: Mutex::new(None),
             // With the life that waits for them.
             have_joined: Barrier::new(nr_users + 1),
-            doing: (0..nr_users).map(|_| Mutex::default()).collect(),
+            nr_users,
+            doing: (0..=nr_users).map(|_| Mutex::default()).collect(),
         })
     }
 
