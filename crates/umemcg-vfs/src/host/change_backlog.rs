@@ -18,8 +18,9 @@ const BYTES_MAX: usize = 32 << 20;
 const INODE_BYTES: usize = 320;
 /// The bytes of a name beside its own.
 const NAME_BYTES: usize = 96;
-/// The longest time for which a change waits here: as long as names are believed without a watch.
-const AGE_MAX: Duration = Duration::from_secs(1);
+/// The longest time for which a change waits here: several times what the changes that there is
+/// room for take on a busy machine.
+const AGE_MAX: Duration = Duration::from_secs(5);
 
 /// What has changed of one inode.
 #[derive(Debug, Default, PartialEq, Eq)]

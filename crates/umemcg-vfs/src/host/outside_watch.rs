@@ -38,8 +38,10 @@ use super::syscalls::InodeKey;
 use crate::attr::NodeId;
 use crate::kernel_cache::KernelCache;
 
-/// The longest time for which a changed name waits to be told.
+/// The longest time that it takes to tell of a changed name.
 const HELD_UP_MAX: Duration = Duration::from_millis(500);
+/// The longest time for which a changed name waits behind others.
+const WAIT_MAX: Duration = Duration::from_secs(5);
 /// How often the watching thread looks whether names are held up, while some wait.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// The pause after events that were all of this process, or of other directories: they come in
@@ -91,7 +93,7 @@ struct ToTell {
     files: VecDeque<NodeId>,
     /// Files whose attributes are to be told then; oldest first.
     late: VecDeque<(Instant, NodeId)>,
-    /// Since when the oldest of them waits, or the one that is being told.
+    /// Since when there were names, or one is being told.
     names_since: Option<Instant>,
     /// More files than there was room for.
     all_files: bool,
@@ -120,8 +122,9 @@ impl ToTell {
 
     /// Returns whether names have waited for too long; then they wait no more.
     fn give_up_held_up(&mut self, now: Instant) -> bool {
-        let is_held_up =
-            self.names_since.is_some_and(|since| now.saturating_duration_since(since) >= HELD_UP_MAX);
+        let longer = |since: Instant, most| now.saturating_duration_since(since) >= most;
+        let is_held_up = self.names_since.is_some_and(|since| longer(since, HELD_UP_MAX))
+            || self.names.front().is_some_and(|&(since, ..)| longer(since, WAIT_MAX));
         if is_held_up {
             self.names.clear();
             self.names_since = None;
@@ -426,8 +429,8 @@ impl Told {
             if to_tell.is_ended {
                 return None;
             }
-            if let Some((since, parent, name)) = to_tell.names.pop_front() {
-                to_tell.names_since = Some(since);
+            if let Some((_, parent, name)) = to_tell.names.pop_front() {
+                to_tell.names_since = Some(Instant::now());
                 return Some(Next::Name(parent, name));
             }
             to_tell.names_since = None;
@@ -496,6 +499,10 @@ mod tests {
         assert!(!to_tell.add_name(NodeId::ROOT, b"one more", now));
         assert!(!to_tell.give_up_held_up(now + HELD_UP_MAX - Duration::from_nanos(1)));
         assert!(to_tell.give_up_held_up(now + HELD_UP_MAX));
-        assert!(to_tell.names.is_empty() && !to_tell.give_up_held_up(now + 2 * HELD_UP_MAX));
+        assert!(to_tell.names.is_empty() && !to_tell.give_up_held_up(now + HELD_UP_MAX));
+        assert!(to_tell.add_name(NodeId::ROOT, b"told in time, but behind others", now));
+        to_tell.names_since = Some(now + WAIT_MAX);
+        assert!(!to_tell.give_up_held_up(now + WAIT_MAX - Duration::from_nanos(1)));
+        assert!(to_tell.give_up_held_up(now + WAIT_MAX));
     }
 }
