@@ -191,7 +191,7 @@ impl Drop for KernelIo {
         let held = self.pages.end(self.number, &kept, &payer, prepaid);
         let note = |file: &File| {
             file.note_refaults(held.nr_returned);
-            // What it has brought may go with what is out of date.
+            // The kernel may drop the pages of this request, too.
             if self.pages.drops_all_since(self.nr_answered) {
                 file.note_dropped_above();
             }

@@ -2,8 +2,8 @@
 //!
 //! To read an event takes a fraction of a microsecond, to look at its inode some microseconds. So
 //! events are read as soon as there are any, before the kernel has more than it keeps, and the
-//! changes of one inode are looked at together. What is not looked at in time counts as lost, since
-//! that is told at once.
+//! changes of one inode are looked at together. A change that waits too long counts as
+//! lost: then all caches are invalidated at once.
 
 use std::collections::{HashMap, HashSet, hash_map};
 use std::time::{Duration, Instant};
@@ -18,8 +18,7 @@ const BYTES_MAX: usize = 32 << 20;
 const INODE_BYTES: usize = 320;
 /// The bytes of a name beside its own.
 const NAME_BYTES: usize = 96;
-/// The longest time for which a change waits here: several times what the changes that there is
-/// room for take on a busy machine.
+/// The longest time for which a change waits here.
 const AGE_MAX: Duration = Duration::from_secs(5);
 
 /// What has changed of one inode.
@@ -85,8 +84,8 @@ impl ChangeBacklog {
         }
     }
 
-    /// Has anything count as changed.
-    pub(super) fn lose_all(&mut self) {
+    /// Drops all changes: anything counts as changed.
+    fn lose_all(&mut self) {
         *self = Self { is_lost: true, ..Self::default() };
     }
 

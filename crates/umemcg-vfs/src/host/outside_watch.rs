@@ -335,8 +335,8 @@ impl Told {
         Ok(self.shared.to_tell.lock().is_ended)
     }
 
-    /// Tells of changes, or has them told. Returns whether they concern an inode that is known
-    /// here.
+    /// Invalidates the kernel's caches of one inode, or queues that. Returns whether the inode is
+    /// known here.
     fn take(&self, inodes: &dyn Watched, changes: &Changes) -> Result<bool, Lost> {
         let Changes::Of(handle, changes) = changes else {
             tracing::info!("changes by other programs were lost: all names and pages expire");
@@ -392,7 +392,7 @@ impl Told {
         if has_room {
             self.shared.changed.notify_all();
         } else {
-            // First, or one that is added meanwhile would not be told.
+            // Before the message: a name that is added after it must stay in the queue.
             self.shared.to_tell.lock().names.clear();
             self.kernel.all_names_changed();
         }
@@ -469,6 +469,7 @@ impl Told {
             Next::Late(node) => self.attributes_changed(&**inodes, node),
         }
     }
+
     /// Looks at a file. If nothing is to be dropped, its attributes are told later.
     fn look_at(&self, inodes: &Arc<dyn Watched>, node: NodeId) {
         if Arc::clone(inodes).look(node) {

@@ -19,8 +19,8 @@ const DIRECTORY: &str = "killed";
 const NAMES: [&str; 5] = ["a", "b", "c", "deep/a", "deep/b"];
 /// The most directories that there may be.
 pub const NR_DIRECTORIES: usize = 2 + NAMES.len();
-/// The longest time for which a killed program may wait, and for which the mount may show something
-/// else, on a busy machine. Less than the minute for which the kernel believes attributes.
+/// The longest time until a killed program ends, and until the mount shows what the backing
+/// directory has. Less than the minute for which the kernel believes attributes.
 const SETTLED_WITHIN: Duration = Duration::from_secs(30);
 /// Programs are killed in less than this after they were started.
 const LIFE_US: usize = 6_000;

@@ -70,7 +70,7 @@ impl Content {
         if let Some((change, _)) = changed {
             tracing::debug!(ino = host.attr.ino, "changed from outside; cached pages dropped");
             self.store.privileges.note();
-            // Not one that has been noted since: what was read meanwhile may be older.
+            // A change noted since this look stays: pages read meanwhile may be older.
             alone.adopted(change);
             if let Some(pages) = self.kernel_pages() {
                 pages.note_changed();
