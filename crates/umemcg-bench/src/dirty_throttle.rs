@@ -29,8 +29,10 @@ const BACKGROUND_BYTES: u64 = 4 * MIB;
 const CALL_BYTES: usize = 64 << 10;
 /// The neighbour writes one of those each so often: a tenth of what the store takes.
 const NEIGHBOUR_INTERVAL: Duration = Duration::from_millis(40);
-/// The length after which the files start again.
+/// The length after which the files start again. The neighbour's has no 8 MiB in sequence, which
+/// would be written behind.
 const FILE_BYTES: u64 = 32 * MIB;
+const NEIGHBOUR_BYTES: u64 = 4 * MIB;
 /// At scale 1.
 const SECONDS: f64 = 8.0;
 /// Until the writer is being paced and the store is known.
@@ -198,8 +200,8 @@ fn run_once(length: Duration) -> Result<Round, Failure> {
     limits.set_bound(&paced, DirtyThreshold::Background, DirtyBound::Bytes(BACKGROUND_BYTES));
     let store = Arc::new(Slow::new(1, STORE_RATE as f64));
     let open =
-        || engine.open_file(Arc::clone(&store) as _, FILE_BYTES).map_err(Failure::at("cannot open a file"));
-    let (file, other) = (open()?, open()?);
+        |bytes| engine.open_file(Arc::clone(&store) as _, bytes).map_err(Failure::at("cannot open a file"));
+    let (file, other) = (open(FILE_BYTES)?, open(NEIGHBOUR_BYTES)?);
     let (accepted, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let start = Instant::now();
     let mut round = Round { pauses: Vec::new(), windows: Vec::new(), most_dirty: 0, nr_neighbour_pauses: 0 };
@@ -262,7 +264,7 @@ fn write_beside(file: &Arc<File>, group: &Arc<Group>, stop: &AtomicBool) -> Resu
     let (mut nr_pauses, mut offset) = (0, 0);
     while !stop.load(Relaxed) {
         file.write(group, offset, &piece).map_err(Failure::at("cannot write"))?;
-        offset = (offset + CALL_BYTES as u64) % FILE_BYTES;
+        offset = (offset + CALL_BYTES as u64) % NEIGHBOUR_BYTES;
         nr_pauses += u64::from(file.write_pause(group, CALL_BYTES).is_some());
         std::thread::sleep(NEIGHBOUR_INTERVAL);
     }
