@@ -21,6 +21,15 @@ pub struct Caller {
     pub thread: u32,
 }
 
+/// The process that closes a descriptor.
+#[derive(Debug, Clone, Copy)]
+pub struct Closer {
+    /// Its thread; 0 if it is not known.
+    pub thread: u32,
+    /// The kernel's number of its table of descriptors.
+    pub lock_owner: u64,
+}
+
 impl Caller {
     /// Returns whether the caller may set the set-group-id bit on a file of group `gid`.
     pub(crate) fn is_in_group(&self, gid: u32) -> bool {

@@ -3,8 +3,11 @@
 //! A `close` stores what goes with one request. What goes in parts is ended by a close of the
 //! process that has opened the file: a child that has its descriptor closes it, too, while others
 //! go on writing. The last close of any process ends it at last.
+//!
+//! Processes in other pid namespaces than the daemon's have no number here. Of those only a shell
+//! is known, by its close of one of two descriptors before anything is written.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
@@ -14,7 +17,7 @@ use umemcg::files::{File, PinnedPages};
 use super::stream::Stream;
 use super::streams::Streams;
 use crate::attr::{Attr, NodeId, SetAttr};
-use crate::caller::Caller;
+use crate::caller::{Caller, Closer};
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
 use crate::volume::{VolumeFile, Whence};
@@ -32,6 +35,8 @@ pub(super) struct StreamFile {
     flags: OFlags,
     /// That has opened it; 0 if it is not known.
     process: u32,
+    /// The number of its table of descriptors, if it closed one before anything was written.
+    lock_owner: OnceLock<u64>,
     group: Arc<Group>,
     _charge: HandleCharge,
     /// Last: it may be the last reference to the engine, to which all other fields release memory.
@@ -60,6 +65,7 @@ impl StreamFile {
             stream,
             flags,
             process: process_of(caller.thread),
+            lock_owner: OnceLock::new(),
             group: Arc::clone(&caller.group),
             _charge: charge,
             streams: Arc::clone(streams),
@@ -76,6 +82,17 @@ impl StreamFile {
 
     fn store(&self, end: bool) -> Result<(), VfsError> {
         self.told(self.streams.store(&self.stream, &self.group, end))
+    }
+
+    /// Returns whether it may be the process that has opened the file.
+    fn opened(&self, closer: Closer) -> bool {
+        if self.process != 0 {
+            return process_of(closer.thread) == self.process;
+        }
+        if self.stream.size() == 0 {
+            self.lock_owner.get_or_init(|| closer.lock_owner);
+        }
+        self.lock_owner.get().is_none_or(|&lock_owner| lock_owner == closer.lock_owner)
     }
 
     fn close(&self, is_by_opener: bool) -> Result<(), VfsError> {
@@ -161,8 +178,8 @@ impl VolumeFile for StreamFile {
         self.close(true)
     }
 
-    fn flush_of(&self, thread: u32) -> Result<(), VfsError> {
-        self.close(self.process == 0 || process_of(thread) == self.process)
+    fn flush_of(&self, closer: Closer) -> Result<(), VfsError> {
+        self.close(self.opened(closer))
     }
 
     fn flush_may_sleep(&self) -> bool {
