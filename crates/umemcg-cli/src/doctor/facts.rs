@@ -11,7 +11,7 @@ use umemcg::{Engine, EngineConfig};
 use umemcg_control::Style;
 use umemcg_fuse::{ProcessClassifier, Tracking};
 use umemcg_vfs::VolumeSpec;
-use umemcg_vfs::object::Bucket;
+use umemcg_vfs::object::{Bucket, LeftBehind, left_behind};
 
 use super::arguments::DoctorArguments;
 use crate::config::Config;
@@ -91,6 +91,8 @@ pub struct StagingFacts {
     pub max_bytes: u64,
     /// The bytes that are free, if files can be made there.
     pub free_bytes: Answer<u64>,
+    /// The files in it that wait for a daemon that serves their volume.
+    pub left_behind: Vec<LeftBehind>,
 }
 
 impl Facts {
@@ -236,6 +238,7 @@ fn staging_facts(volume: &str, options: &StoreOptions) -> Option<StagingFacts> {
         .map_err(|errno| errno.to_string());
     Some(StagingFacts {
         volume: volume.to_owned(),
+        left_behind: left_behind(&staging.dir),
         dir: staging.dir,
         max_bytes: staging.max_bytes,
         free_bytes,
