@@ -29,6 +29,7 @@ mod group_sample;
 mod lifecycle;
 mod limits;
 mod log;
+mod log_rate;
 mod metrics;
 mod mount;
 mod mount_arguments;

@@ -2,7 +2,7 @@
 //!
 //! What is logged follows, in this order, the environment (`UMEMCG_LOG`), the command line (`-v`),
 //! and the configuration (`log`), which may change while a mount is served. Messages that the user
-//! must get ([`tell`]) are not filtered.
+//! must get ([`tell`]) are not filtered. No warning comes more often than [`LogRate`] lets it.
 //!
 //! stderr may be gone: a terminal that was closed, a pipe with no reader. That ends no daemon, so
 //! nothing here panics for it.
@@ -11,6 +11,7 @@ use std::fmt::{self, Display};
 use std::io::{self, Write};
 use std::sync::OnceLock;
 
+use crate::log_rate::LogRate;
 use crate::plain_text::{lines, one_line};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::EnvFilter;
@@ -102,8 +103,9 @@ pub fn start(verbose: u8, format: Option<LogFormat>) {
         LogFormat::Journald => layer.event_format(OneLine::prioritized()).boxed(),
         LogFormat::Json => layer.json().boxed(),
     };
+    let rate = LogRate::new(|level, message| tell(level, message));
     // Fails only if a subscriber is installed already; then that one logs.
-    let _ = Registry::default().with(filter).with(layer).try_init();
+    let _ = Registry::default().with(filter).with(layer.with_filter(rate)).try_init();
 }
 
 /// Sets what is logged as the configuration says, unless the environment or the command line says

@@ -1,0 +1,103 @@
+//! A bound on how often the log has each of its warnings and errors: what a tenant can cause to be
+//! logged fills no disk.
+//!
+//! The next that is logged says how many were left out. Those with a bound for each volume or
+//! thread have a field for that, and none here.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use tracing::callsite::Identifier;
+use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::layer::{Context, Filter};
+use umemcg_base::clock::{Clock, SystemClock};
+use umemcg_base::{LeafMutex, Rank, RateLimit};
+
+/// The field of messages that have a bound of their own.
+const OWN_BOUND: &str = "nr_left_out";
+
+/// See the module text.
+pub(crate) struct LogRate {
+    clock: SystemClock,
+    /// By the place in the program.
+    limits: LeafMutex<HashMap<Identifier, RateLimit>>,
+    tell: fn(Level, fmt::Arguments<'_>),
+}
+
+impl LogRate {
+    /// Creates one that tells with `tell` how many were left out.
+    pub(crate) fn new(tell: fn(Level, fmt::Arguments<'_>)) -> Self {
+        let limits = LeafMutex::with_rank(Rank::Innermost, HashMap::new());
+        Self { clock: SystemClock::new(), limits, tell }
+    }
+
+    /// Returns whether it may be logged now, and how many were left out before.
+    fn ask(&self, metadata: &Metadata<'_>) -> Option<u64> {
+        let is_asked_for = *metadata.level() > Level::WARN;
+        if is_asked_for || metadata.fields().field(OWN_BOUND).is_some() {
+            return Some(0);
+        }
+        self.limits.lock().entry(metadata.callsite()).or_default().ask(self.clock.now())
+    }
+}
+
+impl<S: Subscriber> Filter<S> for LogRate {
+    fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
+        true
+    }
+
+    fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
+        let metadata = event.metadata();
+        let nr_left_out = self.ask(metadata);
+        if let Some(nr) = nr_left_out.filter(|&nr| nr > 0) {
+            let (file, line) = (metadata.file().unwrap_or_default(), metadata.line().unwrap_or_default());
+            (self.tell)(*metadata.level(), format_args!("{nr} messages from {file}:{line} were left out"));
+        }
+        nr_left_out.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use tracing_subscriber::layer::SubscriberExt;
+    use tracing_subscriber::{Layer, Registry};
+
+    use super::*;
+
+    /// Counts events.
+    struct Count(Arc<AtomicU32>);
+
+    impl<S: Subscriber> Layer<S> for Count {
+        fn on_event(&self, _: &Event<'_>, _: Context<'_, S>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns how many of a thousand each are logged.
+    fn nr_logged(log: impl Fn()) -> u32 {
+        let nr = Arc::new(AtomicU32::new(0));
+        let layer = Count(Arc::clone(&nr)).with_filter(LogRate::new(|_, _| ()));
+        tracing::subscriber::with_default(Registry::default().with(layer), || (0..1000).for_each(|_| log()));
+        nr.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn a_flood_of_one_message_hides_no_other() {
+        let both = || {
+            tracing::warn!("one");
+            tracing::error!(key = "k", "two");
+        };
+        // Within a second or two.
+        let nr = nr_logged(both);
+        assert!((2 * RateLimit::PER_SECOND..=200).contains(&nr), "{nr}");
+    }
+
+    #[test]
+    fn what_the_user_asks_for_or_is_bounded_elsewhere_is_logged() {
+        assert_eq!(nr_logged(|| tracing::info!("detail")), 1000);
+        assert_eq!(nr_logged(|| tracing::warn!(nr_left_out = 0, "bounded for each volume")), 1000);
+    }
+}
