@@ -150,6 +150,12 @@ impl KernelIo {
         awaits_drops(&payer)
     }
 
+    /// Returns whether the kernel may wait for this request while it drops pages: it has locked those
+    /// of the request.
+    pub fn holds_up_drop(&self) -> bool {
+        self.pages.holds_up_drop(&page_range(self.offset, self.len))
+    }
+
     /// Returns whether the pages of this write have been read beside it: the kernel may have what
     /// was there before.
     pub fn is_crossed(&self) -> bool {

@@ -161,12 +161,14 @@ impl DataFs {
     /// Waits, for a read that fills the kernel's cache, while the group is beyond its limit and the
     /// kernel is about to drop some of what is charged. Not for ever: it may be held up by others.
     /// What cannot be asked for, such as pages that other reads are filling beside, is not waited
-    /// for: the kernel drops it behind those reads.
+    /// for: the kernel drops it behind those reads. Nor does a read wait that the kernel is waiting
+    /// for before it drops more.
     fn wait_for_room(&self, io: &KernelIo, group: &Arc<Group>, reply: &Reply) {
         let deadline = Instant::now() + ROOM_WAIT_MAX;
         let cancelled = || reply.is_cancelled();
         while io.is_beyond_limit()
             && group.stat_total(StatItem::FileKernel) > 0
+            && !io.holds_up_drop()
             && !cancelled()
             && Instant::now() < deadline
         {

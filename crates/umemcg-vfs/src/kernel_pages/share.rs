@@ -59,6 +59,14 @@ impl Window {
         self.shares.iter().any(|share| share.asked != 0)
     }
 
+    /// Returns the pages that the kernel may come to while it drops those that it has been asked
+    /// for.
+    pub(super) fn asked_span(&self) -> u64 {
+        let asked = self.shares.iter().fold(0, |asked, share| asked | share.asked);
+        let up_to_last = u64::MAX.checked_shr(asked.leading_zeros()).unwrap_or(0);
+        up_to_last & u64::MAX.checked_shl(asked.trailing_zeros()).unwrap_or(0)
+    }
+
     /// Returns the place of a share that has not been asked for, if it has as many opens to spend,
     /// of `nr_opens` that there were, as its list requires. All are spent then.
     pub(super) fn spend_opens(&mut self, slot: ListSlot, nr_opens: u64) -> Option<usize> {
