@@ -195,9 +195,6 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     };
     let (limited, child) = (group("limited")?, group("child")?);
     let limits = engine.cache().dirty_limits();
-    // A look at old pages takes a file that is clean at that moment out of its queue, and cleans
-    // what has become dirty meanwhile.
-    limits.set_interval(Duration::ZERO);
     limits.set_bound(&limited, DirtyThreshold::Foreground, DirtyBound::Bytes(DIRTY_LIMIT_BYTES));
     limits.set_bound(&limited, DirtyThreshold::Background, DirtyBound::Bytes(DIRTY_LIMIT_BYTES / 2));
     let sides = [

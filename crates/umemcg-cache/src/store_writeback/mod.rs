@@ -419,16 +419,19 @@ impl StoreWriteback {
                         || is_over
                         || file.queue_mark().is_older_than(expire_ms, now_ms)
                         || turn.shared && file.dirty_owner().is_shared()
-                        || file.is_stable()
                 };
-                let Some(file) = self.take(&turn.group, &mut turn.left, due) else {
+                let goes = |file: &dyn DirtyFile| due(file) || file.is_stable();
+                let Some(file) = self.take(&turn.group, &mut turn.left, goes) else {
                     // What a removed group had is its parent's, whose turn may be over.
                     if turn.left > 0 && turn.group.is_dead() {
                         self.continue_later(turn, urgent, &mut round);
                     }
                     return false;
                 };
-                if self.write_turn(file, &turn.group, &mut round) {
+                // A file that was clean may be dirty again by now, and young.
+                if !due(&*file) {
+                    self.requeue_or_retire(file);
+                } else if self.write_turn(file, &turn.group, &mut round) {
                     self.continue_later(turn, urgent, &mut round);
                 }
                 turn.left > 0

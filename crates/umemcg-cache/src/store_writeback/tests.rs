@@ -1,4 +1,4 @@
-//! A file that becomes dirty while it leaves the queue.
+//! Files that become dirty while they leave the queue.
 
 use std::io;
 use std::sync::OnceLock;
@@ -65,8 +65,8 @@ impl DirtyFile for DirtyAgain {
     }
 }
 
-#[test]
-fn a_file_that_becomes_dirty_as_it_leaves_is_always_found() {
+/// Returns a store with such a file in its queue.
+fn with_file() -> (Arc<StoreWriteback>, Arc<DirtyAgain>) {
     let tree = GroupTree::new(1 << 20);
     let arena = Arena::new(1 << 20, 1).unwrap();
     let reclaimer = Arc::new(Reclaimer::new(arena, Arc::clone(&tree), 1).unwrap());
@@ -77,6 +77,20 @@ fn a_file_that_becomes_dirty_as_it_leaves_is_always_found() {
     file.store.set(Arc::clone(&store)).unwrap();
     file.owner.restore(Arc::clone(tree.root()));
     assert!(store.enqueue(&*file, || Arc::<DirtyAgain>::clone(&file), || Arc::clone(tree.root())));
+    (store, file)
+}
+
+#[test]
+fn a_file_that_was_clean_is_not_written_while_it_is_young() {
+    let (store, _file) = with_file();
+    assert!(!store.round().unwrap());
+    assert_eq!(store.unclean_files(), [ID]);
+    store.close();
+}
+
+#[test]
+fn a_file_that_becomes_dirty_as_it_leaves_is_always_found() {
+    let (store, file) = with_file();
     store.forget_clean();
     let answered = file.answer.lock().take().expect("it was looked at twice");
     assert_eq!(answered.recv().unwrap(), [ID]);
