@@ -20,6 +20,7 @@ use umemcg_arena::handle::{name_to_handle, open_by_handle};
 
 use crate::error::VolumeError;
 use crate::host::clock::VolumeClock;
+use crate::host::handle_form::HandleForm;
 use crate::host::recent_changes::RecentChanges;
 use crate::host::syscalls::{self, HostStat};
 use crate::volume::next_store_id;
@@ -67,6 +68,8 @@ pub(crate) struct HostDirectory {
     /// (C) Other programs' changes may be watched: they all come through this kernel, and inodes
     /// can be found by the handles that it gives.
     pub(crate) may_be_watched: bool,
+    /// (C) How handles show the numbers of inodes.
+    pub(crate) handle_form: Option<HandleForm>,
     /// The changes of inodes by other programs, if they are watched.
     pub(crate) changes: OnceLock<Arc<RecentChanges>>,
     /// (C) For the engine's queues.
@@ -124,6 +127,7 @@ impl HostDirectory {
         let is_local = LOCAL.contains(&file_system) || file_system == TMPFS;
         Ok(Arc::new(Self {
             dir: config.dir.clone(),
+            handle_form: HandleForm::of(&root, root_stat.attr.ino),
             root_stat,
             resolve,
             is_privileged: uid.is_root(),

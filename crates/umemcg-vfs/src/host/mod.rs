@@ -16,6 +16,7 @@ pub(crate) mod descriptor_share;
 mod dir_handle;
 pub(crate) mod directory;
 mod file_privileges;
+mod handle_form;
 mod inode_names;
 mod inode_table;
 mod inodes;

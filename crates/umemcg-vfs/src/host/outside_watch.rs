@@ -61,6 +61,10 @@ const NR_FILES_MAX: usize = 4096;
 
 /// The inodes of a volume that is watched.
 pub(crate) trait Watched: Send + Sync + fmt::Debug {
+    /// Returns the number of a handle's inode, if handles show it.
+    fn ino_of(&self, handle: &FileHandle) -> Option<u64>;
+    /// Returns whether an inode of a number is known here.
+    fn is_known_ino(&self, ino: u64) -> bool;
     /// Returns the identity of the inode that a handle names; `None` if there is none any more.
     ///
     /// # Errors
@@ -342,12 +346,20 @@ impl Told {
             tracing::info!("changes by other programs were lost: all names and pages expire");
             return Err(Lost);
         };
+        let ino = inodes.ino_of(handle);
+        if let Some(ino) = ino {
+            self.shared.changes.note(ino);
+            if !inodes.is_known_ino(ino) {
+                return Ok(false);
+            }
+        }
         let key = inodes.key_of(handle).map_err(|errno| {
             // Such as a shortage of descriptors.
             tracing::info!(%errno, "it is not known what has changed: all names and pages expire");
             Lost
         })?;
         let Some(key) = key else { return Ok(false) };
+        debug_assert!(ino.is_none_or(|ino| ino == key.ino), "{handle:?} is not of inode {ino:?}");
         self.shared.changes.note(key.ino);
         let node = inodes.node_of(key);
         Ok(node.inspect(|&node| self.take_of(inodes, node, changes)).is_some())

@@ -69,7 +69,7 @@ impl HostStat {
 }
 
 /// Identity of an inode within one file system.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct InodeKey {
     pub(crate) ino: u64,
     pub(crate) birth: u64,

@@ -13,8 +13,8 @@
 //! the node id. No two shards are locked together and nothing is called with a shard locked; what
 //! an operation removes is handed out and dropped outside.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -113,16 +113,15 @@ pub(crate) enum Loss {
 struct Shard {
     /// Boxed, because a map has up to three times the room that its entries need.
     by_node: HashMap<u64, Box<InodeEntry>>,
-    by_key: HashMap<InodeKey, u64>,
+    by_key: BTreeMap<InodeKey, u64>,
 }
 
 impl Shard {
-    /// Shrinks the maps after entries have been removed.
+    /// Shrinks the map after entries have been removed.
     fn shrink(&mut self) {
         let len = self.by_node.len();
         if self.by_node.capacity() > SPARSE_FROM && len < self.by_node.capacity() / 8 {
             self.by_node.shrink_to(2 * len);
-            self.by_key.shrink_to(2 * len);
         }
     }
 }
@@ -169,7 +168,7 @@ impl InodeTable {
     }
 
     fn shard_of_key(&self, key: InodeKey) -> usize {
-        self.hasher.hash_one(key) as usize & (self.shards.len() - 1)
+        self.hasher.hash_one(key.ino) as usize & (self.shards.len() - 1)
     }
 
     /// Returns a number above every node id given out so far.
@@ -205,6 +204,12 @@ impl InodeTable {
     /// table.
     pub(crate) fn with<R>(&self, node: NodeId, look: impl FnOnce(&mut InodeEntry) -> R) -> Option<R> {
         self.shard(node).lock().by_node.get_mut(&node.0).map(|entry| look(entry))
+    }
+
+    /// Returns whether an inode of this number is known, or was before its number was used again.
+    pub(crate) fn has_ino(&self, ino: u64) -> bool {
+        let [first, last] = [0, u64::MAX].map(|birth| InodeKey { ino, birth });
+        self.shards[self.shard_of_key(first)].lock().by_key.range(first..=last).next().is_some()
     }
 
     /// Returns the node of an inode, if it has one.

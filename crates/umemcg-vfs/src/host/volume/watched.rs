@@ -16,6 +16,14 @@ use crate::host::syscalls::{self, InodeKey};
 use crate::volume::Volume;
 
 impl Watched for HostInodes {
+    fn ino_of(&self, handle: &FileHandle) -> Option<u64> {
+        self.host_dir.handle_form?.ino(handle)
+    }
+
+    fn is_known_ino(&self, ino: u64) -> bool {
+        ino == self.host_dir.root_stat.attr.ino || self.table.has_ino(ino)
+    }
+
     fn key_of(&self, handle: &FileHandle) -> Result<Option<InodeKey>, Errno> {
         let root = self.host_dir.root.as_fd();
         match open_by_handle(root, handle, OFlags::PATH | OFlags::NOFOLLOW) {
