@@ -10,7 +10,7 @@ use crate::gate::detached;
 use crate::group::{Group, given_or_current};
 use crate::held::Held;
 
-/// An account, and the engine that it needs to the end.
+/// An account, and a reference to its engine.
 type AccountPart = (CheckedAccount, Arc<umemcg::Engine>);
 
 #[pyclass(frozen, module = "umemcg")]

@@ -45,15 +45,15 @@ pub(crate) struct ObjectCache {
 }
 
 thread_local! {
-    /// What this thread loads: the caches, by address, and the keys.
+    /// The loads of this thread: the caches, by address, and the keys.
     static LOADING: RefCell<Vec<(usize, Key)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A load of a key by this thread, as long as this lives.
+/// Marks a key as being loaded by this thread until dropped.
 struct Loading;
 
 impl Loading {
-    /// Fails if this thread is loading that key already: it would wait for itself.
+    /// Fails if this thread is already loading that key: it would wait for itself.
     fn begin(cache: &CachePart, key: &Key) -> PyResult<Self> {
         LOADING.with_borrow_mut(|loading| {
             let this = (std::ptr::from_ref(cache) as usize, key.clone());
@@ -111,7 +111,7 @@ fn with_listener(
 /// Longest time until a signal is handled while a thread waits.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
-/// Wakes a thread that is parked.
+/// Wakes a parked thread.
 struct Unparks(Thread);
 
 impl Wake for Unparks {
@@ -120,8 +120,8 @@ impl Wake for Unparks {
     }
 }
 
-/// Waits for what another caller loads, with the interpreter's lock released. Signal handlers run
-/// meanwhile; what they raise ends the wait.
+/// Waits for another caller's load, with the interpreter's lock released. Signal handlers run
+/// meanwhile; an exception raised by one ends the wait.
 fn wait_for(
     py: Python<'_>,
     mut wait: LoadWait<Key, Bytes>,
@@ -232,7 +232,7 @@ impl ObjectCache {
                 detached(py, || Ok(guard.insert(value)))?
             }
         };
-        // Not there when it was declined, or is gone again: then only the view has it.
+        // If the cache declined the value, or it is gone again, only the view holds it.
         match part.cache.peek_pinned(&key).filter(|pinned| Arc::ptr_eq(pinned, &value)) {
             Some(pinned) => pinned_view(py, pinned, &part.engine),
             None => view(py, value),

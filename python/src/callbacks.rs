@@ -1,5 +1,5 @@
-//! Calls of Python functions from reclaim and from caches. The thread may be any, and its caller
-//! cannot handle what they raise, so that goes to `sys.unraisablehook`.
+//! Calls of Python functions from reclaim and from caches, on any thread. The caller cannot handle
+//! their exceptions, so these go to `sys.unraisablehook`.
 
 use pyo3::prelude::*;
 
@@ -17,7 +17,7 @@ pub(crate) fn call<R>(
     answer.flatten()
 }
 
-/// Refuses what cannot be called, before it is needed.
+/// Refuses an object that cannot be called before the first call.
 pub(crate) fn check_callable(function: &Bound<'_, PyAny>, name: &str) -> PyResult<()> {
     if function.is_callable() {
         return Ok(());

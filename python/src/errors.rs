@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use umemcg_bindings::Failure;
 
-/// Returns the exception of a failure; the package says which class a code has.
+/// Returns the exception of a failure; the Python package maps codes to classes.
 pub(crate) fn to_python(py: Python<'_>, failure: &Failure) -> PyErr {
     static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let import = || PyResult::Ok(py.import("umemcg._errors")?.getattr("make")?.unbind());

@@ -1,9 +1,8 @@
-//! The gate between the interpreter and the engine: releases the interpreter's lock around what may
-//! wait, takes it for callbacks, and closes when the interpreter ends.
+//! The gate between the interpreter and the engine: releases the interpreter's lock around calls
+//! that may wait, takes it for callbacks, and closes when the interpreter ends.
 //!
-//! An interpreter that is ending lets no other thread take its lock any more: such a thread is
-//! stopped for ever, or torn out of its stack. So no thread of ours may be on its way to the lock
-//! by then.
+//! An ending interpreter lets no other thread take its lock: such a thread is stopped forever, or
+//! its stack is unwound by force. So no thread of ours may be waiting for the lock by then.
 //!
 //! ```text
 //!   a thread that crosses            atexit
@@ -21,12 +20,11 @@ use umemcg_bindings::{Code, Failure, callbacks, process};
 
 use crate::errors::to_python;
 
-/// Threads that have released the interpreter's lock and will take it again, or are taking it.
+/// Threads that released the interpreter's lock and will take it again, or are taking it.
 static CROSSINGS: AtomicU64 = AtomicU64::new(0);
 static IS_CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// The longest that the end of the interpreter waits for threads that still cross, in steps of
-/// [`LOOK_AGAIN`].
+/// Longest wait of the interpreter's end for crossing threads, in steps of [`LOOK_AGAIN`].
 const NR_LOOKS_MAX: u32 = 10_000;
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
@@ -48,12 +46,13 @@ impl Crossing {
 
 impl Drop for Crossing {
     fn drop(&mut self) {
-        // SeqCst: pairs with `close`, which goes on when there is none.
+        // SeqCst: pairs with `close`, which continues when there is no crossing.
         CROSSINGS.fetch_sub(1, SeqCst);
     }
 }
 
-/// Runs what may wait or reclaim, with the interpreter's lock released. Not inside a callback.
+/// Runs a body that may wait or reclaim, with the interpreter's lock released. Fails inside a
+/// callback.
 pub(crate) fn detached<R: Send>(
     py: Python<'_>,
     body: impl FnOnce() -> Result<R, Failure> + Send,
@@ -67,8 +66,8 @@ pub(crate) fn detached<R: Send>(
     run().map_err(|failure| to_python(py, &failure))
 }
 
-/// Drops what may wait for threads or callbacks, with the interpreter's lock released if that can
-/// be taken again.
+/// Drops a value whose drop may wait for threads or callbacks, with the interpreter's lock released
+/// if it can be taken again.
 pub(crate) fn drop_detached<T: Send>(value: T) {
     let mut value = Some(value);
     if let Ok(_crossing) = Crossing::begin() {

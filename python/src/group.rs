@@ -10,7 +10,7 @@ use crate::errors::to_python;
 use crate::gate::detached;
 use crate::held::{Held, InUse};
 
-/// A group. The engine comes last: what else is dropped may need it.
+/// A group. The engine comes last: the drop of the group may need it.
 #[derive(Debug)]
 pub(crate) struct GroupPart {
     pub(crate) group: Arc<umemcg::Group>,
@@ -43,7 +43,7 @@ impl Group {
     }
 }
 
-/// Returns the given group, or else the one that the program is in.
+/// Returns the given group, or else the program's current group.
 pub(crate) fn given_or_current<'py>(
     py: Python<'py>,
     group: Option<Bound<'py, Group>>,

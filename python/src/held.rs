@@ -1,4 +1,4 @@
-//! [`Held`]: what a Python object holds of the engine, until it is closed or collected.
+//! [`Held`]: a Python object's reference to a part of the engine, until it is closed or collected.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,8 +10,8 @@ use umemcg_bindings::{Code, Failure, process};
 use crate::errors::to_python;
 use crate::gate::drop_detached;
 
-/// A part of the engine that is in use. The last one drops it, with the interpreter's lock
-/// released.
+/// A reference to a part of the engine, in use by a call. The last reference drops the part, with
+/// the interpreter's lock released.
 #[derive(Debug)]
 pub(crate) struct InUse<T: Send + Sync>(Option<Arc<OfThisProcess<T>>>);
 
@@ -34,8 +34,8 @@ impl<T: Send + Sync> Drop for InUse<T> {
     }
 }
 
-/// See the module. The lock is held for an instant and never while the interpreter's lock is waited
-/// for.
+/// See the module. The lock is held for an instant, and never while waiting for the interpreter's
+/// lock.
 #[derive(Debug)]
 pub(crate) struct Held<T: Send + Sync>(Mutex<Option<Arc<OfThisProcess<T>>>>);
 
@@ -59,8 +59,8 @@ impl<T: Send + Sync> Held<T> {
         part.map(|part| InUse(Some(part))).ok_or_else(|| Failure::new(Code::BadHandle, "it has been closed"))
     }
 
-    /// Takes the part out; it ends when no call uses it any more. Does nothing when it is closed,
-    /// or in a forked child.
+    /// Takes the part out; it is dropped when no call uses it any more. Does nothing if already
+    /// closed, or in a forked child.
     pub(crate) fn close(&self) {
         if !process::is_forked() {
             let part = self.lock().take();

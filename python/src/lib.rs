@@ -1,9 +1,9 @@
 //! The native part of the Python package `umemcg`; `umemcg/__init__.pyi` is its documentation.
 //!
-//! - Whatever may wait, reclaim or end a thread runs with the interpreter's lock released
+//! - Code that may wait, reclaim or end a thread runs with the interpreter's lock released
 //!   (`gate.rs`).
-//! - Callbacks take it again; what they raise goes to `sys.unraisablehook` (`callbacks.rs`).
-//! - Objects are dropped in the process that made them only (`held.rs`), and no thread of the
+//! - Callbacks take it again; their exceptions go to `sys.unraisablehook` (`callbacks.rs`).
+//! - Objects are dropped only in the process that created them (`held.rs`), and no thread of the
 //!   engine calls Python any more when the interpreter ends (`gate.rs`).
 
 mod account;

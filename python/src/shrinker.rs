@@ -1,4 +1,4 @@
-//! `Shrinker`: a cache of the program's own that gives memory back when a group needs it.
+//! `Shrinker`: a program's own cache, shrunk when a group needs memory.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ struct Callbacks {
     reparent: Option<Py<PyAny>>,
     seeks: u32,
     batch: u64,
-    /// The most that can be freed at all.
+    /// Upper bound of the freed bytes.
     pool_bytes: u64,
 }
 
@@ -30,7 +30,7 @@ impl fmt::Debug for Callbacks {
 }
 
 impl Callbacks {
-    /// Asks for the number of objects of a group; `None` when nothing can be told.
+    /// Calls the count function for a group; `None` when the number is unknown.
     fn ask_count(&self, target: &ShrinkTarget<'_>) -> Option<u64> {
         call(&self.count, |count| count.call1((target.group.id(),))?.extract::<Option<u64>>()).flatten()
     }
@@ -62,7 +62,7 @@ impl umemcg::shrinker::Shrinker for Callbacks {
             scan.call1((target.group.id(), nr, target.wanted_bytes))?.extract::<Option<(u64, u64)>>()
         });
         let Some((scanned, freed_bytes)) = answer.flatten() else { return Scan::Stop };
-        // Numbers that cannot be are cut, so that sums of them stay sums.
+        // Impossible numbers are clamped, so that sums do not overflow.
         let freed_bytes = freed_bytes.min(self.pool_bytes);
         Scan::Done(Scanned { scanned: scanned.min(nr), freed_bytes, ..Scanned::default() })
     }

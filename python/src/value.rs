@@ -1,5 +1,5 @@
-//! A value of a cache that Python sees through a `memoryview`: it stays where it is as long as a
-//! view of it exists, even when it leaves the cache.
+//! A cached value exposed to Python as a `memoryview`: it stays in place as long as a view of it
+//! exists, even after leaving the cache.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) struct Value {
     _pin: Option<Held<Pin>>,
 }
 
-/// A pinned value, and the engine that its charge leads to.
+/// A pinned value, and the engine of its charge.
 type Pin = (Pinned<Arc<[u8]>>, Arc<umemcg::Engine>);
 
 /// Returns a read-only view of bytes, without a copy.
@@ -30,7 +30,7 @@ pub(crate) fn view(py: Python<'_>, bytes: Arc<[u8]>) -> PyResult<Bound<'_, PyMem
     view_of(py, Value { bytes, _pin: None })
 }
 
-/// Returns a read-only view of a value that stays charged as long as the view exists.
+/// Returns a read-only view of a pinned value; the value stays charged as long as the view exists.
 pub(crate) fn pinned_view<'py>(
     py: Python<'py>,
     value: Pinned<Arc<[u8]>>,

@@ -1,7 +1,7 @@
-//! [`Budget`]: what a tenant may hold, and which part of it its queries share.
+//! [`Budget`]: the memory budget of a tenant, and the part shared by its queries.
 //!
-//! What is guaranteed to other groups is not the queries': their accounts do not grow into it. So
-//! shares are of the rest.
+//! Queries cannot use memory guaranteed to other groups: their accounts do not grow into it. So
+//! shares are computed from the rest.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -12,48 +12,47 @@ use umemcg::{Engine, Group};
 use crate::cache_group::CacheGroup;
 use crate::shares::{Shares, percent_of};
 
-/// How old the sums of guarantees may be that are read here. Adding them up looks at every group
-/// beside the tenant.
+/// Maximum age of the sums of guarantees. Computing them visits every group beside the tenant.
 const GUARANTEES_READ_EVERY: Duration = Duration::from_millis(100);
 
 /// The limit of a tenant's group, divided between its caches and its queries.
 #[derive(Debug)]
 pub(crate) struct Budget {
     pub(crate) engine: Arc<Engine>,
-    /// The tenant's.
+    /// The tenant's group.
     pub(crate) group: Arc<Group>,
     pub(crate) caches: Arc<CacheGroup>,
     pub(crate) shares: Shares,
-    /// What queries leave to the caches, as far as the caches use it.
+    /// Bytes left to the caches by queries, as far as the caches use them.
     pub(crate) cache_guarantee_bytes: u64,
-    /// The part of the limit that consumers that can spill leave to the caches.
+    /// The part of the limit left to the caches by spillable consumers.
     pub(crate) cache_percent: u64,
-    /// What all queries of the tenant hold.
+    /// Bytes held by all queries of the tenant.
     pub(crate) reserved_bytes: AtomicU64,
     pub(crate) guaranteed_to_others: GuaranteedToOthers,
 }
 
 impl Budget {
-    /// Returns the bytes that the tenant's queries may hold: its own limit, and those above less
-    /// what is guaranteed to others.
+    /// Returns the most bytes the tenant's queries may hold: the lowest of its own limit and each
+    /// ancestor's limit less the guarantees of other groups.
     pub(crate) fn limit_bytes(&self) -> u64 {
         self.guaranteed_to_others.limit_bytes().min(self.group.max_bytes())
     }
 
-    /// Returns the bytes that queries may hold when a consumer asks that loses what it has
-    /// (`can_give`), or its query (`!can_give`), if it is refused.
+    /// Returns the most bytes queries may hold, for a request of a consumer. When refused, the
+    /// consumer gives up its memory (`can_give`) or its query fails (`!can_give`).
     pub(crate) fn room_bytes(&self, can_give: bool) -> u64 {
         let limit_bytes = self.limit_bytes();
         let left_bytes = match can_give {
             true => self.cache_guarantee_bytes.max(percent_of(limit_bytes, self.cache_percent)),
-            // So the caches keep less.
+            // The caches keep less then.
             false => self.cache_guarantee_bytes,
         };
         limit_bytes.saturating_sub(self.caches.group().usage_bytes().min(left_bytes))
     }
 
-    /// Returns whether `bytes` more are within what queries may hold without the caches' guarantee,
-    /// and something else is cached: a cache has to give way to them.
+    /// Returns whether caches must make room for `bytes` more: the queries would stay within their
+    /// room, and the caches hold more than their guarantee.
     pub(crate) fn caches_owe(&self, bytes: u64) -> bool {
         let cached_bytes = self.caches.group().usage_bytes();
         let wanted_bytes = self.reserved_bytes.load(Relaxed).saturating_add(bytes);
@@ -61,8 +60,8 @@ impl Budget {
     }
 }
 
-/// For each group above a tenant's, what is guaranteed to groups below it that are beside the way
-/// to the tenant.
+/// For each ancestor of a tenant's group, the guarantees of its descendants off the path to the
+/// tenant.
 #[derive(Debug)]
 pub(crate) struct GuaranteedToOthers {
     levels: Vec<Level>,
@@ -74,7 +73,7 @@ pub(crate) struct GuaranteedToOthers {
 #[derive(Debug)]
 struct Level {
     above: Arc<Group>,
-    /// The group below it that is the tenant's or leads there.
+    /// Its child on the path to the tenant's group, or that group itself.
     below: Arc<Group>,
     bytes: AtomicU64,
 }
@@ -90,7 +89,7 @@ impl GuaranteedToOthers {
         Self { levels, started_at: Instant::now(), read_again_at: AtomicU64::new(0) }
     }
 
-    /// Returns the least that a level above the tenant leaves to it.
+    /// Returns the lowest limit left to the tenant by a level above it.
     fn limit_bytes(&self) -> u64 {
         let now = self.started_at.elapsed();
         if now.as_nanos() as u64 >= self.read_again_at.load(Relaxed) {

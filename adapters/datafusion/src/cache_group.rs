@@ -1,11 +1,11 @@
-//! [`CacheGroup`]: the group below a tenant's that its caches are charged to.
+//! [`CacheGroup`]: the child group charged for a tenant's caches.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
 
 use umemcg::{CreateError, Engine, Group};
 
-/// A group that holds a tenant's caches, and is removed with the last of them.
+/// The group of a tenant's caches, removed with the last of them.
 #[derive(Debug)]
 pub(crate) struct CacheGroup {
     engine: Arc<Engine>,
@@ -25,7 +25,7 @@ impl CacheGroup {
 
 impl Drop for CacheGroup {
     fn drop(&mut self) {
-        // Fails only if the embedder has made groups below it or removed it.
+        // Fails only if the embedder has created groups below it or removed it.
         let _ = self.engine.remove_group(&self.group);
     }
 }

@@ -1,8 +1,8 @@
-//! [`Shares`]: how much of a tenant's budget each consumer that can spill may hold.
+//! [`Shares`]: the share of each spillable consumer in a tenant's budget.
 //!
-//! A consumer that can spill gives its memory back when it is refused; one that cannot fails its
-//! query. So the first kind gets equal shares of what the second kind leaves, and a part of the
-//! budget is kept from it altogether:
+//! When refused, a spillable consumer gives its memory back; an unspillable one fails its query. So
+//! spillable consumers get equal shares of the memory left by unspillable ones, and a part of the
+//! budget is always kept from them:
 //!
 //! ```text
 //!   |<------------------------- room of the queries ------------------------->|
@@ -12,46 +12,46 @@
 //!   |                                 |   they hold and the entry           -->|
 //! ```
 //!
-//! A consumer that can spill but holds nothing has nothing to give back either: refused, it fails
-//! its query, too. DataFusion's `FairSpillPool` grants it its share whatever the others hold, and
-//! so exceeds its size. A tenant's limit is never exceeded; instead:
+//! A spillable consumer without memory has nothing to give back: refused, it fails its query, too.
+//! DataFusion's `FairSpillPool` grants it its share whatever the others hold, and so exceeds its
+//! size. A tenant's limit is never exceeded; instead:
 //!
-//! - **A consumer that starts is not refused below the share that a fair pool would give it**, which
-//!   is an equal part of all that those that cannot spill leave, as long as the group has room.
-//! - **The entry is left free for it**: no share reaches into the entry; and while a consumer holds
-//!   nothing, others grow into the entry only by an equal part of it, or in the kept part if they
-//!   cannot spill.
+//! - **A starting consumer is not refused below its share in a fair pool**, an equal part of the
+//!   memory left by unspillable consumers, as long as the group has room.
+//! - **The entry is left free for it**: no share reaches into the entry. While a consumer holds
+//!   nothing, others grow into the entry only by an equal part of it, or within the kept part if
+//!   they are unspillable.
 //!
-//! The kept part is also what a query that arrives late starts with, until those that hold more
-//! than their new, smaller shares have spilled.
+//! A late query also starts with the kept part, until consumers above their new, smaller shares
+//! have spilled.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// The part that is kept unless the tenant says otherwise, in percent of the room.
+/// The default kept part, in percent of the room.
 pub(crate) const KEPT_PERCENT: u8 = 20;
-/// The part that is left to consumers that can spill and hold nothing yet. A lone query keeps no
-/// more, unless one of its consumers waits for its first memory without being able to spill.
+/// The part left to spillable consumers without memory, in percent of the room. A lone query keeps
+/// no more, unless one of its unspillable consumers waits for its first memory.
 const ENTRY_PERCENT: u64 = 4;
 
-/// The counts that shares are computed from; of one tenant, all its queries together.
+/// The counts behind the shares, for all queries of one tenant together.
 ///
-/// They are read one by one. A share computed while another consumer comes or goes is that of a
-/// moment before or after; the limit of the tenant's group holds whatever the shares are.
+/// They are read one by one. A share computed while another consumer comes or goes is correct for a
+/// moment before or after. The limit of the tenant's group holds whatever the shares are.
 #[derive(Debug)]
 pub(crate) struct Shares {
     kept_percent: u64,
     /// Queries with a consumer.
     nr_queries: AtomicUsize,
     nr_spillable: AtomicUsize,
-    /// Of these, those that hold nothing.
+    /// Spillable consumers holding nothing.
     nr_empty: AtomicUsize,
-    /// Consumers that cannot spill and have held nothing yet.
+    /// Unspillable consumers still without their first memory.
     nr_expecting: AtomicUsize,
-    /// Held by consumers that cannot spill.
+    /// Held by unspillable consumers.
     unspillable_bytes: AtomicU64,
 }
 
-/// A growth that the shares are asked about, and what is held before it.
+/// A growth to check, and the bytes held before it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Growth {
     pub(crate) can_spill: bool,
@@ -62,12 +62,12 @@ pub(crate) struct Growth {
     pub(crate) bytes: u64,
 }
 
-/// Why the shares say no.
+/// Why a growth is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BeyondShare {
-    /// The consumer may hold that much.
+    /// It exceeds the consumer's share.
     Fair { share_bytes: u64 },
-    /// That much is left to others that hold nothing.
+    /// It reaches into the entry, left to consumers without memory.
     Entry { entry_bytes: u64 },
 }
 
@@ -99,7 +99,7 @@ impl Shares {
         self.nr_spillable.fetch_sub(1, Relaxed);
     }
 
-    /// Notes that a consumer that can spill holds nothing.
+    /// Counts a spillable consumer as holding nothing.
     pub(crate) fn empty(&self) {
         self.nr_empty.fetch_add(1, Relaxed);
     }
@@ -108,8 +108,8 @@ impl Shares {
         self.nr_empty.fetch_sub(1, Relaxed);
     }
 
-    /// Notes a consumer that cannot spill; until [`no_more_expecting`](Self::no_more_expecting) it
-    /// is one that waits for its first memory.
+    /// Counts an unspillable consumer as waiting for its first memory, until
+    /// [`no_more_expecting`](Self::no_more_expecting).
     pub(crate) fn expecting(&self) {
         self.nr_expecting.fetch_add(1, Relaxed);
     }
@@ -126,7 +126,7 @@ impl Shares {
         self.unspillable_bytes.fetch_sub(bytes, Relaxed);
     }
 
-    /// Checks a growth when all queries of the tenant have `room_bytes`.
+    /// Checks a growth, with `room_bytes` for all queries of the tenant.
     ///
     /// # Errors
     /// [`BeyondShare`].
@@ -149,7 +149,7 @@ impl Shares {
         Ok(())
     }
 
-    /// Returns the bytes that one consumer may hold that can spill.
+    /// Returns the most bytes for one spillable consumer.
     fn share_bytes(&self, room_bytes: u64) -> u64 {
         let is_lone = self.nr_queries.load(Relaxed) <= 1 && self.nr_expecting.load(Relaxed) == 0;
         let kept_bytes = if is_lone { 0 } else { percent_of(room_bytes, self.kept_percent) };
@@ -158,7 +158,7 @@ impl Shares {
         self.part_of(room_bytes.saturating_sub(kept_bytes))
     }
 
-    /// Returns the share that a fair pool would give to each consumer that can spill.
+    /// Returns the share of each spillable consumer in a fair pool.
     fn fair_bytes(&self, room_bytes: u64) -> u64 {
         self.part_of(room_bytes.saturating_sub(self.unspillable_bytes.load(Relaxed)))
     }
@@ -167,13 +167,13 @@ impl Shares {
         percent_of(room_bytes, ENTRY_PERCENT.min(self.kept_percent))
     }
 
-    /// Returns whether consumers that cannot spill stay within what is kept for them.
+    /// Returns whether unspillable consumers stay within the part kept for them.
     fn is_in_kept_part(&self, room_bytes: u64, more_bytes: u64) -> bool {
         let bytes = self.unspillable_bytes.load(Relaxed).saturating_add(more_bytes);
         bytes <= percent_of(room_bytes, self.kept_percent)
     }
 
-    /// Divides bytes between the consumers that can spill.
+    /// Divides bytes between the spillable consumers.
     fn part_of(&self, bytes: u64) -> u64 {
         bytes / self.nr_spillable.load(Relaxed).max(1) as u64
     }
@@ -223,7 +223,7 @@ mod tests {
         shares.spillable_came();
         shares.expecting();
         assert_eq!(mib_of(&shares), 80);
-        // It holds its memory now. What it holds beyond the kept part is no longer shared.
+        // It holds its memory now. Its bytes beyond the kept part are no longer shared.
         shares.no_more_expecting();
         shares.unspillable_grew(30 << 20);
         assert_eq!(mib_of(&shares), 66, "less the entry");

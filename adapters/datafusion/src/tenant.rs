@@ -29,22 +29,22 @@ use crate::shares::{KEPT_PERCENT, Shares};
 use crate::tenant_cache::TenantCache;
 use crate::tenant_pool::TenantPool;
 
-/// The time for which a listing is used, unless the tenant says otherwise.
+/// Default time to live of a listing.
 const LISTING_TIME_TO_LIVE: Duration = Duration::from_secs(60);
-/// The time for which the known version of an object is used without asking its store.
+/// Default time of trusting an object's known version without a request to its store.
 const VERSION_TRUSTED_FOR: Duration = Duration::from_secs(10);
-/// Bytes of a cached block.
+/// Default size of a cached block, in bytes.
 const BLOCK_BYTES: u64 = 1 << 20;
 
-/// Which gives way first when a tenant is at its limit: its caches, or the memory of its queries.
+/// Whether the caches or the queries of a tenant give way first at its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum SpillPolicy {
-    /// The caches are emptied, down to what is guaranteed to them, before a query spills.
+    /// The caches are emptied, down to their guarantee, before a query spills.
     #[default]
     CachesFirst,
     /// Queries spill before the caches have less than `cache_percent` of the tenant's limit. The
-    /// caches fall below that only when a query would fail otherwise.
+    /// caches shrink further only when a query would fail otherwise.
     QueriesFirst {
         /// In percent of the limit.
         cache_percent: u8,
@@ -106,42 +106,42 @@ pub struct TenantBuilder {
 }
 
 impl TenantBuilder {
-    /// Sets which gives way first at the limit, caches or queries. The default is the caches.
+    /// Sets whether caches or queries give way first at the limit. The default is the caches.
     pub fn policy(mut self, policy: SpillPolicy) -> Self {
         self.policy = policy;
         self
     }
 
-    /// Sets the part of the budget that consumers that can spill leave to those that cannot, in
-    /// percent; 20 unless set.
+    /// Sets the part of the budget left by spillable consumers to unspillable ones, in percent; 20
+    /// unless set.
     pub fn kept_percent(mut self, percent: u8) -> Self {
         self.kept_percent = percent.min(100);
         self
     }
 
-    /// Sets the bytes that queries leave to the tenant's caches, as far as the caches use them.
-    /// None unless set.
+    /// Sets the bytes left by queries to the tenant's caches, as far as the caches use them. None
+    /// unless set.
     pub fn cache_guarantee_bytes(mut self, bytes: u64) -> Self {
         self.cache_guarantee_bytes = bytes;
         self
     }
 
-    /// Sets for how long a listing of files is used before the store is asked again; `None` is for
-    /// ever. A minute unless set.
+    /// Sets how long a listing of files is used before the store is asked again; `None` means
+    /// forever. A minute unless set.
     pub fn listing_time_to_live(mut self, time: Option<Duration>) -> Self {
         self.listing_time_to_live = time;
         self
     }
 
-    /// Sets for how long the last version that a store has told of an object is taken for the
-    /// present one. Ten seconds unless set; zero asks the store before each read.
+    /// Sets how long the version of an object last reported by its store counts as the present one.
+    /// Ten seconds unless set; zero asks the store before each read.
     pub fn version_trusted_for(mut self, time: Duration) -> Self {
         self.version_trusted_for = time;
         self
     }
 
-    /// Sets the size of the blocks in which objects are cached, in bytes, at least 4096; 1 MiB
-    /// unless set. A read fetches whole blocks.
+    /// Sets the size of cached blocks, in bytes, at least 4096; 1 MiB unless set. A read fetches
+    /// whole blocks.
     pub fn block_bytes(mut self, bytes: u64) -> Self {
         self.block_bytes = bytes.max(4096);
         self
@@ -150,7 +150,7 @@ impl TenantBuilder {
     /// Creates the tenant's caches in a group `caches` below the tenant's. May sleep for reclaim.
     ///
     /// # Errors
-    /// [`TenantError::Group`], also when there is such a group already.
+    /// [`TenantError::Group`], also when that group already exists.
     pub fn build(self) -> Result<Arc<Tenant>, TenantError> {
         let Self { engine, group, .. } = &self;
         let caches = CacheGroup::new(engine, group)?;
@@ -209,8 +209,8 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    /// Returns a builder for a tenant whose limit is that of `group`, set with
-    /// [`Engine::set_max`](umemcg::Engine::set_max), and of the groups above it.
+    /// Returns a builder for a tenant limited by `group`, with the limit set by
+    /// [`Engine::set_max`](umemcg::Engine::set_max), and by the groups above it.
     pub fn builder(engine: &Arc<Engine>, group: &Arc<Group>) -> TenantBuilder {
         TenantBuilder {
             engine: Arc::clone(engine),
@@ -234,7 +234,7 @@ impl Tenant {
         &self.budget.group
     }
 
-    /// Returns the group that the tenant's caches are charged to.
+    /// Returns the group charged for the tenant's caches.
     pub fn cache_group(&self) -> &Arc<Group> {
         self.budget.caches.group()
     }
@@ -257,7 +257,7 @@ impl Tenant {
     /// Returns the configuration of DataFusion's caches: file metadata, listings and statistics,
     /// charged to this tenant and shared by its queries.
     pub fn cache_manager_config(&self) -> CacheManagerConfig {
-        // Their limit is the tenant's. DataFusion passes these numbers to the caches.
+        // The limit of the caches is the tenant's. DataFusion passes these numbers to the caches.
         let limit = self.group().ancestors().map(Group::max_bytes).min().unwrap_or(u64::MAX);
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         CacheManagerConfig::default()
@@ -279,14 +279,14 @@ impl Tenant {
         Ok(RuntimeEnvBuilder::new().with_memory_pool(pool).with_cache_manager(self.cache_manager_config()))
     }
 
-    /// Returns `store` with the tenant's cache in front of it. `name` tells stores apart that have
-    /// the same paths: the URL that the store is registered with, for instance.
+    /// Returns `store` with the tenant's cache in front of it. `name` distinguishes stores with the
+    /// same paths, for instance the URL of the store's registration.
     pub fn cached_store(&self, name: &str, store: Arc<dyn ObjectStore>) -> CachedStore {
         CachedStore::new(name, store, Arc::clone(&self.ranges))
     }
 
-    /// Returns the bytes that the tenant's queries may hold: its own limit, and those above less
-    /// what is guaranteed to others.
+    /// Returns the most bytes the tenant's queries may hold: the lowest of its own limit and each
+    /// ancestor's limit less the guarantees of other groups.
     pub fn limit_bytes(&self) -> u64 {
         self.budget.limit_bytes()
     }

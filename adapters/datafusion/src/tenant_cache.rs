@@ -1,9 +1,9 @@
 //! [`TenantCache`]: DataFusion's caches of file metadata, listings and statistics as an
 //! [`ObjectCache`] of the tenant.
 //!
-//! DataFusion's default caches are bounded by a constant each, whatever else the process needs. An
-//! entry here is charged to the tenant's group of caches, and is evicted when the tenant's limit
-//! needs it, a query for instance. The trait's own limit still holds, on top.
+//! Each of DataFusion's default caches is bounded by a constant, whatever else the process needs.
+//! An entry here is charged to the tenant's group of caches, and evicted under the tenant's limit
+//! when a query, for instance, needs the room. The trait's own limit still holds in addition.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +15,7 @@ use umemcg::{Engine, ObjectCache};
 
 use crate::cache_group::CacheGroup;
 
-/// One of DataFusion's caches, charged to a tenant. Made by
+/// One of DataFusion's caches, charged to a tenant. Created by
 /// [`Tenant::cache_manager_config`](crate::Tenant::cache_manager_config).
 #[derive(Debug)]
 pub struct TenantCache<K, V>
@@ -35,7 +35,7 @@ struct Settings {
     time_to_live: Option<Duration>,
 }
 
-/// A cached value, with what the trait reports of it.
+/// A cached value, with the properties reported by the trait.
 #[derive(Debug)]
 struct Entry<V> {
     value: V,
@@ -70,7 +70,7 @@ where
         Self { name: name.to_owned(), objects, group: Arc::clone(group), settings: Mutex::new(settings) }
     }
 
-    /// Returns the bytes charged for its entries.
+    /// Returns the bytes charged for the cache's entries.
     pub fn charged_bytes(&self) -> u64 {
         self.objects.stats().bytes
     }
@@ -109,7 +109,7 @@ where
         if value_bytes.saturating_add(key.size()) <= settings.limit_bytes {
             let expires = settings.time_to_live.and_then(|ttl| Instant::now().checked_add(ttl));
             let entry = Arc::new(Entry { value, expires, hits: AtomicUsize::new(0) });
-            // If it is declined, it is not cached.
+            // A declined entry is not cached.
             let _ = self.objects.insert(self.group.group(), key.clone(), entry);
         }
         previous

@@ -1,11 +1,11 @@
-//! [`TenantPool`]: DataFusion's memory pool of one query, which is a child group of its tenant.
+//! [`TenantPool`]: DataFusion's memory pool of one query, a child group of its tenant.
 //!
-//! Each consumer has an [`Account`] in the query's group. A consumer that can spill is refused
-//! beyond its fair share, and others where one waits that holds nothing
-//! ([`Shares`](crate::shares)); otherwise the limits of the groups decide, and what the engine
-//! guarantees to other groups. An account makes room by emptying the tenant's caches,
-//! down to what is guaranteed to them, before it refuses. When the last reservation and the last
-//! handle of the pool are gone, the query's group is removed.
+//! Each consumer has an [`Account`] in the query's group. A spillable consumer is refused beyond
+//! its fair share, and any consumer may be refused while one without memory waits
+//! ([`Shares`](crate::shares)). Otherwise the limits of the groups and the engine's guarantees to
+//! other groups decide. Before an account refuses, it empties the tenant's caches down to their
+//! guarantee. When the last reservation and the last handle of the pool are gone, the query's group
+//! is removed.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -23,36 +23,36 @@ use umemcg::{Account, CreateError, Group, Refusal};
 use crate::budget::Budget;
 use crate::shares::{BeyondShare, Growth};
 
-/// Tries of a growth while caches owe it room. Other threads fill and empty them meanwhile, so what
-/// one try has freed may be gone at the next.
+/// Tries of a growth while caches owe it room. Other threads use the caches meanwhile, so room
+/// freed by one try may be gone at the next.
 const TRIES_MAX: u32 = 64;
 
-/// The memory of one query of a tenant; made by
+/// The memory of one query of a tenant; created by
 /// [`Tenant::start_query`](crate::Tenant::start_query).
 ///
 /// Give it to one [`RuntimeEnv`](datafusion_execution::runtime_env::RuntimeEnv) and run one query,
 /// or the queries of one session, with that.
 ///
 /// `try_grow` never blocks for other queries. It may reclaim objects of the tenant's caches, about
-/// a microsecond for each. `grow`, with which DataFusion notes memory that it has already taken,
-/// exceeds limits if it must.
+/// a microsecond for each. DataFusion calls `grow` to record memory already taken; `grow` exceeds
+/// limits if it must.
 pub struct TenantPool {
     budget: Arc<Budget>,
     group: Arc<Group>,
-    /// By the consumer's id. Held for look-ups only: never while an account grows or is dropped.
+    /// By consumer id. Held for lookups only: never while an account grows or is dropped.
     consumers: RwLock<HashMap<usize, Arc<Consumer>>>,
-    /// A pool without any has no query at work, such as that of an idle session.
+    /// Zero if no query is running, as in an idle session.
     nr_consumers: AtomicUsize,
     reserved_bytes: AtomicU64,
-    /// Requests that were refused.
+    /// Refused requests.
     nr_refused: AtomicU64,
 }
 
 struct Consumer {
     account: Account,
     can_spill: bool,
-    /// Whether it is counted as holding nothing; of one that cannot spill, as never having held
-    /// anything.
+    /// Whether it is counted as holding nothing; for an unspillable consumer, as never having held
+    /// memory.
     is_empty: AtomicBool,
 }
 
@@ -74,7 +74,7 @@ impl TenantPool {
         &self.group
     }
 
-    /// Returns the number of requests that were refused. Most of them made a consumer spill.
+    /// Returns the number of refused requests. Most of them made a consumer spill.
     pub fn nr_refused(&self) -> u64 {
         self.nr_refused.load(Relaxed)
     }
@@ -82,7 +82,8 @@ impl TenantPool {
     /// Returns the consumer of a reservation.
     ///
     /// # Panics
-    /// When it is not registered, which DataFusion rules out: a reservation holds its registration.
+    /// When the consumer is not registered; DataFusion rules this out: a reservation holds its
+    /// registration.
     fn consumer(&self, reservation: &MemoryReservation) -> Arc<Consumer> {
         let consumers = self.consumers.read().unwrap_or_else(PoisonError::into_inner);
         let consumer = consumers.get(&reservation.consumer().id());
@@ -117,8 +118,8 @@ impl TenantPool {
         self.budget.shares.check(self.budget.room_bytes(*can_spill && held_bytes > 0), growth)
     }
 
-    /// Grows an account. While a cache owes it the room, it tries again; what is guaranteed to other
-    /// groups is not owed.
+    /// Grows an account. Retries while a cache owes it the room; guarantees to other groups are not
+    /// owed.
     fn grow_account(&self, account: &Account, bytes: u64) -> Result<(), Refusal> {
         for _ in 1..TRIES_MAX {
             match account.try_grow(bytes) {
@@ -234,7 +235,8 @@ impl MemoryPool for TenantPool {
 
 impl Drop for TenantPool {
     fn drop(&mut self) {
-        // Fails only if the embedder has made groups below it or removed it; it is theirs then.
+        // Fails only if the embedder has created groups below it or removed it; the group is theirs
+        // then.
         let _ = self.budget.engine.remove_group(&self.group);
     }
 }

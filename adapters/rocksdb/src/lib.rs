@@ -1,10 +1,10 @@
 //! RocksDB's block cache under the limit of a tenant: a [`Resizable`] for [`Engine::lease`].
 //!
-//! Give each tenant's databases a cache of their own. RocksDB does not tell which database put a
-//! block into a cache, so a cache that several tenants share can only be charged to a group above
-//! all of them.
+//! Give each tenant's databases a cache of their own. RocksDB does not report the database of a
+//! cached block, so a cache shared by several tenants can only be charged to a common ancestor
+//! group.
 //!
-//! What else a database holds is not in its block cache: write buffers, and, unless
+//! A database also holds memory outside its block cache: write buffers, and, unless
 //! `cache_index_and_filter_blocks` is set, the index and filter blocks of open tables.
 //!
 //! ```no_run
@@ -32,7 +32,7 @@ use std::fmt;
 use rocksdb::{BlockBasedOptions, Cache, Error, Options};
 use umemcg::Resizable;
 
-/// An LRU block cache of RocksDB whose capacity follows what a group can pay for.
+/// An LRU block cache of RocksDB with a capacity that follows its group's available memory.
 pub struct BlockCache(Cache);
 
 impl fmt::Debug for BlockCache {
@@ -50,8 +50,8 @@ impl BlockCache {
         Ok(Self(Cache::new_lru_cache(0)?))
     }
 
-    /// Returns options of a database that is created if it is missing, and whose blocks are in this
-    /// cache, those of indexes and filters, too.
+    /// Returns database options: the database is created if missing, and all its blocks go through
+    /// this cache, including index and filter blocks.
     pub fn options(&self) -> Options {
         let mut blocks = BlockBasedOptions::default();
         blocks.set_block_cache(&self.0);
@@ -62,21 +62,21 @@ impl BlockCache {
         options
     }
 
-    /// Returns the bytes of blocks that iterators and reads hold just now. They stay in memory
-    /// whatever the capacity is.
+    /// Returns the bytes of blocks pinned by iterators and reads at present. They stay in memory
+    /// whatever the capacity.
     pub fn pinned_bytes(&self) -> u64 {
         self.0.get_pinned_usage() as u64
     }
 }
 
 impl Resizable for BlockCache {
-    /// With what RocksDB keeps beside each block.
+    /// Includes RocksDB's overhead for each block.
     fn used_bytes(&self) -> u64 {
         self.0.get_usage() as u64
     }
 
     fn set_capacity(&self, bytes: u64) {
-        // A handle of the same cache.
+        // Another handle to the same cache.
         let mut cache = self.0.clone();
         cache.set_capacity(usize::try_from(bytes).unwrap_or(usize::MAX));
     }

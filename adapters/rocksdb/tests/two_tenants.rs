@@ -57,7 +57,7 @@ impl Tenant {
         self.db.compact_range(None::<&[u8]>, None::<&[u8]>);
     }
 
-    /// Reads keys, and compares them with what was written.
+    /// Reads keys, and compares the values with the written ones.
     fn read(&self, keys: impl Iterator<Item = u64>) {
         for (nr, key) in keys.enumerate() {
             let value = self.db.get_pinned(key.to_be_bytes()).unwrap().expect("it was written");
@@ -81,7 +81,7 @@ impl Tenant {
         assert!(self.group.usage_bytes() <= LIMIT, "{} bytes", self.group.usage_bytes());
     }
 
-    /// Reads all once, in leaps that visit each key, until the cache does not grow any more.
+    /// Reads each key once, in leaps.
     fn read_all(&self) {
         self.read((0..NR_VALUES).map(|nr| nr * 7919 % NR_VALUES));
     }
@@ -102,7 +102,7 @@ fn a_block_cache_keeps_to_its_tenants_limit_and_gives_way() {
     let full = a.blocks.used_bytes();
     assert!(full > LIMIT / 2, "{full} bytes: 40 MiB would be there without a limit");
 
-    // A working set that fits is all there, whatever the other tenant does.
+    // A fitting working set stays cached, whatever the other tenant does.
     b.read(0..2000);
     let working_set = b.blocks.used_bytes();
     a.read_all();
@@ -166,7 +166,7 @@ fn readers_and_limit_changes_meet() {
         tenant.check();
     }
     let groups = [Arc::clone(&a.group), Arc::clone(&b.group)];
-    // A lease may end before its cache, whose capacity is nothing then.
+    // A lease may end before its cache; the capacity is then zero.
     let Tenant { lease, db, blocks, .. } = a;
     drop(lease);
     assert!(blocks.used_bytes() <= blocks.pinned_bytes(), "{} bytes are left", blocks.used_bytes());

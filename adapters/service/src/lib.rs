@@ -1,8 +1,8 @@
-//! A service as embedders write them: tenants ask for documents over HTTP, and a cache that is
-//! charged to each tenant's group stands before a slow origin.
+//! A typical service of an embedder: tenants request documents over HTTP, and a cache charged to
+//! each tenant's group stands in front of a slow origin.
 //!
-//! `GET /{tenant}/{document}` answers with the document, loaded once for all requests of the tenant
-//! that ask for it at the same time.
+//! `GET /{tenant}/{document}` returns the document, loaded once for all concurrent requests of the
+//! tenant for it.
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
@@ -20,12 +20,12 @@ use tokio::net::TcpListener;
 use umemcg::objects::ObjectStats;
 use umemcg::{Engine, EngineConfig, Group, ObjectCache};
 
-/// A document, shared by the cache and the responses that are being sent.
+/// A document, shared by the cache and the responses in progress.
 pub type Document = Arc<[u8]>;
 type Load = Pin<Box<dyn Future<Output = Document> + Send>>;
 type Origin = Box<dyn Fn(&str, &str) -> Load + Send + Sync>;
 
-/// The service: an engine, its tenants, and the cache that they share.
+/// The service: an engine, its tenants, and their shared cache.
 pub struct Service {
     engine: Arc<Engine>,
     tenants: HashMap<String, Arc<Group>>,
@@ -37,7 +37,7 @@ impl Service {
     /// Creates a service of tenants with limits in bytes. `origin` loads the document of a tenant.
     ///
     /// # Errors
-    /// When the engine cannot be made.
+    /// When the engine cannot be created.
     pub fn new(
         tenants: &[(&str, u64)],
         origin: impl Fn(&str, &str) -> Load + Send + Sync + 'static,

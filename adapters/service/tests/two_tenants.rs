@@ -14,15 +14,15 @@ use umemcg_service::{Document, Service};
 
 const LIMIT: u64 = 4 << 20;
 const DOCUMENT: usize = 4096;
-/// What the quiet tenant asks for, most of it seldom: about 5 MiB more than fits.
+/// Documents requested by the quiet tenant, most of them seldom: about 5 MiB more than fits.
 const WORKING_SET: u64 = 2500;
 const CONNECTIONS: u64 = 8;
 const REQUESTS: u64 = 3000;
 /// Connections that scan.
 const SCANNERS: u64 = 4;
-/// Documents that both tenants ask for, and whose loads for the scanning tenant never end.
+/// Documents requested by both tenants; their loads for the scanning tenant never end.
 const SHARED: u64 = 50;
-/// The longest that a part of the test may take before it has failed.
+/// Time limit of a part of the test.
 const LONG: Duration = Duration::from_secs(120);
 
 fn scramble(n: u64) -> u64 {
@@ -37,7 +37,7 @@ fn skewed(seed: u64) -> u64 {
     (unit * unit * unit * WORKING_SET as f64) as u64
 }
 
-/// One connection that is kept.
+/// One persistent connection.
 struct Client(TcpStream, Vec<u8>);
 
 impl Client {
@@ -45,7 +45,7 @@ impl Client {
         Self(TcpStream::connect(("127.0.0.1", port)).await.unwrap(), Vec::new())
     }
 
-    /// Asks for a document and reads all of it.
+    /// Requests a document and reads all of it.
     async fn get(&mut self, tenant: &str, document: &str) -> Vec<u8> {
         let request = format!("GET /{tenant}/{document} HTTP/1.1\r\nhost: localhost\r\n\r\n");
         self.0.write_all(request.as_bytes()).await.unwrap();
@@ -79,15 +79,15 @@ async fn load(tenant: String, document: String) -> Document {
     bytes.into()
 }
 
-/// What a run has shown of the quiet tenant.
+/// The results of a run for the quiet tenant.
 #[derive(Debug)]
 struct Outcome {
     hit_ratio: f64,
     p99: Duration,
 }
 
-/// Runs the service on a runtime of its own, and clients on another; with `scans`, beside a tenant
-/// that scans.
+/// Runs the service on one runtime and the clients on another; with `scans`, next to a scanning
+/// tenant.
 fn run(name: &str, server: Runtime, scans: bool) -> Outcome {
     let service = Service::new(&[("quiet", LIMIT), ("scanning", LIMIT)], |tenant, document| {
         Box::pin(load(tenant.to_owned(), document.to_owned()))
@@ -132,13 +132,13 @@ fn run(name: &str, server: Runtime, scans: bool) -> Outcome {
     outcome
 }
 
-/// The clients of both tenants. Returns how long each request of the quiet one took, and how much
-/// was scanned.
+/// Runs the clients of both tenants. Returns the time of each request of the quiet one, and the
+/// number of scanned documents.
 async fn use_service(port: u16, scans: bool) -> (Vec<Duration>, u64) {
     let (is_over, nr_scanned) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let mut others = Vec::new();
     if scans {
-        // Requests that are never answered: loads that stay under way.
+        // Requests without a response: their loads never end.
         for nr in 0..SHARED {
             let mut client = Client::connect(port).await;
             others.push(tokio::spawn(
@@ -178,7 +178,7 @@ async fn use_service(port: u16, scans: bool) -> (Vec<Duration>, u64) {
     for connection in quiet {
         times.extend(connection.await.unwrap());
     }
-    // The same documents as the loads that never end: answered, each by a load of its own.
+    // The same documents as the endless loads: each gets a response from a load of its own.
     let mut client = Client::connect(port).await;
     for nr in 0..SHARED {
         let document = format!("shared-{nr}");

@@ -1,5 +1,5 @@
-//! What every function of the interface is wrapped in: nothing unwinds into C, a forked child is
-//! turned away, and the details of a failure are kept.
+//! The wrapper of every function of the interface: catches panics before they unwind into C,
+//! refuses calls in a forked child, and keeps the details of a failure.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -7,8 +7,7 @@ use umemcg_bindings::{Code, Failure, callbacks, process};
 
 use crate::last_error;
 
-/// Runs the body of a function that never waits and never reclaims, and so may be called from
-/// inside a callback.
+/// Runs the body of a function that never waits or reclaims; allowed inside a callback.
 pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> Code {
     let result = process::check().and_then(|()| contained(body));
     match result {
@@ -17,8 +16,8 @@ pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> Code {
     }
 }
 
-/// Runs the body of a function that may wait or reclaim: never inside a callback, which would wait
-/// for itself or reclaim without an end.
+/// Runs the body of a function that may wait or reclaim. Fails inside a callback, which would wait
+/// for itself or recurse into reclaim without end.
 pub(crate) fn call_outside_callbacks(body: impl FnOnce() -> Result<(), Failure>) -> Code {
     call(|| callbacks::check_outside().and_then(|()| body()))
 }
@@ -29,7 +28,7 @@ fn contained(body: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> 
             Some(text) => (*text).to_owned(),
             None => panic.downcast_ref::<String>().cloned().unwrap_or_default(),
         };
-        // What was thrown may panic again when it is dropped.
+        // The payload may panic again when dropped.
         std::mem::forget(panic);
         Err(Failure::new(Code::Panicked, format!("a defect of the library: {message}")))
     })
@@ -53,7 +52,7 @@ mod tests {
     }
 
     /// Each function of the interface runs its body in `call`, or is on this list because it cannot
-    /// panic or contains its own panics.
+    /// panic or catches its own panics.
     #[test]
     fn no_function_unwinds_into_c() {
         const PLAIN: [&str; 5] = [

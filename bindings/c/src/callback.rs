@@ -1,8 +1,8 @@
-//! Callbacks into C, and the user data that they get.
+//! Callbacks into C, and their user data.
 //!
-//! A callback runs with no lock of the library held, on the thread that needs memory or on a
-//! worker. It may call every function that neither waits nor reclaims; the others fail with
-//! `UMEMCG_IN_CALLBACK`. It returns: an exception or `longjmp` that leaves it is undefined.
+//! A callback runs without locks of the library, on the thread in need of memory or on a worker. It
+//! may call every function that neither waits nor reclaims; the others fail with
+//! `UMEMCG_IN_CALLBACK`. It must return: leaving it by an exception or `longjmp` is undefined.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use umemcg_bindings::callbacks::inside;
 /// A destructor of user data.
 pub type umemcg_free_fn = Option<extern "C" fn(user: *mut c_void)>;
 
-/// A pointer that callbacks get, and what frees it when no callback can run any more.
+/// The user pointer of callbacks, and its destructor, called when no callback can run any more.
 #[derive(Debug)]
 pub(crate) struct UserData {
     pointer: *mut c_void,
     free: umemcg_free_fn,
-    /// Set when it has been taken over; until then it is the caller's.
+    /// Set when the library owns the pointer; until then the caller does.
     is_ours: AtomicBool,
 }
 
@@ -37,7 +37,7 @@ impl UserData {
         self.pointer
     }
 
-    /// Takes it over: it is freed when this is dropped.
+    /// Takes ownership: the drop frees the pointer.
     pub(crate) fn take_over(&self) {
         self.is_ours.store(true, Relaxed);
     }

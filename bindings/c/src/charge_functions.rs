@@ -21,7 +21,7 @@ pub const UMEMCG_CHARGE_OPPORTUNISTIC: u32 = 2;
 /// Charges whatever the limits are: for memory that is in use already.
 pub const UMEMCG_CHARGE_FORCE: u32 = 4;
 
-/// Refuses what no object can have: sizes that were negative for the caller.
+/// Refuses impossible sizes, such as the caller's negative numbers.
 pub(crate) fn check_bytes(bytes: u64) -> Result<(), Failure> {
     if bytes > i64::MAX as u64 {
         return Err(Failure {
@@ -89,7 +89,7 @@ pub extern "C" fn umemcg_uncharge(owner: umemcg_owner, bytes: u64) -> Code {
             part.engine.purses.take(&part.purse, bytes)
         })?;
         drop(charge);
-        // An engine that is being freed takes it out of the table itself.
+        // `free_engine` itself removes the handle of an engine being freed.
         if was_last {
             let _ = free::<OwnerPart>(owner);
         }

@@ -1,9 +1,9 @@
-//! What C has charged with `umemcg_charge`, by owner: one purse for each group, or removed group,
-//! to which anything is still charged.
+//! Charges made by C with `umemcg_charge`, by owner: one purse for each group, present or removed,
+//! with bytes still charged.
 //!
-//! C gets the purse's handle and gives bytes back by it. So giving back more than is held is an
-//! error, bytes stay with the owner that they were charged to when its group is removed or its
-//! handle closed, and what a program forgot comes back with the engine.
+//! C gets the purse's handle and uncharges bytes through it. So uncharging more than the purse
+//! holds is an error. Bytes stay with their owner when its group is removed or the group's handle
+//! closed. Freeing the engine uncharges forgotten bytes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -33,7 +33,7 @@ impl Purse {
         }
     }
 
-    /// Takes `bytes` out, unless they are all that it holds; `None` then.
+    /// Takes `bytes` out; `None` if the purse holds exactly as many.
     fn take_part(&self, bytes: u64) -> Result<Option<Charge>, Failure> {
         let mut held = self.lock();
         match &mut *held {
@@ -57,8 +57,7 @@ pub(crate) struct Purses {
 }
 
 impl Purses {
-    /// Adds a charge to its owner's purse, for which `add_handle` is asked if there is none.
-    /// Returns the handle.
+    /// Adds a charge to its owner's purse; calls `add_handle` for a new purse. Returns the handle.
     pub(crate) fn put(
         &self,
         charge: Charge,
@@ -83,8 +82,8 @@ impl Purses {
         Ok(handle)
     }
 
-    /// Takes bytes out of a purse. If they are all that it holds, the purse ends, and the result
-    /// says so.
+    /// Takes bytes out of a purse. If none are left, removes the purse and returns `true` with the
+    /// charge.
     pub(crate) fn take(&self, purse: &Arc<Purse>, bytes: u64) -> Result<(Charge, bool), Failure> {
         if let Some(charge) = purse.take_part(bytes)? {
             return Ok((charge, false));

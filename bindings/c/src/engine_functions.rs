@@ -61,7 +61,7 @@ pub extern "C" fn umemcg_abi_version() -> u32 {
     UMEMCG_ABI_VERSION
 }
 
-/// Bytes of a pool that is not told its size.
+/// Default size of a pool, in bytes.
 const POOL_BYTES_DEFAULT: u64 = 256 << 20;
 /// The largest number of workers.
 const NR_WORKERS_MAX: u32 = 1024;

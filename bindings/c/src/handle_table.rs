@@ -1,14 +1,14 @@
-//! A table of objects by handle, which is all that C holds of them.
+//! A table of objects by handle. C holds only handles.
 //!
 //! ```text
 //!   63           32 31       24 23            0
 //!   generation      kind        place + 1          0 is no handle
 //! ```
 //!
-//! A place gets another generation when its object is removed, so a handle of a freed object finds
-//! nothing, whatever is in its place by then. A place whose generations are used up is never used
-//! again. Reading takes no lock: places are in segments that never move, each with an object that
-//! can be swapped. Adding and removing take one lock for a few instructions.
+//! A place gets a new generation when its object is removed, so a handle of a freed object finds
+//! nothing, even if the place has a new object. A place without generations left is never reused.
+//! Reading takes no lock: segments of places never move, and the object of a place is swapped
+//! atomically. Adding and removing take one lock for a few instructions.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -17,7 +17,7 @@ use arc_swap::{ArcSwapOption, Guard};
 
 /// Places in the first segment; each further one has twice as many.
 const FIRST_SEGMENT: u32 = 64;
-/// As many as places have numbers.
+/// Enough segments for all place numbers.
 const NR_SEGMENTS: usize = 18;
 const PLACE_BITS: u32 = 24;
 const KIND_BITS: u32 = 8;
@@ -32,12 +32,12 @@ pub(crate) struct Entry<T> {
 #[derive(Debug)]
 struct Place<T> {
     entry: ArcSwapOption<Entry<T>>,
-    /// Of the next object. Changed by a thread that has the place: one that has taken it from the
-    /// free ones, or has taken the object out.
+    /// The generation of the next object. Changed only by the thread owning the place: it has taken
+    /// the place from the free ones, or has taken the object out.
     generation: AtomicU32,
 }
 
-/// The places that are free, and the first that has never been used.
+/// The free places, and the first never used one.
 #[derive(Debug, Default)]
 struct Free {
     places: Vec<u32>,
@@ -55,7 +55,7 @@ pub(crate) struct HandleTable<T> {
 #[derive(Debug)]
 pub(crate) struct TooManyHandles;
 
-/// Returns the kind that a handle says it has.
+/// Returns the kind encoded in a handle.
 pub(crate) fn kind_of(handle: u64) -> u8 {
     (handle >> PLACE_BITS) as u8
 }
@@ -90,9 +90,9 @@ impl<T> HandleTable<T> {
         Some((number, self.place(number)?))
     }
 
-    /// Adds an object, unless `may_add` says no. `may_add` is asked last and under the lock, so it
-    /// sees what was stored before a [`remove_all`](Self::remove_all) that does not find the
-    /// object.
+    /// Adds an object, unless `may_add` returns `false`. `may_add` runs last and under the lock. If
+    /// a [`remove_all`](Self::remove_all) misses the object, `may_add` sees the stores before that
+    /// call.
     pub(crate) fn insert(
         &self,
         kind: u8,
@@ -132,7 +132,7 @@ impl<T> HandleTable<T> {
         entry.as_ref().is_some_and(|entry| entry.handle == handle).then_some(entry)
     }
 
-    /// Takes an object out. Of several calls with one handle, one gets it.
+    /// Takes an object out. Of several concurrent calls with one handle, exactly one gets it.
     pub(crate) fn remove(&self, handle: u64) -> Option<Arc<Entry<T>>> {
         let (number, place) = self.place_of(handle)?;
         let entry = place.entry.load_full().filter(|entry| entry.handle == handle)?;
@@ -150,7 +150,7 @@ impl<T> HandleTable<T> {
         Some(entry)
     }
 
-    /// Takes out all objects that `is_meant` chooses.
+    /// Takes out all objects selected by `is_meant`.
     pub(crate) fn remove_all(&self, is_meant: impl Fn(&T) -> bool) -> Vec<Arc<Entry<T>>> {
         let unused = self.lock_free().unused;
         let chosen = |number| {

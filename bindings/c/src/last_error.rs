@@ -1,8 +1,8 @@
-//! The details of the last call that failed, for each thread.
+//! The details of the last failed call, for each thread.
 //!
-//! Functions return a code, which most callers act on alone. A thread that wants the group and the
-//! numbers asks for them afterwards. That keeps every signature, and so the binary interface, free
-//! of a struct that may grow, and a call that succeeds pays nothing.
+//! Functions return a code, enough for most callers. A thread can request the group and the numbers
+//! afterwards. So no signature, and thus not the binary interface, has a growing struct in it, and
+//! a successful call pays nothing.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
@@ -54,7 +54,7 @@ pub(crate) fn keep(failure: Failure) -> Code {
     let code = failure.code;
     let text = |text: &str| CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default();
     let last = LastError { path: text(&failure.path), message: text(&failure.message), failure };
-    // A thread that is ending has no place for it, and cannot ask either.
+    // An ending thread has no place for the details, and cannot request them either.
     let _ = LAST_ERROR.try_with(|place| {
         if let Ok(mut place) = place.try_borrow_mut() {
             *place = Some(last);

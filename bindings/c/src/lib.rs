@@ -1,4 +1,4 @@
-//! The C interface of umemcg: `umemcg.h`, which is made from these sources, is its documentation.
+//! The C interface of umemcg. Its documentation is `umemcg.h`, generated from these sources.
 //!
 //! ```text
 //!   function of the interface ─▶ call ──▶ handle ─▶ object ─▶ engine      *_functions.rs
@@ -6,11 +6,11 @@
 //!                                 └ forked? inside a callback? a panic? details of the failure
 //! ```
 //!
-//! Whatever a program does with handles (null, freed, of another kind, of another engine) and with
-//! sizes gets a code. Pointers are its word, as with any C function; SAFETY.md says what that
-//! means.
+//! Every misuse of handles (null, freed, of another kind, of another engine) and of sizes returns a
+//! code. The program guarantees the validity of pointers, as for any C function; SAFETY.md has the
+//! details.
 #![allow(non_camel_case_types)]
-// The header says what each function's pointers must be, once for all.
+// The header has the requirements on pointers once, for all functions.
 #![allow(clippy::missing_safety_doc)]
 
 pub mod account_functions;

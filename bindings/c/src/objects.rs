@@ -1,11 +1,11 @@
-//! What handles lead to. Each object but a value belongs to an engine, and holds it: whatever is
-//! freed first, nothing in use goes away.
+//! The objects behind handles. Each object except a value belongs to an engine, and holds a
+//! reference to it: nothing in use disappears, whatever is freed first.
 //!
 //! Freeing an engine frees everything that belongs to it, in this order:
-//! 1. the engine says that it is closed, so that nothing is added any more;
+//! 1. the engine is marked as closed, so that nothing more is added;
 //! 2. all its objects leave the table, so that no new call finds them;
-//! 3. shrinkers and caches end; that waits for callbacks that are running;
-//! 4. the rest; the last call that still uses the engine, if there is one, ends it.
+//! 3. shrinkers and caches end, after waiting for running callbacks;
+//! 4. the rest; the last call still using the engine, if any, ends it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -29,9 +29,9 @@ static OBJECTS: HandleTable<Object> = HandleTable::new();
 #[derive(Debug)]
 pub(crate) struct EnginePart {
     pub(crate) engine: Arc<Engine>,
-    /// What was charged by `umemcg_charge`.
+    /// Charges made by `umemcg_charge`.
     pub(crate) purses: Purses,
-    /// Stored before the objects are taken out of the table, under whose lock it is read.
+    /// Stored before the objects are taken out of the table. Read under the table's lock.
     is_closed: AtomicBool,
 }
 
@@ -40,7 +40,7 @@ impl EnginePart {
         Arc::new(Self { engine, purses: Purses::default(), is_closed: AtomicBool::new(false) })
     }
 
-    /// Returns the size of the pool: more than this fits nowhere.
+    /// Returns the size of the pool, the largest possible size of an object.
     pub(crate) fn pool_bytes(&self) -> u64 {
         self.engine.root().max_bytes()
     }
@@ -94,8 +94,8 @@ pub(crate) struct CachePart {
     pub(crate) _user: Arc<UserData>,
 }
 
-/// Charged to its group as long as it is held. Freeing the engine does not free it: what a thread
-/// holds stays readable when another thread frees the engine.
+/// Charged to its group as long as it is held. Freeing the engine does not free it: a held value
+/// stays readable when another thread frees the engine.
 #[derive(Debug)]
 pub(crate) struct ValuePart {
     pub(crate) _value: Pinned<Value>,
@@ -139,7 +139,7 @@ macro_rules! objects {
     };
 }
 
-/// What is behind a handle of one kind.
+/// The object behind a handle of one kind.
 pub(crate) trait Part {
     const KIND: u8;
     fn of(object: &Object) -> Option<&Self>;
@@ -170,7 +170,8 @@ impl Object {
         })
     }
 
-    /// Shrinkers and caches call back, and wait for callbacks when they end.
+    /// Returns whether the object has callbacks, as shrinkers and caches do; its end waits for
+    /// them.
     fn calls_back(&self) -> bool {
         matches!(self, Self::Shrinker(_) | Self::Cache(_))
     }
@@ -188,7 +189,7 @@ fn bad_handle(handle: u64, wanted: u8) -> Failure {
     Failure::new(Code::BadHandle, format!("a handle that names nothing where {wanted} is needed"))
 }
 
-/// Adds an object; `taken_over` runs when it is certain that it will be there.
+/// Adds an object; `taken_over` runs once the object is sure to be added.
 pub(crate) fn add_with(object: Object, taken_over: impl FnOnce()) -> Result<u64, Failure> {
     let (kind, engine) = (object.kind(), object.engine().cloned());
     let may_add = || {
@@ -210,7 +211,7 @@ pub(crate) fn add(object: Object) -> Result<u64, Failure> {
     add_with(object, || ())
 }
 
-/// Calls `use_it` with what a handle leads to, which lives until it returns.
+/// Calls `use_it` with the object of a handle, alive until `use_it` returns.
 pub(crate) fn with<P: Part, R>(
     handle: u64,
     use_it: impl FnOnce(&P) -> Result<R, Failure>,
@@ -235,13 +236,13 @@ pub(crate) fn with_group_of<R>(
     })
 }
 
-/// Frees what a handle leads to, after the last call that uses it.
+/// Frees the object of a handle after the last call using it.
 pub(crate) fn free<P: Part>(handle: u64) -> Result<(), Failure> {
     with(handle, |_: &P| Ok(()))?;
     OBJECTS.remove(handle).map(drop).ok_or_else(|| bad_handle(handle, P::KIND))
 }
 
-/// Frees an engine with everything that belongs to it.
+/// Frees an engine with all its objects.
 pub(crate) fn free_engine(handle: u64) -> Result<(), Failure> {
     let engine = with(handle, |engine: &Arc<EnginePart>| Ok(Arc::clone(engine)))?;
     if engine.is_closed.swap(true, Relaxed) {

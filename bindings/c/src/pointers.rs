@@ -1,18 +1,18 @@
-//! What is read and written through the pointers of a C caller. Null is an error; so are sizes and
-//! lengths that no object can have. The rest is the caller's word, as with any C function.
+//! Reads and writes through the pointers of a C caller. Null is an error; so are impossible sizes
+//! and lengths. The caller guarantees the rest, as for any C function.
 
 use std::ffi::{CStr, c_char, c_void};
 
 use umemcg_bindings::Failure;
 
-/// A struct of the interface that starts with its size and may grow at its end.
+/// A struct of the interface, starting with its size and extensible at its end.
 pub(crate) trait SizedStruct: Copy {
     /// The size of its first version.
     const SIZE_MIN: usize;
 }
 
-/// Reads a struct of which the caller may know an older or a newer version. What an older caller
-/// does not know is zero; a newer one may not set what this version does not know.
+/// Reads a struct from a caller with an older or a newer version of it. Fields unknown to an older
+/// caller are zero; a newer caller may not set fields unknown to this version.
 ///
 /// # Safety
 /// `from` is null, or points to as many bytes as its first field says, of which all bit patterns of
@@ -38,8 +38,8 @@ pub(crate) unsafe fn read_sized<T: SizedStruct + Default>(from: *const T) -> Res
 /// No struct of this interface will be longer.
 const SIZE_MAX: usize = 4096;
 
-/// Writes a struct of which the caller may know an older or a newer version. Its `size` becomes the
-/// bytes that were written.
+/// Writes a struct for a caller with an older or a newer version of it. Its `size` becomes the
+/// number of written bytes.
 ///
 /// # Safety
 /// `to` is null, or points to as many writable bytes as its first field says.
@@ -61,7 +61,7 @@ pub(crate) unsafe fn write_sized<T: SizedStruct>(to: *mut T, value: T) -> Result
     Ok(())
 }
 
-/// Returns the place for a result, with `empty` in it for the case that the call fails.
+/// Returns the place for a result, filled with `empty` in case the call fails.
 ///
 /// # Safety
 /// `to` is null, or points to a `T` that the caller lets the call write until it returns.
@@ -90,7 +90,7 @@ pub(crate) unsafe fn text<'a>(from: *const c_char) -> Result<&'a str, Failure> {
     text.to_str().map_err(|_| Failure::invalid("a string that is not UTF-8"))
 }
 
-/// Returns bytes of the caller's. `len` may be 0 with any pointer.
+/// Returns the caller's bytes. `len` may be 0 with any pointer.
 ///
 /// # Safety
 /// `from` is null, or points to `len` bytes that stay as they are until the call returns.
@@ -101,7 +101,7 @@ pub(crate) unsafe fn bytes<'a>(from: *const c_void, len: usize, len_max: u64) ->
     if from.is_null() {
         return Err(Failure::invalid("a null pointer where bytes are needed"));
     }
-    // Also what is negative for the caller. Nothing of such a length is read.
+    // Includes the caller's negative numbers. Nothing of such a length is read.
     if len as u64 > len_max.min(isize::MAX as u64) {
         return Err(Failure::invalid(format!("{len} bytes are more than the whole pool")));
     }
@@ -110,7 +110,7 @@ pub(crate) unsafe fn bytes<'a>(from: *const c_void, len: usize, len_max: u64) ->
 }
 
 /// Copies `all` to the caller's `room` bytes at `to`, and its length to `*len`; if the room is too
-/// small, copies nothing but still tells the length.
+/// small, only writes the length.
 ///
 /// # Safety
 /// `to` is null, or points to `room` bytes that the caller lets the call write; `len` as with

@@ -97,7 +97,7 @@ impl Default for umemcg_shrinker_config {
     }
 }
 
-/// What objects cost to make again, and how many are scanned at once, unless the program says so.
+/// Default cost of recreating an object, and default number of objects scanned at once.
 const DEFAULT_SEEKS: u32 = 2;
 const DEFAULT_BATCH: u64 = 128;
 
@@ -109,7 +109,7 @@ struct Callbacks {
     seeks: u32,
     batch: u64,
     user: Arc<UserData>,
-    /// The most that can be freed at all.
+    /// Upper bound of the freed bytes.
     pool_bytes: u64,
 }
 
@@ -120,7 +120,7 @@ impl fmt::Debug for Callbacks {
 }
 
 impl Callbacks {
-    /// Calls the count function; `None` when nothing can be told.
+    /// Calls the count function; `None` when the number is unknown.
     fn ask_count(&self, target: &ShrinkTarget<'_>) -> Option<u64> {
         let count = self.count?;
         let target = of(target, 0);
@@ -160,7 +160,7 @@ impl Shrinker for Callbacks {
         if inside(|| scan(self.user.pointer(), &raw const target, &raw mut scanned)) != 0 {
             return Scan::Stop;
         }
-        // Numbers that cannot be are cut, so that sums of them stay sums.
+        // Impossible numbers are clamped, so that sums do not overflow.
         Scan::Done(Scanned {
             scanned: scanned.nr_objects.min(nr),
             freed_bytes: scanned.freed_bytes.min(self.pool_bytes),

@@ -1,19 +1,19 @@
-//! Callbacks into the program: how deep a thread is in them, and what it may not do there.
+//! Callbacks into the program: the nesting depth of each thread, and the check of calls not allowed
+//! inside.
 //!
-//! A callback may run on a thread that reclaims. A call that may reclaim or wait would recurse
-//! without an end, or wait for the callback that it is called from. So inside a callback such calls
-//! fail.
+//! A callback may run on a reclaiming thread. A call that may reclaim or wait could recurse without
+//! end, or wait for its own callback. So inside a callback such calls fail.
 
 use std::cell::Cell;
 
 use crate::failure::{Code, Failure};
 
 thread_local! {
-    /// Callbacks that this thread is in.
+    /// Number of callbacks active on this thread.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// The thread is in a callback as long as this lives.
+/// Marks the thread as inside a callback until dropped.
 struct Inside;
 
 impl Drop for Inside {
@@ -22,7 +22,7 @@ impl Drop for Inside {
     }
 }
 
-/// Runs what calls into the program.
+/// Runs a callback into the program.
 pub fn inside<R>(call: impl FnOnce() -> R) -> R {
     let _inside = DEPTH.try_with(|depth| depth.set(depth.get() + 1)).ok().map(|()| Inside);
     call()

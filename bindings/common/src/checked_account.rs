@@ -1,4 +1,4 @@
-//! [`CheckedAccount`]: an account whose wrong uses are failures, not panics.
+//! [`CheckedAccount`]: an account that returns failures for misuse instead of panicking.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -6,16 +6,16 @@ use umemcg::{Account, Engine, Group};
 
 use crate::failure::{Code, Failure};
 
-/// The most that an account may hold, far beyond any memory.
+/// Most bytes held by an account, far beyond any memory.
 const HELD_BYTES_MAX: u64 = 1 << 55;
-/// The most that it may grow by at a time, which is the largest pool.
+/// Largest growth at a time: the largest pool.
 const GROWTH_BYTES_MAX: u64 = 1 << 48;
 
-/// Memory that is charged to a group, for a program that may get its own numbers wrong.
+/// Memory charged to a group, for a program whose own numbers may be wrong.
 #[derive(Debug)]
 pub struct CheckedAccount {
     account: Account,
-    /// Held while the account gets smaller, so that what was checked stays so. It may grow
+    /// Held while the account shrinks, so that the checked bytes stay available. It may grow
     /// meanwhile.
     shrinking: Mutex<()>,
 }
@@ -35,11 +35,11 @@ impl CheckedAccount {
         &self.account
     }
 
-    /// Grows by `bytes`, reclaiming what is missing from caches of the group that is full.
+    /// Grows by `bytes`. If a group is full, reclaims the missing bytes from its caches.
     ///
     /// # Errors
     /// [`Code::Never`], [`Code::Refused`], [`Code::Overcommitted`]; [`Code::InvalidArgument`] for
-    /// numbers that no object can have. Nothing is changed then.
+    /// impossible sizes. Nothing is changed then.
     pub fn try_grow(&self, bytes: u64) -> Result<(), Failure> {
         if bytes > i64::MAX as u64 {
             return Err(negative(bytes));
@@ -47,10 +47,10 @@ impl CheckedAccount {
         self.account.try_grow(bytes).map_err(|refusal| Failure::from(&refusal))
     }
 
-    /// Grows by `bytes` whatever the limits are, for memory that is in use already. Never blocks.
+    /// Grows by `bytes` whatever the limits, for memory already in use. Never blocks.
     ///
     /// # Errors
-    /// [`Code::InvalidArgument`] for more than any memory has.
+    /// [`Code::InvalidArgument`] for more bytes than any memory has.
     pub fn grow(&self, bytes: u64) -> Result<(), Failure> {
         if bytes > GROWTH_BYTES_MAX || self.account.bytes() > HELD_BYTES_MAX {
             return Err(negative(bytes));

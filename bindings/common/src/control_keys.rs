@@ -1,4 +1,4 @@
-//! The control keys: what a group can be told and asked by name, as numbers. Names and meanings are
+//! The control keys: settings and figures of a group by name, as numbers. Names and meanings are
 //! those of the control files in SEMANTICS.md; `u64::MAX` is "no limit".
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ type Set = fn(&Engine, &Arc<Group>, u64) -> Result<(), Failure>;
 /// A control key.
 #[derive(Debug, Clone, Copy)]
 pub struct ControlKey {
-    /// Its name, which is that of the control file.
+    /// The name of the control file.
     pub name: &'static str,
     get: Option<Get>,
     set: Option<Set>,
@@ -148,7 +148,7 @@ fn not_removed(group: &Group) -> Result<(), Failure> {
 /// Reads a control key of a group. Never blocks.
 ///
 /// # Errors
-/// [`Code::NotFound`], [`Code::NotPermitted`] for a key that is written only, [`Code::Gone`].
+/// [`Code::NotFound`], [`Code::NotPermitted`] for a write-only key, [`Code::Gone`].
 pub fn get(engine: &Engine, group: &Arc<Group>, name: &str) -> Result<u64, Failure> {
     let key = find(name)?;
     let get = key.get.ok_or_else(|| {
@@ -161,8 +161,8 @@ pub fn get(engine: &Engine, group: &Arc<Group>, name: &str) -> Result<u64, Failu
 /// Writes a control key of a group. Limits and requests may reclaim, and so may sleep.
 ///
 /// # Errors
-/// [`Code::NotFound`], [`Code::NotPermitted`] for a key that is read only, [`Code::Gone`], and what
-/// the key's own operation refuses, with the group's path and numbers.
+/// [`Code::NotFound`], [`Code::NotPermitted`] for a read-only key, [`Code::Gone`], and the errors
+/// of the key's own operation, with the group's path and numbers.
 pub fn set(engine: &Engine, group: &Arc<Group>, name: &str, value: u64) -> Result<(), Failure> {
     let key = find(name)?;
     let set = key.set.ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! [`Failure`]: an error as a code, the group that it is about, and numbers.
+//! [`Failure`]: an error as a code, the group concerned, and numbers.
 
 use std::fmt;
 use std::path::Path;
@@ -66,14 +66,14 @@ pub enum Code {
     Never = 23,
 }
 
-/// An error that crosses a language boundary.
+/// An error in a form for crossing a language boundary.
 #[derive(Debug, Clone)]
 pub struct Failure {
     /// What went wrong.
     pub code: Code,
     /// The group that refused, or that the error is about; empty if there is none.
     pub path: String,
-    /// Bytes that were asked for; 0 where the error is about no bytes.
+    /// The requested bytes; 0 where the error is about no bytes.
     pub wanted_bytes: u64,
     /// The limit of that group.
     pub limit_bytes: u64,
@@ -87,39 +87,39 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Makes a failure of a code and a sentence.
+    /// Creates a failure from a code and a sentence.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         let message = message.into();
         let (wanted_bytes, limit_bytes, free_bytes, reclaimable_bytes) = (0, 0, 0, 0);
         Self { code, path: String::new(), wanted_bytes, limit_bytes, free_bytes, reclaimable_bytes, message }
     }
 
-    /// Makes a failure of an argument.
+    /// Creates a failure for an invalid argument.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(Code::InvalidArgument, message)
     }
 
-    /// Says which group it is about.
+    /// Sets the path of the group concerned.
     #[must_use]
     pub fn at(mut self, path: &Path) -> Self {
         self.path = path.to_string_lossy().into_owned();
         self
     }
 
-    /// Says which group it is about, with its numbers.
+    /// Sets the group concerned, with its numbers.
     #[must_use]
     pub fn of(self, group: &Group, wanted_bytes: u64, free_bytes: u64) -> Self {
         Self { wanted_bytes, free_bytes, limit_bytes: group.max_bytes(), ..self.at(&group.path()) }
     }
 
-    /// Makes the failure of a refused charge.
+    /// Creates the failure of a refused charge.
     pub fn refused(refused: &Refused, wanted_bytes: u64) -> Self {
         let message = ChargeError::Limit(Refused { group: refused.group.clone(), wanted_bytes }).to_string();
         Self::new(Code::Refused, message).of(&refused.group, wanted_bytes, refused.group.margin_bytes())
     }
 
-    /// Makes the failure of a charge; `wanted_bytes` is what the caller asked for, of which the
-    /// error may know a part only.
+    /// Creates the failure of a charge. `wanted_bytes` is the caller's whole request; the error may
+    /// have only a part of it.
     pub fn charge(error: &ChargeError, wanted_bytes: u64) -> Self {
         match error {
             ChargeError::Limit(refused) => Self::refused(refused, wanted_bytes),
@@ -127,7 +127,7 @@ impl Failure {
         }
     }
 
-    /// Makes the failure of an object that was not stored.
+    /// Creates the failure of an object that was not stored.
     pub fn declined(reason: &DeclineReason, wanted_bytes: u64) -> Self {
         match reason {
             DeclineReason::Refused(error) => Self::charge(error, wanted_bytes),

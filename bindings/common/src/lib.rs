@@ -1,6 +1,6 @@
-//! What the C library and the Python package of umemcg have in common: the control keys, the names
-//! of statistics, failures in a form that crosses a language boundary, and what is known about the
-//! process. Nothing here knows C or Python.
+//! The common part of umemcg's C library and Python package: the control keys, the names of
+//! statistics, failures in a form for crossing a language boundary, and the fork check of the
+//! process. Nothing here depends on C or Python.
 
 pub mod callbacks;
 pub mod checked_account;
@@ -20,12 +20,12 @@ use std::sync::Arc;
 
 use umemcg::{CreateError, Engine, Group};
 
-/// Returns the group at a path from the root (`/a/b`; `/` is the root). With `create`, makes what
-/// is missing of it, each level charged to the one above, which may reclaim and so may sleep.
+/// Returns the group at a path from the root (`/a/b`; `/` is the root). With `create`, creates the
+/// missing groups, each charged to its parent; this may reclaim and so may sleep.
 ///
 /// # Errors
 /// [`Code::NotFound`] without `create`, [`Code::InvalidArgument`] for a path that does not start at
-/// the root, and what [`Engine::create_group`] refuses.
+/// the root, and the errors of [`Engine::create_group`].
 pub fn open_group(engine: &Engine, path: &Path, create: bool) -> Result<Arc<Group>, Failure> {
     if !path.has_root() {
         return Err(Failure::invalid("the path of a group starts with `/`").at(path));
@@ -41,7 +41,7 @@ pub fn open_group(engine: &Engine, path: &Path, create: bool) -> Result<Arc<Grou
     Ok(at)
 }
 
-/// Attempts to make a group that other threads remove and make at the same time.
+/// Attempts to create a group while other threads remove and create it.
 const ATTEMPTS_MAX: u32 = 64;
 
 fn step_down(engine: &Engine, at: &Arc<Group>, name: &OsStr, create: bool) -> Result<Arc<Group>, Failure> {
@@ -50,7 +50,7 @@ fn step_down(engine: &Engine, at: &Arc<Group>, name: &OsStr, create: bool) -> Re
             Some(child) => return Ok(child),
             None if !create => break,
             None => match engine.create_group(at, name) {
-                // Another thread made it.
+                // Another thread created it.
                 Err(CreateError::Exists) => {}
                 created => return created.map_err(|error| Failure::from(error).at(&at.path().join(name))),
             },

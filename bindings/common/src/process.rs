@@ -1,10 +1,10 @@
-//! Whether this process is a fork of one that used the library.
+//! Detects a fork of a process that used the library.
 //!
 //! A forked child has the memory of its parent and one of its threads. The workers of an engine do
-//! not exist there, and a lock that another thread held stays held for ever. So in a child every
-//! call fails with [`Code::Forked`], and what the child drops is left as it is ([`leaked`]). A
-//! child of a process that has not used the library yet may use it, and so may every program that
-//! is started with `exec`.
+//! not exist there, and a lock held by another thread stays held forever. So in a child every call
+//! fails with [`Code::Forked`], and values dropped by the child are leaked ([`leaked`]). A child of
+//! a process that has not used the library yet may use it, and so may every program started with
+//! `exec`.
 
 use std::mem::ManuallyDrop;
 use std::sync::Once;
@@ -19,8 +19,7 @@ extern "C" fn note_fork() {
     IS_FORKED.store(true, Relaxed);
 }
 
-/// From now on, children of this process know that they are. Called before the first engine is
-/// made.
+/// Marks later children of this process as forked. Called before the first engine is created.
 ///
 /// # Errors
 /// [`Code::System`] when there is no memory for the handler.
@@ -59,8 +58,8 @@ fn forked() -> Failure {
     Failure::new(Code::Forked, "this process is a fork of one that used the library; use it after exec")
 }
 
-/// A value that is dropped in the process that made it, and leaked in a forked child: what it would
-/// wait for does not exist there.
+/// A value dropped only in the process that created it, and leaked in a forked child: the threads
+/// its drop would wait for do not exist there.
 #[derive(Debug)]
 pub struct OfThisProcess<T>(ManuallyDrop<T>);
 

@@ -7,7 +7,7 @@ use umemcg::{EventKind, Group, StatItem, StatUnit};
 
 type Read = fn(&Group) -> i64;
 
-/// The numbers of a group that are no [`StatItem`] and no event; they come before those.
+/// The figures of a group other than [`StatItem`]s and events; they come first.
 const OWN: [(&str, Read); 5] = [
     ("usage_bytes", |group| signed(group.usage_bytes())),
     ("peak_bytes", |group| signed(group.peak_bytes())),
@@ -19,7 +19,7 @@ const OWN: [(&str, Read); 5] = [
 /// The number of statistics of a group.
 pub const NR_STATISTICS: usize = OWN.len() + StatItem::ALL.len() + EventKind::ALL.len();
 
-/// All names, in order. Those of bytes say so.
+/// All names, in order. Names of byte figures end in `_bytes`.
 static NAMES: LazyLock<Vec<String>> = LazyLock::new(|| {
     let own = OWN.iter().map(|(name, _)| (*name).to_owned());
     let items = StatItem::ALL.iter().map(|item| match item.unit() {
@@ -36,7 +36,7 @@ pub fn statistic_name(index: usize) -> Option<&'static str> {
 }
 
 /// Returns the statistics of a group and everything below it, in the order of [`statistic_name`].
-/// What has no limit is [`i64::MAX`]. Takes some microseconds.
+/// No limit is [`i64::MAX`]. Takes some microseconds.
 pub fn statistics(group: &Group) -> Vec<(&'static str, i64)> {
     apply_pending();
     let own = OWN.iter().map(|(_, read)| read(group));

@@ -1,11 +1,12 @@
-//! The arena: allocates and frees frames, and has their records and the copies in and out of their
+//! The arena: allocates and frees frames, and provides their records and copies in and out of their
 //! contents.
 //!
 //! A caller charges a frame before it allocates it. The root group's limit is the arena's capacity,
-//! so an allocation that is backed by a charge always finds a frame.
+//! so an allocation backed by a charge always finds a frame.
 //!
-//! Threads that take and give single frames do so in [batches](umemcg_base::batches): the frames in
-//! them count as free, and an allocation that finds no other takes those of all threads.
+//! Single frames are taken and given back through per-thread [batches](umemcg_base::batches). The
+//! frames in batches count as free, and an allocation without any other frame takes from the
+//! batches of all threads.
 
 use std::fmt;
 use std::io;
@@ -24,8 +25,8 @@ use crate::frame::{FrameFlags, FrameId, FrameRecord};
 use crate::mapping::{Hint, Mapping};
 use crate::stable_table::StableTable;
 
-/// Frames that are taken or given back at a time through a batch; more go past it, so that large
-/// runs stay side by side.
+/// Most frames taken or given back at a time through a batch; larger runs bypass it, so that they
+/// stay contiguous.
 const BATCHED_FRAMES_MAX: usize = 8;
 /// All batches of a node hold at most this part of its frames; a node too small for that has none.
 const BATCHES_SHARE: usize = 64;
@@ -45,7 +46,7 @@ pub struct Arena {
 /// One node, on cache lines of its own.
 #[repr(align(128))]
 struct Node {
-    /// Free frames in batches of threads. Taken before `blocks`, in which they count as allocated.
+    /// Free frames in batches of threads. Locked before `blocks`; counted there as allocated.
     batches: Option<Batches<FrameId>>,
     blocks: RankedMutex<Blocks>,
     /// Held while a block is in transit; taken before `blocks`.
@@ -57,13 +58,13 @@ struct Node {
 }
 
 impl Node {
-    /// Returns the number of free frames that are in batches.
+    /// Returns the number of free frames in batches.
     fn nr_batched(&self) -> usize {
         self.batches.as_ref().map_or(0, Batches::len)
     }
 
-    /// Takes frames out of the calling thread's batch, which gets more when it has too few. Returns
-    /// how many.
+    /// Takes frames out of the calling thread's batch, refilling it when it has too few. Returns
+    /// the number of frames.
     fn take_batched(&self, out: &mut Vec<FrameId>, wanted: usize) -> usize {
         let Some(batches) = self.batches.as_ref().filter(|_| wanted <= BATCHED_FRAMES_MAX) else { return 0 };
         let mut own = batches.lock_own();
@@ -79,12 +80,13 @@ impl Node {
         out.len() - nr_before
     }
 
-    /// Takes frames out of blocks; with `emptied`, those of all batches go back to their blocks
-    /// first. Returns how many, and whether more can be had soon, because a block is in transit.
+    /// Takes frames out of blocks; with `emptied`, the frames of all batches go back to their
+    /// blocks first. Returns the number of frames, and whether more will be available soon, because
+    /// a block is in transit.
     fn take(&self, out: &mut Vec<FrameId>, wanted: usize, emptied: bool) -> (usize, bool) {
         let batches = if emptied { self.lock_batches() } else { Vec::new() };
         let mut blocks = self.blocks.lock();
-        // Unlocked after the frames are taken: none is in between.
+        // Unlocked after the frames are taken, so no frame is missed in between.
         let _batches = give_back(batches, &mut blocks);
         let taken = blocks.take(out, wanted);
         self.note_counts(&blocks);
@@ -105,8 +107,8 @@ impl Node {
         self.batches.as_ref().map_or_else(Vec::new, Batches::lock_all)
     }
 
-    /// Takes frames back: a few into the calling thread's batch, whose oldest frames go to their
-    /// blocks when it has too many. Names a frame that was free already.
+    /// Takes frames back: a few into the calling thread's batch. An overfull batch returns its
+    /// oldest frames to their blocks. The error names a frame already free.
     fn give(&self, frames: &[FrameId]) -> Result<(), FrameId> {
         let Some(batches) = self.batches.as_ref().filter(|_| frames.len() <= BATCHED_FRAMES_MAX) else {
             let mut blocks = self.blocks.lock();
@@ -142,8 +144,8 @@ impl Arena {
     /// `nr_nodes` nodes. Memory is taken when frames are touched.
     ///
     /// # Errors
-    /// `InvalidInput` for no frame, more frames than numbers (16 TiB), or no node; else what the
-    /// operating system says to the reservation.
+    /// `InvalidInput` for no frame, more frames than numbers (16 TiB), or no node; else the
+    /// operating system's error for the reservation.
     pub fn new(capacity_bytes: u64, nr_nodes: usize) -> io::Result<Arc<Self>> {
         let nr_frames = usize::try_from(capacity_bytes >> PAGE_SHIFT).unwrap_or(usize::MAX);
         if nr_frames == 0 || nr_frames >= FrameId::NONE.index() || nr_nodes == 0 {
@@ -152,11 +154,11 @@ impl Arena {
         Self::with_frames(nr_frames, nr_nodes)
     }
 
-    /// Creates an arena without frames, for an engine that keeps no pages. Every allocation finds
+    /// Creates an arena without frames, for an engine without pages. Every allocation returns
     /// nothing.
     ///
     /// # Errors
-    /// `InvalidInput` for no node; else what the operating system says to a reservation of one
+    /// `InvalidInput` for no node; else the operating system's error for a reservation of one
     /// block.
     pub fn without_frames(nr_nodes: usize) -> io::Result<Arc<Self>> {
         if nr_nodes == 0 {
@@ -199,7 +201,7 @@ impl Arena {
         self.records.len()
     }
 
-    /// Nodes among which the frames are divided.
+    /// Returns the number of nodes; the frames are divided among them.
     pub fn nr_nodes(&self) -> usize {
         self.nodes.len()
     }
@@ -211,8 +213,8 @@ impl Arena {
         self.nodes.iter().map(of_node).sum()
     }
 
-    /// Returns the bytes of the blocks that are not given back: an upper bound of the resident
-    /// memory of the contents. The records add 64 bytes for each frame ever used.
+    /// Returns the bytes of the backed blocks: an upper bound of the resident memory of the
+    /// contents. The records add 64 bytes for each frame ever used.
     pub fn resident_bytes(&self) -> u64 {
         let blocks: usize = self.nodes.iter().map(|node| node.nr_backed.load(Ordering::Relaxed)).sum();
         blocks as u64 * BLOCK_BYTES as u64
@@ -223,11 +225,11 @@ impl Arena {
         if self.nodes.len() == 1 { 0 } else { block_of(frame) / self.blocks_per_node }
     }
 
-    /// Appends up to `n` frames to `out` and returns how many: of the node, or of the next ones
-    /// when it has no more. Of many frames, those of one block come together, the highest first.
-    /// The frames are frozen and without flags, but for hints that came late; what else the records
-    /// and the contents hold is left from before. May wait for the operating system when the last
-    /// free block is just being given back or [prepared](Self::prepare).
+    /// Appends up to `n` frames of the node to `out`, or of the next nodes when it has no more, and
+    /// returns their number. Frames of one block come together, the highest first. The frames are
+    /// frozen and without flags, except for late hints. The other fields of the records and the
+    /// contents are left from before. May wait for the operating system when the last free block is
+    /// just being given back or [prepared](Self::prepare).
     ///
     /// # Panics
     /// When there is no such node.
@@ -243,8 +245,8 @@ impl Arena {
             self.alloc_on(&self.nodes[(node + at) % self.nodes.len()], out, missing);
         }
         for &frame in &out[start..] {
-            // It neither reads nor writes the records, because another processor may have freed
-            // them. The caller does that, and may prefetch them first.
+            // The allocation does not touch the records, because another processor may have freed
+            // the frames. The caller does, and may prefetch the records first.
             debug_assert!(self.record(frame).is_frozen());
         }
         out.len() - start
@@ -263,7 +265,7 @@ impl Arena {
             if missing == 0 || !is_in_transit {
                 return;
             }
-            // A block is in transit; it can be had once this lock is free. Each turn waits for
+            // A block is in transit; it is available once this lock is free. Each turn waits for
             // another block.
             drop(node.transit.lock());
         }
@@ -272,8 +274,8 @@ impl Arena {
     /// Gives frames back.
     ///
     /// # Panics
-    /// When one of them is not frozen, or is free already. A frame that is freed twice, with few
-    /// others each time, may be found later: when a thread's batch goes back to its blocks.
+    /// When one of them is not frozen, or is already free. A double free of a few frames at a time
+    /// may be detected only later: when a thread's batch goes back to its blocks.
     pub fn free(&self, frames: &[FrameId]) {
         for &frame in frames {
             let record = self.record(frame);
@@ -298,8 +300,8 @@ impl Arena {
         self.records.get(frame.index())
     }
 
-    /// Returns a frame with its record, if there is one of that number: for numbers that may be out
-    /// of date, or guessed.
+    /// Returns a frame with its record, if the number is valid: for possibly outdated or guessed
+    /// numbers.
     #[inline]
     #[doc(hidden)]
     pub fn find(&self, frame: FrameId) -> Option<Frame<'_>> {
@@ -309,7 +311,7 @@ impl Arena {
         Some(Frame { record, contents })
     }
 
-    /// Copies bytes of a frame out. Others may write them meanwhile; then the bytes are a mixture.
+    /// Copies bytes of a frame out. After concurrent writes the bytes are a mixture.
     ///
     /// # Panics
     /// When the range leaves the frame.
@@ -322,7 +324,7 @@ impl Arena {
         unsafe { bytes::copy(dst.as_mut_ptr(), src.as_ptr(), dst.len()) }
     }
 
-    /// Copies bytes into a frame. Others may read or write them meanwhile.
+    /// Copies bytes into a frame. Other threads may read or write them concurrently.
     ///
     /// # Panics
     /// When the range leaves the frame.
@@ -357,7 +359,7 @@ impl Arena {
         unsafe { bytes::copy_to_cold(dst.as_ptr(), src.as_ptr(), PAGE_SIZE) }
     }
 
-    /// Loads eight bytes of a frame. Others may write them meanwhile; then the bytes are a mixture.
+    /// Loads eight bytes of a frame. After concurrent writes the bytes are a mixture.
     ///
     /// # Panics
     /// When they leave the frame.
@@ -368,8 +370,8 @@ impl Arena {
         unsafe { bytes::load_u64(src.as_ptr()) }
     }
 
-    /// Returns the address of a range that lies in one frame. Dereferencing it is for [`bytes`] and
-    /// for system calls.
+    /// Returns the address of a range in one frame. Only [`bytes`] and system calls may dereference
+    /// it.
     ///
     /// # Panics
     /// When there is no such frame, or the range leaves it.
@@ -379,15 +381,15 @@ impl Arena {
         frame.address(offset, len)
     }
 
-    /// Gives the memory of idle blocks back to the operating system, those idle longest first,
-    /// until each node keeps at most `keep_free_blocks`; returns how many blocks went. One system
-    /// call per block; allocations go on meanwhile.
+    /// Gives the memory of idle blocks back to the operating system, the longest idle first, until
+    /// each node keeps at most `keep_free_blocks`; returns the number of released blocks. One
+    /// system call per block; allocations go on meanwhile.
     pub fn trim(&self, keep_free_blocks: usize) -> usize {
         self.nodes.iter().map(|node| self.trim_node(node, keep_free_blocks)).sum()
     }
 
     fn trim_node(&self, node: &Node, keep: usize) -> usize {
-        // Bounded by the blocks that exist, however fast others free them.
+        // Bounded by the number of blocks, however fast other threads free them.
         node.empty_batches();
         for nr_released in 0..self.blocks_per_node {
             let _transit = node.transit.lock();
@@ -403,9 +405,9 @@ impl Arena {
     }
 
     /// Touches the memory of unused blocks until each node has at least `free_blocks` idle ones, or
-    /// no more; returns how many were touched. The first touch of a block can take milliseconds on
-    /// a virtual machine: let a worker in the background wait for them, not a request. Allocations
-    /// go on meanwhile.
+    /// no more; returns the number of touched blocks. The first touch of a block can take
+    /// milliseconds on a virtual machine: let a background worker wait for it, not a request.
+    /// Allocations go on meanwhile.
     pub fn prepare(&self, free_blocks: usize) -> usize {
         self.nodes.iter().map(|node| self.prepare_node(node, free_blocks)).sum()
     }
@@ -429,10 +431,10 @@ impl Arena {
         node.note_counts(&blocks);
     }
 
-    /// Returns up to `max` frames in use without which whole blocks would be free: those of the
-    /// emptiest blocks, as far as holes in fuller blocks could take them. [`alloc`](Self::alloc)
-    /// fills those holes first. Empty when free space is not fragmented. A hint: the frames may be
-    /// freed or reused by the time the caller looks.
+    /// Returns up to `max` frames in use that keep whole blocks from being free: the frames of the
+    /// emptiest blocks, as far as they fit in holes of fuller blocks. [`alloc`](Self::alloc) fills
+    /// those holes first. Empty when free space is not fragmented. A hint: the frames may be freed
+    /// or reused meanwhile.
     #[doc(hidden)]
     pub fn sparse_candidates(&self, max: usize) -> Vec<SparseFrame> {
         let mut out = Vec::new();
@@ -444,8 +446,7 @@ impl Arena {
         out
     }
 
-    /// Returns the number of idle blocks whose memory is kept: what [`trim`](Self::trim) could give
-    /// back.
+    /// Returns the number of idle blocks with memory; [`trim`](Self::trim) could release them.
     pub fn nr_idle_blocks(&self) -> usize {
         self.nodes.iter().map(|node| node.blocks.lock().nr_idle()).sum()
     }
@@ -479,12 +480,12 @@ fn bytes_of(block: usize) -> Range<usize> {
     block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES
 }
 
-/// A frame that was found: its record, and its contents to copy out of.
+/// A valid frame: its record, and its contents for copying out.
 #[derive(Debug, Clone, Copy)]
 pub struct Frame<'a> {
     record: &'a FrameRecord,
-    /// (C) The first byte; a whole frame is there while the arena, of which the record is borrowed,
-    /// is.
+    /// (C) The first byte. The whole frame is valid while the arena lives, and the record borrows
+    /// from the arena.
     contents: NonNull<u8>,
 }
 

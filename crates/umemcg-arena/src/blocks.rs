@@ -1,28 +1,28 @@
 //! The free frames of one node, kept by 2 MiB block.
 //!
-//! A virtual machine pays 8 to 10 µs for the first touch of a page that its host has not backed,
-//! and returning single pages breaks huge pages. So memory goes back to the operating system by
-//! whole blocks, and frames are handed out so that blocks become whole: from the fullest block
-//! first, and in a block the most recently freed frame first. A block is in one of these places:
+//! A virtual machine pays 8 to 10 µs for the first touch of a page not backed by its host, and
+//! returning single pages breaks huge pages. So memory goes back to the operating system by whole
+//! blocks. Allocation helps blocks to become whole: it takes from the fullest block first, and in a
+//! block the most recently freed frame first. A block is in one of these states:
 //!
 //! 1. *unbacked*: never used, or given back; the operating system holds no memory for it.
-//! 2. *partial*: some frames are free; listed by how many.
+//! 2. *partial*: some frames are free; listed by their number.
 //! 3. *full*: on no list.
 //! 4. *idle*: all frames are free, but the block still has memory. [`Blocks::start_release`] takes
-//!    the one idle longest.
+//!    the longest idle one.
 //! 5. *in transit*: between 1 and 4, either way, while the operating system works on it with no
 //!    lock held; on no list.
 //!
-//! The bitmap of a block says which frames are free; a stack beside it only remembers the order. It
-//! is kept densely, and not as a chain through the records: those that a worker on another
-//! processor freed would be fetched one after the other, each only when the one before it has come.
-//! All code here is safe and sequential: [`Blocks`] lives in one mutex per node.
+//! The bitmap of a block has its free frames; a stack beside it only has their order. The stack is
+//! dense, not a chain through the records: records of frames freed on another processor would be
+//! fetched one after the other, each only after the previous one has arrived. All code here is safe
+//! and sequential: [`Blocks`] is in one mutex per node.
 
 use umemcg_base::PAGE_SIZE;
 
 use crate::frame::FrameId;
 
-/// log2 of [`BLOCK_FRAMES`]. Miri, which looks at every byte, gets smaller blocks.
+/// log2 of [`BLOCK_FRAMES`]. Miri checks every byte, so it gets smaller blocks.
 const BLOCK_SHIFT: u32 = if cfg!(miri) { 6 } else { 9 };
 /// Frames in a block.
 pub const BLOCK_FRAMES: usize = 1 << BLOCK_SHIFT;
@@ -32,7 +32,7 @@ pub const BLOCK_BYTES: usize = BLOCK_FRAMES * PAGE_SIZE;
 /// This many free frames make a block nearly empty.
 const NEARLY_EMPTY: usize = BLOCK_FRAMES - BLOCK_FRAMES / 8;
 
-/// A frame in use that keeps a sparse block from being free.
+/// A frame in use, keeping a sparse block from being free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SparseFrame {
     /// The frame.
@@ -61,7 +61,7 @@ struct Block {
     /// Bit set: the frame is free.
     free: [u64; BLOCK_FRAMES / 64],
     nr_free: u32,
-    /// Frames that exist: fewer than [`BLOCK_FRAMES`] in the last block of some arenas.
+    /// Existing frames: fewer than [`BLOCK_FRAMES`] in the last block of some arenas.
     nr_frames: u32,
     /// Frames from here on were not handed out since the block was unbacked, and are not on the
     /// stack.
@@ -85,7 +85,7 @@ impl Block {
         self.free[place as usize / 64] & 1 << (place % 64) != 0
     }
 
-    /// Returns how many free frames are on the stack: all but the fresh ones.
+    /// Returns the number of free frames on the stack: all except the fresh ones.
     fn nr_stacked(&self) -> usize {
         (self.nr_free - (self.nr_frames - self.fresh)) as usize
     }
@@ -97,7 +97,7 @@ pub(crate) struct Blocks {
     first: usize,
     blocks: Vec<Block>,
     /// By block, its stack: frames freed since the block got memory, the most recent one last;
-    /// numbers in the block. Large and zeroed at first, so that it takes memory where blocks are in
+    /// numbers in the block. Large and zeroed at first, so that it takes memory only for blocks in
     /// use.
     stacks: Vec<u16>,
     /// First and last block of each list.
@@ -111,8 +111,7 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    /// Blocks from number `first` on, holding the frames of the arena that `nr_frames` counts from
-    /// there.
+    /// Creates the blocks from number `first` on, for `nr_frames` frames of the arena from there.
     pub(crate) fn new(first: usize, nr_frames: usize) -> Self {
         let nr_blocks = nr_frames.div_ceil(BLOCK_FRAMES);
         let blocks = (0..nr_blocks)
@@ -140,7 +139,7 @@ impl Blocks {
         self.nr_allocated
     }
 
-    /// Blocks that may hold memory: all that are not unbacked.
+    /// Returns the number of blocks that may hold memory: all except unbacked ones.
     pub(crate) fn nr_backed(&self) -> usize {
         self.nr_backed
     }
@@ -149,12 +148,12 @@ impl Blocks {
         self.nr_idle
     }
 
-    /// Returns whether a block is in transit; its frames can be had soon.
+    /// Returns whether a block is in transit; its frames will be available soon.
     pub(crate) fn is_in_transit(&self) -> bool {
         self.nr_in_transit > 0
     }
 
-    /// Takes up to `wanted` frames and returns how many.
+    /// Takes up to `wanted` frames and returns their number.
     pub(crate) fn take(&mut self, out: &mut Vec<FrameId>, wanted: usize) -> usize {
         let mut taken = 0;
         while taken < wanted {
@@ -173,7 +172,7 @@ impl Blocks {
         taken
     }
 
-    /// Takes frames back. Stops at the first that is free already, and names it.
+    /// Takes frames back. Stops at the first frame already free, and returns it as the error.
     pub(crate) fn give(&mut self, frames: impl IntoIterator<Item = FrameId>) -> Result<(), FrameId> {
         let mut unlinked = None;
         let mut result = Ok(());
@@ -203,8 +202,8 @@ impl Blocks {
         result
     }
 
-    /// Takes the block that has been idle longest off the lists, unless at most `keep` are idle.
-    /// The caller gives its memory back and ends it with [`finish_transit`](Self::finish_transit).
+    /// Takes the longest idle block off the lists, unless at most `keep` are idle. The caller gives
+    /// its memory back and ends it with [`finish_transit`](Self::finish_transit).
     pub(crate) fn start_release(&mut self, keep: usize) -> Option<usize> {
         (self.nr_idle > keep).then(|| self.start_transit(self.ends[IDLE].1))
     }
@@ -226,7 +225,7 @@ impl Blocks {
         self.first + block as usize
     }
 
-    /// Puts a block in transit where it belongs: `backed` says whether it has memory.
+    /// Puts a block in transit on its list: `backed` says whether it has memory.
     pub(crate) fn finish_transit(&mut self, block: usize, backed: bool) {
         let block = block - self.first;
         self.nr_in_transit -= 1;
@@ -234,16 +233,16 @@ impl Blocks {
             self.push(block, IDLE);
         } else {
             self.nr_backed -= 1;
-            // Its stack is empty then: all its frames are free and fresh.
+            // This empties its stack: all its frames are free and fresh.
             self.blocks[block].fresh = 0;
             self.push(block, UNBACKED);
         }
     }
 
-    /// Appends up to `max` frames in use without which whole blocks would be free: those of the
-    /// partial blocks that [`take`](Self::take) would come to last, at least half a block free, as
-    /// far as the holes in the blocks that it comes to first could hold them. So as many pages
-    /// would fit there, and no more blocks count as sparse than space is wasted.
+    /// Appends up to `max` frames in use that keep whole blocks from being free. They come from the
+    /// partial blocks last in [`take`](Self::take)'s order, at least half free, as far as they fit
+    /// in the holes of the blocks first in that order. So all these pages would fit there, and the
+    /// number of sparse blocks is bounded by the wasted space.
     pub(crate) fn sparse(&self, out: &mut Vec<SparseFrame>, max: usize) {
         let is_partial = |block: &&Block| (1..IDLE).contains(&block.list);
         let mut nr_holes: u32 = self.blocks.iter().filter(is_partial).map(|block| block.nr_free).sum();
@@ -274,9 +273,9 @@ impl Blocks {
         FrameId::from_raw(((self.first + block) << BLOCK_SHIFT) as u32 + place)
     }
 
-    /// Takes `nr` frames of an unlinked block that has this many: the most recently freed first,
-    /// then fresh ones. They are handed out in falling order: frames side by side are worth more
-    /// than the order in which they were freed.
+    /// Takes `nr` frames of an unlinked block with at least that many: the most recently freed
+    /// first, then fresh ones. They are returned in falling order: contiguous frames are worth more
+    /// than the order of frees.
     fn pop_frames(&mut self, at: usize, nr: usize, out: &mut Vec<FrameId>) {
         let first = ((self.first + at) << BLOCK_SHIFT) as u32;
         let block = &mut self.blocks[at];
@@ -301,7 +300,7 @@ impl Blocks {
         }
     }
 
-    /// Puts an unlinked block on the list that its free frames ask for.
+    /// Puts an unlinked block on the list for its number of free frames.
     fn relink(&mut self, at: usize) {
         let block = &self.blocks[at];
         if block.nr_free == block.nr_frames {

@@ -1,15 +1,15 @@
-//! Events of a file system: what other programs change there, by file handle and name.
+//! Events of a file system: changes made by other programs, by file handle and name.
 //!
 //! One mark covers a whole file system, whichever path a program takes. An event names the inode by
 //! its handle and, for a change of a name, the directory and the name. The kernel keeps a bounded
-//! number of events; when there are more, one event says that some are lost.
+//! number of events; when there are more, one event reports the loss.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::handle::FileHandle;
 
-/// Bytes of a buffer that takes many events at a time.
+/// Bytes of the buffer, enough for many events at a time.
 const BUFFER_BYTES: usize = 16 << 10;
 /// Bytes of the start of an event: `struct fanotify_event_metadata`.
 const EVENT_BYTES: usize = 24;
@@ -17,27 +17,26 @@ const EVENT_BYTES: usize = 24;
 /// file_handle`.
 const RECORD_BYTES: usize = 20;
 
-/// Changes of names: of these an event says the directory and the name.
+/// Changes of names: their events have the directory and the name.
 const NAMES: u64 = libc::FAN_CREATE | libc::FAN_DELETE | libc::FAN_MOVED_FROM | libc::FAN_MOVED_TO;
-/// Changes of inodes. A store through a mapping makes no event before the close of the file that
-/// was mapped.
+/// Changes of inodes. A store through a mapping makes no event before the close of the mapped file.
 const INODES: u64 = libc::FAN_MODIFY | libc::FAN_ATTRIB | libc::FAN_MOVE_SELF | libc::FAN_CLOSE_WRITE;
 
-/// A change that a process has made.
+/// A change made by a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FsEvent {
     /// The process; 0 if it is not visible from here.
     pub pid: i32,
-    /// What has changed.
+    /// The change.
     pub change: FsChange,
 }
 
-/// What an event is about.
+/// The subject of an event.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FsChange {
-    /// A name in a directory leads elsewhere now, or nowhere.
+    /// A directory entry was created, replaced or removed.
     Name {
         /// The directory.
         directory: FileHandle,
@@ -46,10 +45,10 @@ pub enum FsChange {
     },
     /// The data of a file, or the attributes of an inode.
     Inode(FileHandle),
-    /// A file that was open for writing has been closed. Its data may have changed though its
-    /// attributes have not: through a mapping.
+    /// A file open for writing was closed. Its data may have changed without a change of its
+    /// attributes, through a mapping.
     Written(FileHandle),
-    /// Unknown: there were more events than the kernel keeps.
+    /// Unknown: the kernel's queue of events overflowed.
     Lost,
 }
 
@@ -61,7 +60,7 @@ pub struct Fanotify {
 }
 
 impl Fanotify {
-    /// Listens to the file system that a directory is on. Needs `CAP_SYS_ADMIN`.
+    /// Listens to the file system of a directory. Needs `CAP_SYS_ADMIN`.
     ///
     /// # Errors
     /// `EPERM` without the privilege; `EOPNOTSUPP`, `ENODEV`, `EXDEV` or `EINVAL` where file system
@@ -92,11 +91,11 @@ impl Fanotify {
         Ok(Self { group, buffer: vec![0; BUFFER_BYTES].into() })
     }
 
-    /// Feeds the events that there are to `sink`, as many as a buffer takes. Returns whether there
-    /// were some. Does not wait.
+    /// Passes the pending events to `sink`, at most one buffer of them. Returns whether there were
+    /// any. Does not wait.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn read(&mut self, mut sink: impl FnMut(FsEvent)) -> io::Result<bool> {
         let nr = match rustix::io::read(&self.group, &mut *self.buffer) {
             Ok(nr) => nr,
@@ -118,7 +117,7 @@ impl AsFd for Fanotify {
     }
 }
 
-/// Returns the first event, and what is behind it.
+/// Splits off the first event; returns it and the rest.
 fn split_event(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let len = u32::from_ne_bytes(*bytes.first_chunk()?) as usize;
     if len < EVENT_BYTES { None } else { bytes.split_at_checked(len) }
@@ -136,7 +135,7 @@ fn parse_event(event: &[u8], sink: &mut impl FnMut(FsEvent)) {
     }
     let header = usize::from(u16::from_ne_bytes([event[6], event[7]]));
     let mut records = event.get(header..).unwrap_or_default();
-    // Of a changed name the inode is not named; of an inode, the directory is of no interest.
+    // For a changed name, the inode is not reported; for an inode, the directory does not matter.
     while let Some((record, behind)) = split_record(records) {
         records = behind;
         let Some((handle, name)) = parse_record(record) else { continue };
@@ -158,7 +157,7 @@ fn parse_event(event: &[u8], sink: &mut impl FnMut(FsEvent)) {
     }
 }
 
-/// Returns the first record of an event, and what is behind it.
+/// Splits off the first record of an event; returns it and the rest.
 fn split_record(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let len = usize::from(u16::from_ne_bytes([*bytes.get(2)?, *bytes.get(3)?]));
     if len < RECORD_BYTES { None } else { bytes.split_at_checked(len) }

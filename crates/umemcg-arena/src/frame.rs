@@ -1,29 +1,27 @@
 //! A page frame's number and its record: its references, its contents, its list.
 //!
-//! The life of a frame, as its pin word sees it:
+//! The lifecycle of a frame, in terms of its pin word:
 //!
-//! 1. *Frozen.* Free, or in the hands of the one thread that allocated it: no thread can pin it. A
-//!    word of zero is frozen with no pins, so records that were never touched need no
-//!    initialisation.
+//! 1. *Frozen.* Free, or owned by the allocating thread: no thread can pin it. A word of zero is
+//!    frozen with no pins, so untouched records need no initialisation.
 //! 2. [`unfreeze_to`](FrameRecord::unfreeze_to) publishes the identity (file, index) and the
 //!    contents.
-//! 3. *Live.* A reader pins, *then* checks that the frame still is the page it came for, then
-//!    copies, then unpins.
-//! 4. [`freeze`](FrameRecord::freeze) succeeds only when there is no pin; then the identity may
-//!    change.
+//! 3. *Live.* A reader pins, *then* checks that the frame is still the page it wants, then copies,
+//!    then unpins.
+//! 4. [`freeze`](FrameRecord::freeze) succeeds only without pins; then the identity may change.
 //!
 //! All four are read-modify-writes of one word, so acquire and release suffice and no fence is
 //! needed: a reader's pin is either before the freeze in that word's order, and then the freeze
 //! fails, or after the next unfreeze, and then the reader sees the new identity.
 //! `tests/loom_models/pin_freeze.rs` checks it.
 //!
-//! A reader that only copies a few bytes out need not write the record at all. It calls
+//! A reader copying only a few bytes need not write the record at all. It calls
 //! [`read_begin`](FrameRecord::read_begin), checks the identity, copies, and then calls
-//! [`validate`](FrameRecord::validate), which fails if the frame was frozen in between.
-//! `tests/loom_models/optimistic_read.rs` checks that.
+//! [`validate`](FrameRecord::validate); this fails if the frame was frozen in between.
+//! `tests/loom_models/optimistic_read.rs` checks this protocol.
 //!
 //! Nothing here matters for memory safety: a protocol error shows a reader the bytes of another
-//! page, which is a bug, but every frame stays mapped and every access to it is a relaxed copy.
+//! page. That is a bug, but every frame stays mapped and every access to it is a relaxed copy.
 
 use std::fmt;
 use std::ops::{BitOr, BitOrAssign};
@@ -39,8 +37,8 @@ impl FrameId {
     /// No frame: the end of a list, an empty slot.
     pub const NONE: Self = Self(u32::MAX);
 
-    /// Returns the frame of a number that [`raw`](Self::raw) gave. A number out of range panics
-    /// where it is used.
+    /// Returns the frame of a number returned by [`raw`](Self::raw). A number out of range panics
+    /// when used.
     #[inline]
     pub const fn from_raw(raw: u32) -> Self {
         Self(raw)
@@ -83,15 +81,14 @@ frame_flags! {
     /// One thread fills, writes back, truncates or evicts the page; others wait. Set with
     /// [`test_and_set`](FrameRecord::test_and_set).
     LOCKED = 0;
-    /// The contents are what the file holds at this index. Set after the fill, tested before a
-    /// copy.
+    /// The contents are those of the file at this index. Set after the fill, tested before a copy.
     UPTODATE = 1;
     /// The contents are newer than the store.
     DIRTY = 2;
     /// The contents are on their way to the store; they may be read, and changed only by making the
     /// page dirty again.
     WRITEBACK = 3;
-    /// The store has the contents but has not yet said that they are durable. Not evictable.
+    /// The store has the contents but has not yet reported them as durable. Not evictable.
     UNSTABLE = 4;
     /// Used since the list walker last came by: the second chance.
     REFERENCED = 5;
@@ -107,16 +104,16 @@ frame_flags! {
     ERROR = 10;
     /// To be evicted as soon as its write-back ends.
     RECLAIM = 11;
-    /// A thread sleeps until the page is unlocked or its write-back ends; the thread that ends it
-    /// must wake the sleepers.
+    /// A thread sleeps until the page is unlocked or its write-back ends; the unlocking or
+    /// finishing thread must wake the sleepers.
     WAITERS = 13;
-    /// Must not be evicted (contents that no store holds).
+    /// Must not be evicted (no store has the contents).
     UNEVICTABLE = 14;
-    /// Mark of the page cache, for a purpose of its own.
+    /// Mark for the page cache's own purposes.
     PRIVATE = 15;
     /// Counted in the list gauges of its group; stays until the frame is freed.
     IN_GAUGES = 16;
-    /// Used once since it came; the next use sets [`REFERENCED`](Self::REFERENCED).
+    /// Used once since the fill; the next use sets [`REFERENCED`](Self::REFERENCED).
     ACCESSED = 17;
 }
 
@@ -130,7 +127,7 @@ impl FrameFlags {
         self.0
     }
 
-    /// Returns the set of bits that [`bits`](Self::bits) gave.
+    /// Returns the set of bits returned by [`bits`](Self::bits).
     #[inline]
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
@@ -184,14 +181,14 @@ impl fmt::Debug for FrameFlags {
     }
 }
 
-/// The bit of the pin word that says that the frame can be pinned. The other bits count pins.
+/// The bit of the pin word for a pinnable frame. The other bits count pins.
 const LIVE: u32 = 1 << 31;
 
-/// The record of one frame: 64 bytes on a line of its own, so that hits on two frames write no
-/// common cache line.
+/// The record of one frame: 64 bytes on its own cache line, so that hits on two frames write no
+/// common line.
 ///
-/// Guards: `(A)` atomic by itself, `(F)` changed only by the thread that has the frame frozen,
-/// `(L)` guarded by the lock of the list that the frame is on.
+/// Guards: `(A)` atomic by itself, `(F)` changed only by the thread that froze the frame, `(L)`
+/// guarded by the lock of the frame's list.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct FrameRecord {
@@ -199,9 +196,9 @@ pub struct FrameRecord {
     pins: AtomicU32,
     /// (A) [`FrameFlags`].
     flags: AtomicU32,
-    /// (A) The owner handle to which the frame is charged.
+    /// (A) The owner handle charged for the frame.
     pub owner: AtomicU32,
-    /// (F) The file to which the page belongs. Readers check it after pinning.
+    /// (F) The file of the page. Readers check it after pinning.
     pub file: AtomicU32,
     /// (F) The page's number in its file. Readers check it after pinning.
     pub index: AtomicU64,
@@ -209,14 +206,14 @@ pub struct FrameRecord {
     pub lru_prev: AtomicU32,
     /// (L) The neighbour towards the tail of the list.
     pub lru_next: AtomicU32,
-    /// (F) How often the frame was frozen, modulo 2^32.
+    /// (F) The number of freezes, modulo 2^32.
     generation: AtomicU32,
     /// Reserved; keeps the record at 64 bytes.
     #[cfg(not(loom))]
     _reserved: [AtomicU32; 7],
 }
 
-/// The generation in which a frame was seen; see [`FrameRecord::read_begin`].
+/// The generation of a frame at the start of a read; see [`FrameRecord::read_begin`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadStamp(u32);
 
@@ -230,8 +227,8 @@ impl Default for FrameRecord {
 }
 
 impl FrameRecord {
-    /// Creates a frozen record without pins, flags or identity, for models; the arena's own are
-    /// born this way.
+    /// Creates a frozen record without pins, flags or identity, for models; the arena's own records
+    /// start this way.
     pub fn new() -> Self {
         Self {
             pins: AtomicU32::new(0),
@@ -248,12 +245,12 @@ impl FrameRecord {
     }
 
     /// Takes a pin unless the frame is frozen. With the pin, the caller checks `file` and `index`:
-    /// they say which page this is now, and stay so until the pin is given back.
+    /// they identify the present page, and do not change until the pin is given back.
     #[inline]
     #[must_use]
     pub fn try_pin(&self) -> bool {
         // One unconditional add, because a load first would cost a second transfer of a contended
-        // line. A pin on a frozen frame is taken back; in between it can only make a freeze fail.
+        // line. A pin on a frozen frame is undone; in between it can only make a freeze fail.
         // Acquire pairs with `unfreeze_to`: the identity and the contents are seen.
         if self.pins.fetch_add(1, Ordering::Acquire) & LIVE != 0 {
             return true;
@@ -263,27 +260,26 @@ impl FrameRecord {
         false
     }
 
-    /// Takes another pin for a caller that has one.
+    /// Takes another pin for a caller with a pin.
     #[inline]
     pub fn pin_again(&self) {
-        // Relaxed: the pin that the caller has orders everything.
+        // Relaxed: the caller's pin orders everything.
         let before = self.pins.fetch_add(1, Ordering::Relaxed);
         debug_assert!(before & LIVE != 0 && before & !LIVE != 0, "pinned again without a pin");
     }
 
-    /// Gives a pin back; returns how many are left.
+    /// Gives a pin back; returns the number of pins left.
     #[inline]
     pub fn unpin(&self) -> u32 {
-        // Release pairs with `freeze`: what was read under the pin was read before the frame
-        // changed.
+        // Release pairs with `freeze`: all reads under the pin happened before the frame changed.
         let before = self.pins.fetch_sub(1, Ordering::Release);
         debug_assert!(before & LIVE != 0 && before & !LIVE != 0, "unpinned without a pin");
         (before & !LIVE).wrapping_sub(1)
     }
 
-    /// Starts a read that takes no pin and so writes nothing: `None` if the frame is frozen. The
-    /// caller then checks the identity, tests the marks and copies the contents, and uses all that
-    /// only if [`validate`](Self::validate) succeeds afterwards.
+    /// Starts a read without a pin and so without a write: `None` if the frame is frozen. The
+    /// caller then checks the identity, tests the marks and copies the contents, and uses the
+    /// results only if [`validate`](Self::validate) succeeds afterwards.
     #[inline]
     #[must_use]
     pub fn read_begin(&self) -> Option<ReadStamp> {
@@ -294,8 +290,8 @@ impl FrameRecord {
         (self.pins.load(Ordering::Acquire) & LIVE != 0).then_some(ReadStamp(generation))
     }
 
-    /// Returns whether the frame has not been frozen since, so that everything read in between
-    /// belongs together.
+    /// Returns whether the frame has not been frozen since, so that all reads in between are
+    /// consistent.
     #[inline]
     #[must_use]
     pub fn validate(&self, read_begin: ReadStamp) -> bool {
@@ -305,8 +301,8 @@ impl FrameRecord {
         self.generation.load(Ordering::Relaxed) == read_begin.0
     }
 
-    /// Freezes a frame that has exactly `pins` pins, which the caller owns; they are consumed.
-    /// Fails when there are others, and, rarely, when another thread just tried.
+    /// Freezes a frame with exactly `pins` pins, all owned by the caller; they are consumed. Fails
+    /// when there are other pins, and, rarely, when another thread has just tried to pin.
     #[inline]
     #[must_use]
     pub fn freeze_from(&self, pins: u32) -> bool {
@@ -331,14 +327,14 @@ impl FrameRecord {
         self.freeze_from(0)
     }
 
-    /// Freezes a frame of which the caller has the only pin; the pin is consumed.
+    /// Freezes a frame with the caller's pin only; the pin is consumed.
     #[inline]
     #[must_use]
     pub fn freeze_pinned(&self) -> bool {
         self.freeze_from(1)
     }
 
-    /// Publishes a frozen frame with `pins` pins that belong to the caller.
+    /// Publishes a frozen frame with `pins` pins, owned by the caller.
     ///
     /// # Panics
     /// In debug builds when the frame is not frozen.
@@ -357,20 +353,20 @@ impl FrameRecord {
         self.pins.load(Ordering::Relaxed) & LIVE == 0
     }
 
-    /// Pins at the moment, failed attempts included. A hint.
+    /// Returns the present number of pins, failed attempts included. A hint.
     #[inline]
     pub fn nr_pins(&self) -> u32 {
         self.pins.load(Ordering::Relaxed) & !LIVE
     }
 
-    /// Returns all marks at the moment.
+    /// Returns all present marks.
     #[inline]
     pub fn flags(&self) -> FrameFlags {
         // Acquire pairs with the release of `set`, `clear` and `change`.
         FrameFlags(self.flags.load(Ordering::Acquire))
     }
 
-    /// Returns whether any of the marks is set. What was written before it was set is seen.
+    /// Returns whether any of the marks is set. The caller sees all writes from before it was set.
     #[inline]
     pub fn test(&self, flags: FrameFlags) -> bool {
         self.flags().intersects(flags)
@@ -397,13 +393,13 @@ impl FrameRecord {
         self.flags.fetch_or(flags.0, Ordering::AcqRel) & flags.0 != 0
     }
 
-    /// Sets marks once more that are all set, so that the thread that clears them sees what was
-    /// written before this call, too. Returns `false`, and changes nothing, if one is not set.
+    /// Sets marks again if they are all set, so that the clearing thread also sees the writes
+    /// before this call. Returns `false`, and changes nothing, if one is not set.
     #[inline]
     pub fn set_again(&self, flags: FrameFlags) -> bool {
         let mut now = self.flags.load(Ordering::Relaxed);
-        // An exchange also where nothing changes: a thread that clears a mark has to come after it,
-        // or it fails.
+        // An exchange even without a change: a thread clearing a mark has to come after it, or it
+        // fails.
         while now & flags.0 == flags.0 {
             // Release pairs with the Acquire of `change` and `test_and_clear`; Acquire pairs with
             // `set`.
@@ -422,8 +418,8 @@ impl FrameRecord {
         self.flags.fetch_and(!flags.0, Ordering::AcqRel) & flags.0 != 0
     }
 
-    /// Clears some marks and sets others in one step; returns the marks before. Dirty becomes
-    /// write-back without a moment in which the page is neither.
+    /// Clears some marks and sets others in one step; returns the previous marks. A page changes
+    /// from dirty to write-back without a moment of being neither.
     #[inline]
     pub fn change(&self, clear: FrameFlags, set: FrameFlags) -> FrameFlags {
         let mut now = self.flags.load(Ordering::Relaxed);
@@ -441,8 +437,8 @@ impl FrameRecord {
         }
     }
 
-    /// Sets marks that are hints ([`REFERENCED`](FrameFlags::REFERENCED)); writes nothing when they
-    /// are set already, and orders nothing.
+    /// Sets hint marks ([`REFERENCED`](FrameFlags::REFERENCED)); writes nothing when they are
+    /// already set, and orders nothing.
     #[inline]
     pub fn mark(&self, flags: FrameFlags) {
         if self.flags.load(Ordering::Relaxed) & flags.0 != flags.0 {
@@ -450,9 +446,9 @@ impl FrameRecord {
         }
     }
 
-    /// Sets the marks of a frozen frame that the caller has: these and no others. A thread sees
-    /// them that pins it after [`unfreeze_to`](Self::unfreeze_to). A hint that comes late from a
-    /// life before may be lost, or stay.
+    /// Sets the marks of the caller's frozen frame: these and no others. A thread that pins it
+    /// after [`unfreeze_to`](Self::unfreeze_to) sees them. A late hint from a previous life of the
+    /// frame may be lost, or stay.
     #[inline]
     pub fn start_with(&self, flags: FrameFlags) {
         debug_assert!(self.is_frozen());

@@ -27,7 +27,7 @@ struct RawHandle {
     bytes: [u8; HANDLE_BYTES_MAX],
 }
 
-/// Returns the handle of what `path` names below `dir`, and the number of its mount (as in
+/// Returns the handle of the inode at `path` below `dir`, and the number of its mount (as in
 /// `/proc/self/mountinfo`). With [`AtFlags::EMPTY_PATH`] and an empty path, of `dir` itself; with
 /// [`AtFlags::SYMLINK_FOLLOW`] symbolic links are followed.
 ///
@@ -56,12 +56,10 @@ pub fn name_to_handle(dir: BorrowedFd<'_>, path: &CStr, flags: AtFlags) -> io::R
     Ok((FileHandle { kind: raw.kind, bytes: bytes.into() }, mount_id))
 }
 
-/// Opens the inode that a handle names, on the file system that `mount` is on. Needs
-/// `CAP_DAC_READ_SEARCH`.
+/// Opens the inode of a handle, on the file system of `mount`. Needs `CAP_DAC_READ_SEARCH`.
 ///
 /// # Errors
-/// `ESTALE` when the inode is gone; `InvalidInput` for a handle that is too long; else as for
-/// opening.
+/// `ESTALE` when the inode is gone; `InvalidInput` for too long a handle; else as for opening.
 pub fn open_by_handle(mount: BorrowedFd<'_>, handle: &FileHandle, flags: OFlags) -> io::Result<OwnedFd> {
     let mut raw = RawHandle { nr_bytes: 0, kind: handle.kind, bytes: [0; HANDLE_BYTES_MAX] };
     raw.bytes

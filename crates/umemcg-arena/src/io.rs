@@ -1,9 +1,9 @@
-//! System calls on the addresses of frames: a file's pages read and written, and a reply sent,
-//! without a copy of ours.
+//! System calls on the addresses of frames: reads and writes of a file's pages, and replies,
+//! without an intermediate copy.
 //!
 //! The kernel reads and writes the frames by itself, as another thread with relaxed accesses would;
-//! no reference to their contents exists on our side. Frames that lie side by side become one piece
-//! of the vector.
+//! no reference to their contents exists on our side. Adjacent frames become one piece of the
+//! vector.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use crate::arena::Arena;
 use crate::segment::{Segment, total_len};
 
-/// Most pieces that the kernel takes in one vector.
+/// Most pieces accepted by the kernel in one vector.
 pub const IOV_MAX: usize = 1024;
 
 /// The treatment of the kernel's own page cache by a read or write.
@@ -23,7 +23,8 @@ pub struct IoFlags(i32);
 impl IoFlags {
     /// Plain.
     pub const NONE: Self = Self(0);
-    /// Leave no copy in the kernel's page cache. `EOPNOTSUPP` where kernel or file system cannot.
+    /// Leave no copy in the kernel's page cache. `EOPNOTSUPP` without support in the kernel or the
+    /// file system.
     #[doc(alias = "RWF_DONTCACHE")]
     pub const DONTCACHE: Self = Self(0x80);
     /// A write is durable when it returns, with the metadata needed to read it back.
@@ -75,8 +76,8 @@ impl Pieces {
         true
     }
 
-    /// Appends as much of the segments, less their first `skip` bytes, as there is room for;
-    /// returns the bytes.
+    /// Appends the segments, less their first `skip` bytes, as far as there is room; returns the
+    /// appended bytes.
     fn fill(&mut self, arena: &Arena, segments: &[Segment], mut skip: usize) -> usize {
         let mut bytes = 0;
         for segment in segments {
@@ -104,7 +105,7 @@ impl Pieces {
     }
 }
 
-/// Repeats a call that a signal interrupted before it did anything.
+/// Repeats a call interrupted by a signal before it did anything.
 fn uninterrupted(mut call: impl FnMut() -> isize) -> io::Result<usize> {
     loop {
         let result = call();
@@ -126,7 +127,7 @@ fn file_offset(offset: u64) -> io::Result<libc::off_t> {
 /// segments hold means that the file ended there. Blocks on the store.
 ///
 /// # Errors
-/// The store's, whether or not something was read before.
+/// The store's error, even if something was read before.
 pub fn read_at(
     arena: &Arena,
     segments: &[Segment],
@@ -148,8 +149,7 @@ pub fn read_at(
         match result {
             Ok(0) => break,
             Ok(bytes) => done += bytes,
-            // Direct I/O: the file ended off a sector's boundary, and reading on from there is
-            // refused.
+            // Direct I/O: the file ends inside a sector, and a further read from there is refused.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) && done % 512 != 0 && is_direct(fd) => {
                 break;
             }
@@ -167,7 +167,8 @@ fn is_direct(fd: BorrowedFd<'_>) -> bool {
 /// the segments hold when the store refuses the rest. Blocks on the store.
 ///
 /// # Errors
-/// The store's when nothing was written; `WriteZero` when it takes nothing and does not say why.
+/// The store's error when nothing was written; `WriteZero` when it accepts nothing and returns no
+/// error.
 pub fn write_at(
     arena: &Arena,
     segments: &[Segment],
@@ -187,7 +188,7 @@ pub fn write_at(
         });
         match result {
             Ok(bytes @ 1..) => done += bytes,
-            // The store says why when it is asked for the rest.
+            // The store returns the reason when the rest is written again.
             Ok(0) | Err(_) if done > 0 => break,
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Err(error) => return Err(error),
@@ -196,11 +197,11 @@ pub fn write_at(
     Ok(done)
 }
 
-/// Sends a header and segments as one `writev`, as a FUSE reply must be; returns what the call
-/// returned.
+/// Sends a header and segments in one `writev`, as required for a FUSE reply; returns the result of
+/// the call.
 ///
 /// # Errors
-/// `InvalidInput` when they do not fit in [`IOV_MAX`] pieces; else what the call says.
+/// `InvalidInput` when they do not fit in [`IOV_MAX`] pieces; else the error of the call.
 pub fn send(arena: &Arena, fd: BorrowedFd<'_>, header: &[u8], segments: &[Segment]) -> io::Result<usize> {
     let mut pieces = Pieces::new();
     pieces.push(header.as_ptr().cast_mut(), header.len());
@@ -211,12 +212,12 @@ pub fn send(arena: &Arena, fd: BorrowedFd<'_>, header: &[u8], segments: &[Segmen
     uninterrupted(|| unsafe { libc::writev(fd.as_raw_fd(), pieces.as_ptr(), pieces.len()) })
 }
 
-/// Starts the kernel's write-back of a range and waits for it, and for write-back that was under
-/// way. `len` 0 means to the end. Reports write-back errors once per open file; makes neither
+/// Starts the kernel's write-back of a range and waits for it, and for write-back already in
+/// progress. `len` 0 means to the end. Reports write-back errors once per open file; makes neither
 /// metadata nor the device's cache durable. Blocks on the store.
 ///
 /// # Errors
-/// Write-back errors, and `ESPIPE` for what is no file.
+/// Write-back errors, and `ESPIPE` for a descriptor that is no file.
 pub fn sync_file_range_wait(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
     let flags =
         libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
@@ -227,7 +228,7 @@ pub fn sync_file_range_wait(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Re
 /// block when the device's queue is full.
 ///
 /// # Errors
-/// `ESPIPE` for what is no file.
+/// `ESPIPE` for a descriptor that is no file.
 pub fn sync_file_range_start(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
     sync_file_range(fd, offset, len, libc::SYNC_FILE_RANGE_WRITE)
 }

@@ -1,17 +1,17 @@
 //! Memory: page frames, and the only unsafe code of the project.
 //!
 //! The arena is one reservation of address space, cut into frames of 4 KiB and blocks of 2 MiB. A
-//! frame has a record of 64 bytes that says what it holds; its contents are bytes that threads and
-//! system calls may touch at the same time, so they are copied and never borrowed. Frames and
-//! records never move and are never unmapped while the [`Arena`] lives: a stale frame number
-//! reaches the wrong page at worst, never memory that is not there.
+//! frame has a record of 64 bytes with its identity and state. Threads and system calls may touch
+//! its contents concurrently, so these are copied and never borrowed. Frames and records never move
+//! and are never unmapped while the [`Arena`] lives: a stale frame number reaches the wrong page at
+//! worst, never unmapped memory.
 //!
-//! On systems other than Linux the crate compiles for engines that keep no pages: tables come from
-//! the allocator, and there is no I/O into frames.
+//! On systems other than Linux the crate compiles for engines without pages: tables come from the
+//! allocator, and there is no I/O into frames.
 //!
 //! All other unsafe code lives here, too: vectored I/O straight into frames ([`io`]), file handles
 //! ([`handle`]), events of a file system ([`fanotify`]), a device call ([`sys`]), sparse tables of
-//! words ([`ZeroTable`]) and prefetches. `SAFETY.md` at the root of the repository holds the whole
+//! words ([`ZeroTable`]) and prefetches. `SAFETY.md` at the root of the repository has the whole
 //! argument; the numbers in the comments are its sections.
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]

@@ -1,7 +1,7 @@
 //! Prefetches of cache lines.
 //!
-//! A prefetch is a hint: it loads nothing that the program can see and never faults, whatever the
-//! address. So addresses may be guesses, and out of date.
+//! A prefetch is a hint: it has no visible effect and never faults, whatever the address. So
+//! addresses may be guesses, and out of date.
 
 /// Prefetches the cache line at an address, which may be any number.
 #[inline(always)]
@@ -20,8 +20,8 @@ pub fn prefetch(address: usize) {
     let _ = address;
 }
 
-/// Prefetches the cache line in which a value begins, for writing: the line is fetched in exclusive
-/// state, even if another processor wrote it last.
+/// Prefetches the first cache line of a value, for writing: the line is fetched in exclusive state,
+/// even if another processor wrote it last.
 #[inline(always)]
 pub fn prefetch_for_write<T>(value: &T) {
     let address = std::ptr::from_ref(value);
@@ -40,8 +40,8 @@ pub fn prefetch_for_write<T>(value: &T) {
 }
 
 /// Uses the first word of a value as an address and prefetches the line there; for an `Arc` or a
-/// `Box` that word is its pointer. Does nothing for values that are smaller than a word or not
-/// aligned like one.
+/// `Box` this word is its pointer. Does nothing for values smaller than a word or not aligned like
+/// one.
 #[inline(always)]
 pub fn prefetch_what_it_leads_to<T>(value: &T) {
     if size_of::<T>() < size_of::<usize>() || align_of::<T>() < align_of::<usize>() {

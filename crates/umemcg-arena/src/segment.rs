@@ -1,4 +1,4 @@
-//! A part of a frame, as stores and replies are given it.
+//! A part of a frame, the unit for stores and replies.
 
 use crate::frame::FrameId;
 

@@ -1,8 +1,7 @@
-//! Values that never move, over memory from the operating system for which all-zero bytes are
-//! valid.
+//! Values that never move, in memory from the operating system; all-zero bytes are valid for them.
 //!
-//! They outlive every reference that the table hands out, so the layers above read them through
-//! plain references.
+//! They outlive every reference from the table, so the layers above read them through plain
+//! references.
 
 use std::fmt;
 use std::io;
@@ -16,12 +15,11 @@ use crate::frame::FrameRecord;
 #[cfg(not(loom))]
 use crate::mapping::Mapping;
 
-/// Types that may lie in memory which the operating system fills with zeroes, at first and whenever
-/// it is discarded.
+/// Types for memory filled with zeroes by the operating system, at first and after each discard.
 ///
 /// # Safety
 /// All-zero bytes are a valid value; every byte is an atomic's or reserved, so that the kernel may
-/// zero them while others look; nothing needs dropping.
+/// zero them while other threads read; nothing needs dropping.
 pub(crate) unsafe trait ZeroIsValid: Default + Send + Sync {}
 
 // SAFETY: [3] Atomics and padding only.
@@ -29,13 +27,13 @@ unsafe impl ZeroIsValid for FrameRecord {}
 // SAFETY: [3] An atomic.
 unsafe impl ZeroIsValid for AtomicU64 {}
 
-/// A fixed number of values over memory that appears when it is touched.
+/// A fixed number of values, in memory allocated on first touch.
 pub(crate) struct StableTable<T> {
     #[cfg(not(loom))]
     map: Mapping,
     #[cfg(not(loom))]
     len: usize,
-    /// The models' atomics are no plain memory, so they are made one by one.
+    /// The models' atomics are no plain memory, so they are created one by one.
     #[cfg(loom)]
     values: Box<[T]>,
     values_are: PhantomData<T>,
@@ -99,8 +97,7 @@ impl<T> fmt::Debug for StableTable<T> {
     }
 }
 
-/// Panics. Out of line and by value, so that the check in front of every look-up costs a comparison
-/// only.
+/// Panics. Out of line and by value, so that the check before every lookup costs only a comparison.
 #[cfg(not(loom))]
 #[cold]
 #[inline(never)]

@@ -1,4 +1,4 @@
-//! System calls that need `unsafe` and that no safe wrapper among the dependencies offers.
+//! System calls that need `unsafe` and have no safe wrapper among the dependencies.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -8,11 +8,12 @@ use umemcg_base::PAGE_SIZE;
 /// The request number, `_IOR(229, 0, uint32_t)`.
 const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_E500;
 
-/// Makes `device`, a fresh descriptor of `/dev/fuse`, another queue of the session that `session`
-/// serves, so that requests taken from one are answered there and readers do not meet on one lock.
+/// Makes `device`, a fresh descriptor of `/dev/fuse`, another queue of the session served by
+/// `session`. Requests read from a queue are answered there, and readers do not contend for one
+/// lock.
 ///
 /// # Errors
-/// `EINVAL` when `device` serves a session already or `session` serves none.
+/// `EINVAL` when `device` already serves a session or `session` serves none.
 pub fn clone_fuse_fd(device: BorrowedFd<'_>, session: BorrowedFd<'_>) -> io::Result<()> {
     let mut session = session.as_raw_fd() as u32;
     // SAFETY: [7] The call reads one `u32` at the address.
@@ -20,20 +21,20 @@ pub fn clone_fuse_fd(device: BorrowedFd<'_>, session: BorrowedFd<'_>) -> io::Res
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Smallest block that the allocator maps by itself, and unmaps as soon as it is freed
-/// (`M_MMAP_THRESHOLD`), in bytes: the value with which glibc begins.
+/// Smallest block mapped by itself, and unmapped when freed (`M_MMAP_THRESHOLD`), in bytes: glibc's
+/// initial value.
 #[cfg(target_env = "gnu")]
 const MAPPED_BYTES_MIN: libc::c_int = 128 << 10;
-/// Most free bytes that it keeps at the end of an arena (`M_TRIM_THRESHOLD`).
+/// Most free bytes kept at the end of an arena (`M_TRIM_THRESHOLD`).
 #[cfg(target_env = "gnu")]
 const KEPT_BYTES_MAX: libc::c_int = 1 << 20;
 
-/// Limits the freed memory that the C library's allocator keeps. Each arena keeps its own, so there
-/// are `nr` of them at most. Blocks of 128 KiB or more are given back at once; otherwise glibc
+/// Limits the freed memory retained by the C library's allocator. Each arena retains its own, so at
+/// most `nr` arenas are allowed. Blocks of 128 KiB or more are given back at once; otherwise glibc
 /// raises that threshold to the size of the largest block ever freed, up to 32 MiB, and each arena
-/// keeps such blocks. Returns whether the limits were set: they are not with another C library than
-/// GNU's, nor once the process has a second thread, since the allocator accepts such settings from
-/// one thread only.
+/// retains such blocks. Returns whether the limits were set: not with a C library other than GNU's,
+/// and not once the process has a second thread, since the allocator accepts such settings only
+/// from a single thread.
 #[doc(alias = "mallopt")]
 pub fn limit_heap_arenas(nr: u32) -> bool {
     #[cfg(target_env = "gnu")]
@@ -55,8 +56,8 @@ pub fn limit_heap_arenas(nr: u32) -> bool {
 }
 
 /// Gives whole pages of freed heap memory back to the operating system; takes milliseconds when
-/// there is much of it, and locks the heap meanwhile, one arena at a time. Does nothing with
-/// another C library than GNU's.
+/// there is much of it, and locks the heap meanwhile, one arena at a time. Does nothing with a C
+/// library other than GNU's.
 #[doc(alias = "malloc_trim")]
 pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
@@ -66,9 +67,8 @@ pub fn trim_heap() {
     }
 }
 
-/// Asks for huge pages below memory of this process at `address`, where whole ones fit; what it
-/// holds stays. Best asked before it is written first. Does nothing where the operating system has
-/// none.
+/// Requests huge pages for memory of this process at `address`, where whole ones fit; the contents
+/// stay. Best called before the first write. Does nothing where the operating system has none.
 #[doc(alias = "MADV_HUGEPAGE")]
 pub fn prefer_huge_pages(address: usize, bytes: usize) {
     let Some(start) = address.checked_next_multiple_of(PAGE_SIZE) else { return };
@@ -82,19 +82,19 @@ pub fn prefer_huge_pages(address: usize, bytes: usize) {
     }
 }
 
-/// Returns the number by which Linux knows the calling thread.
+/// Returns Linux's id of the calling thread.
 #[doc(alias = "gettid")]
 pub fn thread_id() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
-/// Makes the calling thread one that never preempts another just because it has been woken
-/// (`SCHED_BATCH`). It keeps its fair share of the processor, so a thread that waits for one of its
-/// locks does not wait for long. For workers whose waker continues working. A thread of a process
-/// with another policy than the ordinary one is left as it is.
+/// Gives the calling thread the policy `SCHED_BATCH`: it never preempts another thread just because
+/// it was woken. It keeps its fair share of the processor, so waiters for its locks do not wait for
+/// long. For workers whose waker continues working. A thread with another policy than the ordinary
+/// one keeps it.
 ///
 /// # Errors
-/// When the operating system refuses, as some sandboxes make it.
+/// When the operating system refuses, as in some sandboxes.
 #[doc(alias = "SCHED_BATCH")]
 pub fn yield_to_wakers() -> io::Result<()> {
     // SAFETY: [7] No addresses.

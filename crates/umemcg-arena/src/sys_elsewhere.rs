@@ -1,4 +1,4 @@
-//! The calls of `sys.rs` on systems other than Linux: hints that change nothing.
+//! The calls of `sys.rs` on systems other than Linux: hints without an effect.
 
 use std::io;
 
@@ -13,7 +13,7 @@ pub fn trim_heap() {}
 /// Does nothing.
 pub fn prefer_huge_pages(_address: usize, _bytes: usize) {}
 
-/// Returns 0: only Linux shows threads by numbers.
+/// Returns 0: only Linux shows threads by id.
 pub fn thread_id() -> u32 {
     0
 }

@@ -1,8 +1,7 @@
-//! A sparse table of atomic words that read as zero until written, and again after they are
-//! discarded.
+//! A sparse table of atomic words. A word reads as zero until written, and again after a discard.
 //!
-//! Memory appears page by page as words are written, and goes back page by page. The words never
-//! move, so they are read through plain references, without locks or epochs.
+//! Memory is allocated page by page as words are written, and goes back page by page. The words
+//! never move, so they are read through plain references, without locks or epochs.
 
 use std::io;
 use std::ops::Range;
@@ -13,7 +12,7 @@ use umemcg_base::sync::atomic::{AtomicU64, Ordering};
 use crate::mapping::{Hint, page_bytes};
 use crate::stable_table::StableTable;
 
-/// A fixed number of atomic words over memory that appears when it is touched.
+/// A fixed number of atomic words, in memory allocated on first touch.
 #[derive(Debug)]
 pub struct ZeroTable {
     words: StableTable<AtomicU64>,
@@ -23,7 +22,7 @@ impl ZeroTable {
     /// Reserves address space for `nr_words` words of zero.
     ///
     /// # Errors
-    /// What the operating system says to the reservation.
+    /// The operating system's error for the reservation.
     pub fn new(nr_words: usize) -> io::Result<Self> {
         let words = StableTable::<AtomicU64>::new(nr_words)?;
         #[cfg(not(loom))]
@@ -31,8 +30,8 @@ impl ZeroTable {
         Ok(Self { words })
     }
 
-    /// Creates a table of words that are used densely, from the first on. Asks for huge pages,
-    /// which spare scattered look-ups most of the address translation.
+    /// Creates a table of densely used words, from the first on. Requests huge pages: they save
+    /// scattered lookups most of the address translation.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
@@ -69,8 +68,8 @@ impl ZeroTable {
     }
 
     /// Makes the words of a range zero and gives the whole pages among them back to the operating
-    /// system. To others this is a relaxed store of zero to each word, in no stated order: what
-    /// they write meanwhile may be lost.
+    /// system. To other threads this is a relaxed store of zero to each word, in no stated order:
+    /// their concurrent writes may be lost.
     ///
     /// # Panics
     /// When the range leaves the table.
@@ -78,14 +77,14 @@ impl ZeroTable {
         assert!(range.start <= range.end && range.end <= self.len());
         let whole = self.discard_whole_pages(&range);
         for at in (range.start..whole.start).chain(whole.end..range.end) {
-            // A store would bring the page into being.
+            // A store would allocate the page.
             if self.get(at).load(Ordering::Relaxed) != 0 {
                 self.get(at).store(0, Ordering::Relaxed);
             }
         }
     }
 
-    /// Discards what whole pages lie in the range and returns the words in them.
+    /// Discards the whole pages in the range and returns the words in them.
     #[cfg(not(loom))]
     fn discard_whole_pages(&self, range: &Range<usize>) -> Range<usize> {
         let words_per_page = page_bytes() / size_of::<AtomicU64>();

@@ -1,11 +1,11 @@
-//! Free items in small batches, so that threads that take and give a few at a time meet at no
+//! Free items in small batches, so that threads taking and giving a few at a time contend for no
 //! common lock.
 //!
-//! A thread uses one batch of a fixed number; threads are dealt out to the batches in turn. The
-//! items that are not in a batch have an owner, the *stock*, with a lock of its own that ranks
-//! after the batches. Items move between a batch and the stock only while the batch is locked, and
-//! a batch holds a bounded number of them. So a thread that locks all batches and the stock sees
-//! every free item, and no item is out of reach when the stock is empty.
+//! There is a fixed number of batches; threads are assigned to them in turn. The items outside
+//! batches have an owner, the *stock*, with a lock of its own, ranked after the batches. Items move
+//! between a batch and the stock only while the batch is locked, and a batch holds a bounded number
+//! of them. So a thread with all batches and the stock locked sees every free item, and no item is
+//! out of reach when the stock is empty.
 
 use std::cell::Cell;
 
@@ -13,12 +13,12 @@ use crate::locks::{RankedMutex, RankedMutexGuard};
 use crate::rank::Rank;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
-/// The most batches, however many processors there are.
+/// Most batches, however many processors there are.
 const NR_BATCHES_MAX: usize = 64;
 
-/// Items that a batch gets from the stock beyond those that are wanted.
+/// Extra items moved from the stock to a batch beyond the wanted ones.
 pub const REFILL_LEN: usize = 16;
-/// Items that a batch holds at most.
+/// Most items in a batch.
 pub const BATCH_LEN_MAX: usize = 32;
 
 /// Batches of free items.
@@ -37,8 +37,8 @@ struct Batch<T> {
 }
 
 impl<T> Batches<T> {
-    /// Creates empty batches: one or two for each processor. Models and replays, in which the
-    /// threads of a test must not depend on those of others, have one.
+    /// Creates empty batches: two for each processor, rounded up to a power of two. Models and
+    /// replays have one: there the threads of a test must not depend on other threads.
     pub fn new() -> Self {
         let nr_processors = std::thread::available_parallelism().map_or(1, usize::from);
         let nr = if cfg!(any(loom, miri, schedule)) { 1 } else { nr_processors.next_power_of_two() * 2 };
@@ -47,7 +47,7 @@ impl<T> Batches<T> {
         Self { batches: (0..nr.min(NR_BATCHES_MAX)).map(batch).collect() }
     }
 
-    /// Returns how many items all batches hold at most.
+    /// Returns the most items in all batches together.
     pub fn capacity(&self) -> usize {
         self.batches.len() * BATCH_LEN_MAX
     }
@@ -62,8 +62,8 @@ impl<T> Batches<T> {
         self.len() == 0
     }
 
-    /// Locks the calling thread's batch. What is put in beyond [`BATCH_LEN_MAX`] must be taken out
-    /// again before the guard is dropped.
+    /// Locks the calling thread's batch. Items beyond [`BATCH_LEN_MAX`] must be taken out again
+    /// before the guard is dropped.
     #[inline]
     pub fn lock_own(&self) -> LockedBatch<'_, T> {
         self.batches[place_of_thread() % self.batches.len()].lock()
@@ -93,7 +93,7 @@ impl<T> Batch<T> {
 #[must_use]
 pub struct LockedBatch<'a, T> {
     len: &'a AtomicUsize,
-    /// Its items; the last one was put in last.
+    /// Its items; the most recent one is last.
     pub items: RankedMutexGuard<'a, Vec<T>>,
 }
 
@@ -105,7 +105,7 @@ impl<T> Drop for LockedBatch<'_, T> {
     }
 }
 
-/// Returns the number of the calling thread among all that asked.
+/// Returns the number of the calling thread, assigned on its first call.
 #[inline]
 fn place_of_thread() -> usize {
     static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(1);

@@ -1,4 +1,4 @@
-//! Time and threads as the layers below the engine use them, so that a test can control both.
+//! Time and threads for the layers below the engine, so that a test can control both.
 
 use std::cell::Cell;
 use std::fmt;
@@ -64,8 +64,8 @@ impl Clock for ManualClock {
     }
 }
 
-/// A named thread that is joined when the value is dropped. The body must end soon after whatever
-/// it waits for tells it to.
+/// A named thread, joined when the value is dropped. The body must end soon after it is signaled to
+/// stop.
 #[derive(Debug)]
 pub struct Worker {
     handle: Option<JoinHandle<()>>,
@@ -109,12 +109,12 @@ pub fn spawn_detached(name: &str, body: impl FnOnce() + Send + 'static) -> std::
 }
 
 thread_local! {
-    /// Detached threads that this thread is still refused.
+    /// Detached threads still to be refused to this thread.
     static NR_REFUSED: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Has the calling thread refused the next `nr` detached threads that it starts. Returns how many
-/// it was to be refused still. For tests of what a shortage of threads does.
+/// Makes the next `nr` starts of detached threads by the calling thread fail. Returns the number of
+/// refusals that were left. For tests of a shortage of threads.
 #[doc(hidden)]
 pub fn refuse_threads(nr: u32) -> u32 {
     NR_REFUSED.replace(nr)

@@ -1,9 +1,9 @@
 //! Write-back errors, reported once to each open file (`kernel-semantics` §6.4).
 //!
 //! A file carries one word: the errno of its latest write-back error, a "seen" mark, and a counter.
-//! Every open file remembers the word that it last read. A new error is reported once to each open
-//! file, even if many threads use it. An error that no open file has seen yet is also reported to
-//! the next one.
+//! Every open file remembers its last read word. A new error is reported once to each open file,
+//! even if many threads use it. An error not yet seen by any open file is also reported to the next
+//! one.
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 
@@ -30,7 +30,7 @@ impl ErrorSequence {
         Self::default()
     }
 
-    /// Notes an error. `errno` is positive and below 4096.
+    /// Records an error. `errno` is positive and below 4096.
     pub fn record(&self, errno: i32) {
         let errno = errno as u32 & ERRNO_MASK;
         // Relaxed: the word stands alone; the file's locks order the data.
@@ -44,29 +44,29 @@ impl ErrorSequence {
         });
     }
 
-    /// Returns whether there was never any.
+    /// Returns whether there was never an error.
     pub fn is_clear(&self) -> bool {
         self.word.load(Ordering::Relaxed) == 0
     }
 
-    /// Returns the cursor of a newly opened file: it counts every error as seen that another open
-    /// file has seen.
+    /// Returns the cursor of a newly opened file: errors already seen by another open file count as
+    /// seen.
     pub fn sample(&self) -> ErrorCursor {
         let word = self.word.load(Ordering::Relaxed);
         let word = if word & SEEN == 0 { 0 } else { word };
         ErrorCursor { word: AtomicU32::new(word) }
     }
 
-    /// Reports an error that this open file has not seen, and marks it as seen: of several threads
-    /// that ask through one open file, one gets the error.
+    /// Reports an error not yet seen by this open file, and marks it as seen: of several threads
+    /// checking through one open file, one gets the error.
     ///
     /// # Errors
     /// The errno of the latest error.
     pub fn check_and_advance(&self, cursor: &ErrorCursor) -> Result<(), i32> {
         // As often as another thread advances the same cursor; each has seen a newer word.
         loop {
-            // The cursor first: what it says was in the word before, so the word that is read next
-            // is no older. Acquire: pairs with the Release below.
+            // The cursor first: its value was in the word before, so the word read next is no
+            // older. Acquire: pairs with the Release below.
             let told = cursor.word.load(Ordering::Acquire);
             if self.word.load(Ordering::Relaxed) == told {
                 return Ok(());

@@ -1,6 +1,5 @@
-//! A record, for each thread, of its locks and other resources that threads can wait for, checked
-//! against the order of [`Rank`] in debug builds. Release builds compile it to nothing: no data, no
-//! instruction.
+//! A record, for each thread, of its locks and other awaitable resources, checked against the order
+//! of [`Rank`] in debug builds. Release builds compile it to nothing: no data, no instruction.
 //!
 //! Models of loom run all their threads on one thread of the operating system, and are not checked.
 
@@ -22,8 +21,8 @@ mod order {
         NR_STEPS.get()
     }
 
-    /// Runs `act` on this thread's record. A thread that is ending may have lost its record before
-    /// it takes and gives its last; that is not checked.
+    /// Runs `act` on this thread's record. An ending thread may have lost its record before its
+    /// last locks; these are not checked.
     fn with_held(act: impl FnOnce(&mut Vec<Rank>)) {
         let _ = HELD.try_with(|held| act(&mut held.borrow_mut()));
     }
@@ -32,7 +31,7 @@ mod order {
     #[derive(Debug, Clone, Copy)]
     pub(crate) struct Place {
         rank: Rank,
-        /// A thread that waits here may have others of this rank.
+        /// A thread waiting here may hold others of this rank.
         among: bool,
     }
 
@@ -45,8 +44,8 @@ mod order {
             Self { rank, among: true }
         }
 
-        /// Checks and records a wait for a lock that is about to begin. With `second`, the thread
-        /// may have one of the same rank.
+        /// Checks and records a wait for a lock, just before it begins. With `second`, the thread
+        /// may hold one of the same rank.
         pub(crate) fn take(self, second: bool) {
             note_step();
             with_held(|held| {
@@ -58,7 +57,7 @@ mod order {
             });
         }
 
-        /// Records a lock that was taken without waiting; it may come out of order.
+        /// Records a lock taken without waiting; it may come out of order.
         pub(crate) fn took(self) {
             note_step();
             with_held(|held| held.push(self.rank));
@@ -72,7 +71,7 @@ mod order {
             });
         }
 
-        /// Checks that the thread may wait, just before it does.
+        /// Checks that the thread may wait, just before the wait.
         pub(crate) fn assert_may_wait(self, what: &str) {
             with_held(|held| {
                 let may = held.iter().all(|&held| held < self.rank || (self.among && held == self.rank));
@@ -120,49 +119,50 @@ mod order {
 
 pub(crate) use order::Place;
 
-/// Counts one step of this thread's work, for tests that an operation's steps do not grow with the
-/// number of objects. In debug builds only.
+/// Counts one step of this thread's work, for tests of the number of steps of an operation. In
+/// debug builds only.
 #[inline]
 pub fn note_step() {
     order::note_step();
 }
 
-/// Returns the locks that this thread has taken, and its [steps](note_step); 0 in release builds.
+/// Returns the number of locks taken by this thread plus its [steps](note_step); 0 in release
+/// builds.
 #[inline]
 pub fn nr_steps() -> u64 {
     order::nr_steps()
 }
 
-/// Panics in debug builds when this thread holds anything that ranks with or after
-/// [`Rank::Memory`]. Whatever may charge or reclaim calls it first.
+/// Panics in debug builds when this thread holds anything ranked with or after [`Rank::Memory`].
+/// Functions that may charge or reclaim call it first.
 #[inline]
 pub fn assert_no_locks_held(what: &str) {
     assert_may_wait(Rank::Memory, what);
 }
 
-/// Panics in debug builds when this thread holds anything that ranks with or after `rank`, for
-/// which it is about to wait.
+/// Panics in debug builds when this thread, about to wait for `rank`, holds anything ranked with or
+/// after it.
 #[inline]
 pub fn assert_may_wait(rank: Rank, what: &str) {
     Place::new(rank).assert_may_wait(what);
 }
 
-/// Like [`assert_may_wait`], for a thread that may hold others of the same rank; the caller states
-/// the order among them.
+/// Like [`assert_may_wait`], but the thread may hold others of the same rank; the caller states the
+/// order among them.
 #[inline]
 pub fn assert_may_wait_among(rank: Rank, what: &str) {
     Place::among(rank).assert_may_wait(what);
 }
 
-/// A resource that other threads wait for and that is not a lock of [`locks`](crate::locks), such
-/// as a locked page. It is recorded for its thread until it is dropped.
+/// A resource awaited by other threads, other than a lock of [`locks`](crate::locks), such as a
+/// locked page. It is recorded for its thread until it is dropped.
 #[derive(Debug)]
 #[must_use]
 pub struct Waiting(Place);
 
 impl Waiting {
-    /// Records that others may wait for this thread's resource from now on. Taking it needs no
-    /// wait, so anything may be held.
+    /// Records that other threads may wait for this thread's resource from now on. Taking it needs
+    /// no wait, so anything may be held.
     #[inline]
     pub fn on(rank: Rank) -> Self {
         let place = Place::new(rank);
@@ -170,21 +170,21 @@ impl Waiting {
         Self(place)
     }
 
-    /// Checks and records a wait for a lock, just before it; on record until it is dropped.
+    /// Checks and records a wait for a lock, just before it; recorded until dropped.
     #[inline]
     pub(crate) fn lock(place: Place, second: bool) -> Self {
         place.take(second);
         Self(place)
     }
 
-    /// Records a lock that was taken without a wait.
+    /// Records a lock taken without a wait.
     #[inline]
     pub(crate) fn tried(place: Place) -> Self {
         place.took();
         Self(place)
     }
 
-    /// Records that the thread gives the lock up for a while.
+    /// Records that the thread gives up the lock temporarily.
     #[inline]
     pub(crate) fn set_aside(&self) {
         self.0.gave();

@@ -1,11 +1,11 @@
-//! The distinction between threads that compute and threads that wait. A pool of threads that
-//! bounds its computing requests by the number of processors has to know which requests wait for a
-//! store, for room or for another thread: those need no processor.
+//! The distinction between computing and waiting threads. A thread pool may bound its computing
+//! requests by the number of processors. Then it has to know the requests waiting for a store, for
+//! room or for another thread: they need no processor.
 //!
-//! Code that waits keeps an [`Idle`] for that time. The pool gives each of its threads an
-//! [`IdleObserver`], which is notified; on other threads it costs one load of a thread-local
-//! variable. A call of a store may wait for a device, or copy from memory without waiting: this is
-//! reported as a kind of its own, and the time that the call takes shows which.
+//! Waiting code keeps an [`Idle`] for the time of the wait. The pool gives each of its threads an
+//! [`IdleObserver`] and is notified through it; on other threads an `Idle` costs one load of a
+//! thread-local variable. A call of a store may wait for a device, or copy from memory without
+//! waiting. It is reported as a kind of its own; the duration of the call distinguishes the two.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -16,9 +16,9 @@ use crate::rank::Rank;
 
 /// Notified when its thread begins to wait, and when it computes again.
 pub trait IdleObserver {
-    /// Notes that the thread is about to wait, for certain or perhaps.
+    /// Called when the thread is about to wait, for certain or perhaps.
     fn waits(&self, how: Wait);
-    /// Notes that it has waited.
+    /// Called after the wait.
     fn goes_on(&self);
 }
 
@@ -36,18 +36,18 @@ thread_local! {
     static NR_WAITS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Sets the observer of this thread's waits. Of nested waits it sees the outermost.
+/// Sets the observer of this thread's waits. Of nested waits it sees only the outermost.
 pub fn observe_idle(observer: Rc<dyn IdleObserver>) {
     OBSERVER.set(Some(observer));
 }
 
-/// While it lives, its thread waits.
+/// Marks its thread as waiting until dropped.
 #[derive(Debug)]
 #[must_use]
 pub struct Idle(PhantomData<*const ()>);
 
 impl Idle {
-    /// Begins a wait of the thread. It holds no leaf lock yet: the observer takes some.
+    /// Begins a wait of the thread. The thread must not hold a leaf lock: the observer takes some.
     #[inline]
     pub fn begin(how: Wait) -> Self {
         assert_may_wait(Rank::Leaf, "a wait of which an observer is told");
@@ -72,7 +72,7 @@ impl Drop for Idle {
 
 #[inline]
 fn tell(what: impl FnOnce(&dyn IdleObserver)) {
-    // A thread that ends has no observer any more, and may still wait for something.
+    // An ending thread has no observer any more, but may still wait for something.
     let observer = OBSERVER.try_with(|observer| observer.borrow().clone());
     if let Ok(Some(observer)) = observer {
         what(&*observer);

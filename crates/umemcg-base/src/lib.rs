@@ -1,6 +1,6 @@
 //! Foundations of every layer: units, sizes in text, the sync facade with lock ranks, wake signals,
-//! tables that never move, batches of free items, time and threads. Nothing here knows what a group
-//! or a page is.
+//! tables that never move, batches of free items, time and threads. Nothing here depends on groups
+//! or pages.
 #![forbid(unsafe_code)]
 
 pub mod batches;

@@ -1,5 +1,5 @@
-//! Locks with a place in the order of [`Rank`]. Product code uses no others: locks of the standard
-//! library and of `parking_lot` are used in this crate only.
+//! Locks with a place in the order of [`Rank`]. Product code uses no others: only this crate uses
+//! locks of the standard library and of `parking_lot`.
 //!
 //! | type | rank | for |
 //! |---|---|---|
@@ -18,11 +18,10 @@ use leaf::WaitTimeoutResult;
 
 /// A mutex with a place in the lock order.
 ///
-/// It wraps the standard library's mutex because of how that waits: it spins for a moment and then
-/// sleeps. A mutex that yields in between (`parking_lot`) loses a whole time slice, three
-/// milliseconds, for a lock that is held for one microsecond; a sleeping thread is woken by the
-/// unlock and runs first. Poison is ignored: a panic under a lock either ends the process or is
-/// part of a test.
+/// It wraps the standard library's mutex, which waits by spinning for a moment and then sleeping. A
+/// mutex that yields in between (`parking_lot`) loses a whole time slice, three milliseconds, for a
+/// lock held for one microsecond; a sleeping thread is woken by the unlock and runs first. Poison
+/// is ignored: a panic under a lock either ends the process or is part of a test.
 pub struct RankedMutex<T> {
     place: Place,
     inner: ranked::Mutex<T>,
@@ -134,8 +133,8 @@ impl<T> LeafMutex<T> {
             Self::with_rank(Rank::Leaf, value)
         }
 
-        /// Creates one that may be taken under a leaf ([`Rank::Innermost`]), or under which some
-        /// leaves are taken.
+        /// Creates a mutex of another rank: taken under a leaf ([`Rank::Innermost`]), or held while
+        /// some leaves are taken.
         pub const fn with_rank(rank: Rank, value: T) -> Self {
             Self { place: Place::new(rank), inner: leaf::Mutex::new(value) }
         }
@@ -187,8 +186,8 @@ impl<T> DerefMut for LeafMutexGuard<'_, T> {
     }
 }
 
-/// A condition variable: threads wait under a leaf for what other threads do. The wait has a rank
-/// of its own, after all that the thread may hold meanwhile.
+/// A condition variable: threads wait under a leaf for actions of other threads. The wait has a
+/// rank of its own, after all locks the thread may hold meanwhile.
 #[derive(Debug)]
 pub struct Condvar {
     place: Place,
@@ -208,8 +207,8 @@ impl Condvar {
         Self { place: Place::new(rank), inner: leaf::Condvar::new() }
     }
 
-    /// Creates one for waits of threads that may have others of the same rank; the caller states
-    /// the order among them.
+    /// Creates a condition variable for threads that may hold others of the same rank; the caller
+    /// states the order among them.
     pub fn among(rank: Rank) -> Self {
         Self { place: Place::among(rank), inner: leaf::Condvar::new() }
     }
@@ -240,20 +239,20 @@ impl Condvar {
         result
     }
 
-    /// Notes that the leaf is unlocked from here on; whatever else the thread has must rank before
-    /// the wait.
+    /// Records that the leaf is unlocked from here on; anything else held by the thread must rank
+    /// before the wait.
     #[inline]
     fn begin<T>(&self, guard: &LeafMutexGuard<'_, T>) {
         guard.held.set_aside();
         self.place.assert_may_wait("a wait for a condition");
     }
 
-    /// Wakes one thread that waits.
+    /// Wakes one waiting thread.
     pub fn notify_one(&self) {
         self.inner.notify_one();
     }
 
-    /// Wakes all that wait.
+    /// Wakes all waiting threads.
     pub fn notify_all(&self) {
         self.inner.notify_all();
     }

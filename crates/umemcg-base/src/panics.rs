@@ -1,9 +1,9 @@
-//! Catches panics of an embedder's code.
+//! Catches panics in an embedder's code.
 //!
-//! Code of an embedder that runs for its caller (a loader, a comparison of keys) may unwind to that
-//! caller. Code that runs for others (a shrinker, a listener, a store under write-back) must not:
-//! the thread is a worker, or belongs to an unrelated tenant. Such code is called through
-//! [`contained`], which turns a panic into the answer that a failure would have given.
+//! An embedder's code running for its caller (a loader, a comparison of keys) may unwind to that
+//! caller. Code running for others (a shrinker, a listener, a store under write-back) must not: the
+//! thread is a worker, or belongs to an unrelated tenant. Such code is called through
+//! [`contained`]; a panic then has the result of a failure.
 
 use std::any::Any;
 use std::fmt;
@@ -36,7 +36,7 @@ impl Panicked {
     }
 }
 
-/// Calls code that may panic and catches the panic. The caller ensures that the code leaves no
+/// Calls code that may panic and catches the panic. The caller ensures that a panic leaves no
 /// shared state half-changed.
 ///
 /// # Errors

@@ -1,6 +1,6 @@
-//! Ranks of everything that a thread can wait for, as code. A thread takes locks, and waits, in
-//! rising rank only; a debug build panics at the first one out of order, and at the first charge or
-//! reclaim that starts with a lock held that ranks after it.
+//! Ranks of all locks and waits, as code. A thread takes locks, and waits, in rising rank only. A
+//! debug build panics at the first one out of order, and at the first charge or reclaim with a lock
+//! of later rank held.
 //!
 //! [`RANKS`] describes each; the table of `LOCKING.md` is generated from it.
 
@@ -109,11 +109,11 @@ pub enum Rank {
 pub struct RankInfo {
     /// The rank.
     pub rank: Rank,
-    /// A lock; else a wait, or something that is waited for.
+    /// A lock; else a wait, or an awaited resource.
     pub is_lock: bool,
-    /// The state that the lock guards, or the event that threads wait for.
+    /// The state guarded by the lock, or the awaited event.
     pub what: &'static str,
-    /// The files that have it.
+    /// The files using it.
     pub place: &'static str,
 }
 

@@ -1,18 +1,18 @@
-//! A bound on how often something is told: so many times a second, and then how many were left out.
+//! A rate limiter for messages: at most a number each second, then a count of the suppressed ones.
 
 use std::time::Duration;
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Grants at most [`PER_SECOND`](Self::PER_SECOND) in a second. Threads that race at the turn of a
+/// Grants at most [`PER_SECOND`](Self::PER_SECOND) in a second. Threads racing at the turn of a
 /// second may get a few more.
 #[derive(Debug, Default)]
 pub struct RateLimit {
     /// The second of the last grant, since the clock's origin. (A)
     second: AtomicU64,
-    /// Asked for in that second. (A)
+    /// Requests in that second. (A)
     nr_asked: AtomicU32,
-    /// Left out since the last grant. (A)
+    /// Suppressed since the last grant. (A)
     nr_left_out: AtomicU64,
 }
 
@@ -20,7 +20,7 @@ impl RateLimit {
     /// Grants in a second.
     pub const PER_SECOND: u32 = 10;
 
-    /// Returns whether it may be told now, and then how many were left out before.
+    /// Returns `Some` if a message is granted now, with the number suppressed before it.
     pub fn ask(&self, now: Duration) -> Option<u64> {
         let second = now.as_secs();
         if self.second.swap(second, Ordering::Relaxed) != second {

@@ -1,4 +1,4 @@
-//! Sizes in text, as control files and the command line take them: a decimal number with an
+//! Sizes in text, the format of control files and the command line: a decimal number with an
 //! optional binary suffix (`kernel-semantics` §1.5: k m g t p e in either case, nothing after it).
 
 use thiserror::Error;
@@ -9,7 +9,7 @@ pub enum ParseSizeError {
     /// Not a decimal number with an optional suffix.
     #[error("not a size: expected a number with an optional suffix k, m, g, t, p or e")]
     Malformed,
-    /// A number of bytes that 64 bits cannot hold.
+    /// The number of bytes does not fit in 64 bits.
     #[error("the size does not fit in 64 bits")]
     TooLarge,
 }

@@ -1,8 +1,7 @@
-//! The only place that chooses the atomics, locks and clock that we are compiled with: the standard
-//! ones, loom's with `--cfg loom`, or those of the scheduler (`schedule`) that owns time and
-//! threads with `--cfg schedule`. Below the names and inodes, the time comes from here only,
-//! atomics where they carry a protocol between threads. The locks have ranks, and come from
-//! [`locks`](crate::locks).
+//! The only place that chooses the atomics, locks and clock of a build: the standard ones, loom's
+//! with `--cfg loom`, or those of the deterministic scheduler (`schedule`) with `--cfg schedule`.
+//! Below the layer of names and inodes, time comes only from here, and so do atomics with a
+//! protocol between threads. The locks have ranks, and come from [`locks`](crate::locks).
 
 #[cfg(not(any(loom, schedule)))]
 pub use std::sync::{Arc, atomic};
@@ -23,13 +22,14 @@ pub use std::time::Instant;
 
 #[cfg(schedule)]
 pub use crate::schedule as thread;
-/// Threads as the models see them.
+/// Threads of the models.
 #[cfg(loom)]
 pub use loom::thread;
 #[cfg(not(any(loom, schedule)))]
 pub use std::thread;
 
-/// Declares functions that are `const`, except in loom's models, whose types are made at run time.
+/// Declares `const` functions. In loom's models they are not `const`: loom's types are created at
+/// run time.
 #[macro_export]
 macro_rules! const_fn {
     ($($(#[$meta:meta])* $visibility:vis const fn $name:ident($($arguments:tt)*) -> $type:ty $body:block)+) => {$(
@@ -43,8 +43,8 @@ macro_rules! const_fn {
     )+};
 }
 
-/// Declares statics that a [`const_fn`] makes. A build for loom's models makes them at their first
-/// use; no model uses one.
+/// Declares statics initialised by a [`const_fn`]. A build for loom's models initialises them on
+/// first use; no model uses one.
 #[macro_export]
 macro_rules! const_static {
     ($($(#[$meta:meta])* $visibility:vis static $name:ident: $type:ty = $value:expr;)+) => {$(
@@ -72,8 +72,8 @@ pub(crate) mod ranked {
     pub(crate) use crate::schedule::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 }
 
-/// The types underneath the [ranked locks](crate::locks): the standard library's mutex, without its
-/// poison, because what panics under a lock ends the process or is a test; and `parking_lot`'s
+/// The types underneath the [ranked locks](crate::locks): the standard library's mutex, without
+/// poison, because a panic under a lock ends the process or is part of a test; and `parking_lot`'s
 /// reader-writer lock.
 #[cfg(not(schedule))]
 pub(crate) mod ranked {
@@ -110,8 +110,8 @@ pub(crate) mod ranked {
     }
 }
 
-/// The types underneath leaf locks and condition variables: loom's, with the calls of those that we
-/// use otherwise.
+/// The types underneath leaf locks and condition variables: loom's, with the interface of
+/// `parking_lot`.
 #[cfg(loom)]
 pub(crate) mod leaf {
     use std::ops::{Deref, DerefMut};
@@ -190,12 +190,12 @@ pub(crate) mod leaf {
             WaitTimeoutResult
         }
 
-        /// Wakes one that waits.
+        /// Wakes one waiting thread.
         pub fn notify_one(&self) {
             self.0.notify_one();
         }
 
-        /// Wakes all that wait.
+        /// Wakes all waiting threads.
         pub fn notify_all(&self) {
             self.0.notify_all();
         }

@@ -1,11 +1,10 @@
-//! A table that grows by chunks which never move, so that an entry, once it exists, can be read
-//! through a plain reference for as long as the table lives: no epochs, no reference counts, no
-//! lock. Entries are reused, never freed. A reader that finds one by index checks that it still is
-//! the one it wants.
+//! A growing table of chunks that never move. So an existing entry can be read through a plain
+//! reference for as long as the table lives: no epochs, no reference counts, no lock. Entries are
+//! reused, never freed. A reader finding an entry by index checks that it is still the wanted one.
 
 use std::sync::OnceLock;
 
-/// log2 of the entries in the first chunk. Small in models, which pay for every atomic that exists.
+/// log2 of the entries in the first chunk. Small in models, because they pay for every atomic.
 const FIRST_SHIFT: u32 = if cfg!(loom) { 2 } else { 6 };
 /// Chunks double, so these cover every `u32` index.
 const NR_CHUNKS: usize = 33 - FIRST_SHIFT as usize;
@@ -17,9 +16,9 @@ pub type HugePages = fn(usize, usize);
 
 static HUGE_PAGES: OnceLock<HugePages> = OnceLock::new();
 
-/// Sets the function that requests huge pages, which only a higher layer can provide: without huge
-/// pages, random reads of large tables are dominated by TLB misses. Chunks that exist already stay
-/// as they are; only the first call has an effect.
+/// Sets the function that requests huge pages; only a higher layer can provide it. Without huge
+/// pages, random reads of large tables are dominated by TLB misses. Existing chunks do not change;
+/// only the first call has an effect.
 pub fn use_huge_pages(ask: HugePages) {
     let _ = HUGE_PAGES.set(ask);
 }
@@ -60,8 +59,8 @@ impl<T> Table<T> {
         self.chunks[chunk].get().map(|entries| &entries[place])
     }
 
-    /// Returns the entry; its chunk is allocated and filled by `make` when it is the first of its
-    /// chunk to be asked for.
+    /// Returns the entry. On the first access to its chunk, allocates the chunk and fills it by
+    /// `make`.
     pub fn get_or_grow(&self, index: u32, make: impl Fn() -> T) -> &T {
         let (chunk, place) = Self::locate(index);
         &self.chunks[chunk].get_or_init(|| Self::chunk(Self::chunk_len(chunk), make))[place]
@@ -74,7 +73,7 @@ impl<T> Table<T> {
         if bytes >= HUGE_BYTES
             && let Some(ask) = HUGE_PAGES.get()
         {
-            // Before anything is written there, which makes the pages.
+            // Before the first write, which allocates the pages.
             ask(entries.as_ptr().addr(), bytes);
         }
         entries.extend((0..len).map(|_| make()));

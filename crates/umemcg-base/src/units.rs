@@ -1,4 +1,4 @@
-//! Sizes that all layers use. A page is 4,096 bytes here whatever the processor's own page is.
+//! Sizes for all layers. A page is 4,096 bytes here, whatever the processor's own page size.
 
 /// log2 of [`PAGE_SIZE`].
 pub const PAGE_SHIFT: u32 = 12;
@@ -7,7 +7,7 @@ pub const PAGE_SIZE: usize = 1 << PAGE_SHIFT;
 /// [`PAGE_SIZE`] for arithmetic on offsets.
 pub const PAGE_SIZE_U64: u64 = PAGE_SIZE as u64;
 
-/// Returns how many pages the half-open byte range `offset..offset + len` touches.
+/// Returns the number of pages touched by the half-open byte range `offset..offset + len`.
 #[inline]
 pub fn pages_for(offset: u64, len: u64) -> u64 {
     if len == 0 {

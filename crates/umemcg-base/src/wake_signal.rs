@@ -1,9 +1,8 @@
-//! A coalescing wake-up signal: a lower layer raises it, a worker of a higher layer wakes up, and
+//! A coalescing wakeup signal: a lower layer raises it, a worker of a higher layer wakes up, and
 //! neither depends on the other.
 //!
-//! Raising a signal that is already raised costs one read-modify-write. A worker that takes the
-//! signal sees everything that was written before it was raised, so "raise after the change, look
-//! after the take" loses no wake-up.
+//! Raising an already raised signal costs one read-modify-write. A worker taking the signal sees
+//! all writes before the raise, so "raise after the change, look after the take" loses no wakeup.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,7 +12,7 @@ use crate::rank::Rank;
 use crate::sync::Instant;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// A coalescing wake-up signal.
+/// A coalescing wakeup signal.
 pub struct WakeSignal {
     raised: AtomicBool,
     lock: LeafMutex<()>,
@@ -41,22 +40,21 @@ impl WakeSignal {
         Self { raised, lock, wake: Condvar::new(Rank::Peer), hook: None }
     }
 
-    /// Creates a signal that also calls `hook`, in the thread that raises it, at the first raise
-    /// after each take. This is for workers that serve many signals: the hook tells them which one.
-    /// It must be brief and must not raise the same signal.
+    /// Creates a signal that also calls `hook`, on the raising thread, at the first raise after
+    /// each take. This is for workers with many signals: the hook identifies the raised one. It
+    /// must be brief and must not raise the same signal.
     pub fn with_hook(hook: impl Fn() + Send + Sync + 'static) -> Self {
         Self { hook: Some(Box::new(hook)), ..Self::new() }
     }
 
-    /// Wakes a waiter, or the next thread that waits. Never blocks for longer than a waiter needs
-    /// to fall asleep.
+    /// Wakes a waiter, or the next thread to wait. Never blocks for longer than a waiter needs to
+    /// fall asleep.
     pub fn raise(&self) {
         // AcqRel: pairs with the swap in `take`.
         if self.raised.swap(true, Ordering::AcqRel) {
             return;
         }
-        // Passing through the lock means that a waiter either has not checked yet, or sleeps
-        // already.
+        // After passing through the lock, a waiter either has not checked yet, or already sleeps.
         drop(self.lock.lock());
         self.wake.notify_all();
         if let Some(hook) = &self.hook {

@@ -1,5 +1,5 @@
-//! `account`: what it costs to give a query a piece of memory and to take it back, and to refuse it
-//! one, beside the memory pools of DataFusion.
+//! `account`: the cost of giving memory to a query, taking it back, and refusing it, beside the
+//! memory pools of DataFusion.
 //!
 //! All sides are in one program of its own, `account-rivals`. It measures; here its figures are
 //! judged.
@@ -15,7 +15,7 @@ use crate::stats::Samples;
 
 /// The prefix of the names of our sides.
 const OURS: &str = "umemcg";
-/// A growth and a shrink may cost this much of what they cost in the greedy pool.
+/// The most that a growth and a shrink may cost, as a multiple of their cost in the greedy pool.
 const OF_GREEDY_MAX: f64 = 1.2;
 /// And no more than in the fair pool.
 const OF_FAIR_MAX: f64 = 1.0;

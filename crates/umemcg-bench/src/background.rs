@@ -1,17 +1,13 @@
 //! `background`: the two halves of the mail per-memcg-background-reclaim, a file written and read
-//! in a group of 500 MiB, with marks of 50 and 40 MiB and without, in turns.
-//!
-//! It runs against the library, on a file of the host that is read and written past the kernel's
-//! page cache: below a mount the kernel's share of each request, ten times that of reclaim, would
-//! hide what is to be seen.
+//! in a group of 500 MiB, with marks of 50 and 40 MiB and without, in turns. It runs against the
+//! library, on a file of the host read and written past the kernel's page cache: below a mount the
+//! kernel's share of each request, ten times that of reclaim, would hide the effect.
 //!
 //! From charge to frame is from when the pages of a request are about to be charged, reclaim for
-//! them included, to when it has their frames. The store also takes note when it is asked for data:
-//! by then the pages are in the file's index and locked as well, which is work that both sides have
-//! alike.
-//!
-//! Times are those after the group has been full once; until then neither side reclaims, and both
-//! touch memory for the first time.
+//! them included, to when it has their frames. The store also records the time of a request for
+//! data: by then the pages are in the file's index and locked as well, the same work on both sides.
+//! Times count after the group has been full once; until then neither side reclaims, and both touch
+//! memory for the first time.
 
 use std::cell::Cell;
 use std::fs::File as HostOpenFile;
@@ -104,13 +100,13 @@ struct Half {
 }
 
 thread_local! {
-    /// Since when this thread's call is on its way to the store; how long it took each time.
+    /// The start of this thread's pending call to the store; the duration of each call.
     static CALLED: Cell<Option<Instant>> = const { Cell::new(None) };
     static TO_STORE: Cell<Latencies> = const { Cell::new(Latencies::new()) };
 }
 
-/// A file of the host that leaves no copy in the kernel's page cache, and says when it is asked for
-/// data.
+/// A file of the host without a copy in the kernel's page cache. It records the time of each
+/// request for data.
 #[derive(Debug)]
 struct Uncached {
     file: HostOpenFile,
@@ -193,7 +189,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     Ok(report)
 }
 
-/// Takes the rounds in turns. Returns those with marks and those without.
+/// Takes the rounds in turns. Returns the rounds with marks and without.
 fn measure(
     options: &Options,
     progress: &Progress,
@@ -227,7 +223,7 @@ fn sections(what: &str, half: usize, with: &[[Half; 2]], without: &[[Half; 2]]) 
             Samples::new(name, all.iter().map(|halves| halves[half].figures[at]).collect())
         };
         let sides = vec![side("marks 50 and 40 MiB", with), side("marks 0", without)];
-        // A write asks the store for nothing; and what was not recorded.
+        // A write needs no data from the store; nor does a figure without a recording.
         let is_there = sides.iter().any(|side| side.max != 0.0);
         let verdicts = verdicts(what, at, &sides);
         is_there.then(|| Section { title: format!("{what}: {figure}"), unit, sides, verdicts })
@@ -258,8 +254,8 @@ fn stalls_note(what: &str, half: usize, with: &[[Half; 2]]) -> String {
     )
 }
 
-/// Returns how often a second the machine keeps a processor from a thread that would use it, for so
-/// long that it shows.
+/// Returns the number of times a second that the machine visibly withholds a processor from a
+/// runnable thread.
 fn gaps_each_second() -> f64 {
     const LOOK: Duration = Duration::from_millis(500);
     const GAP: Duration = Duration::from_micros(40);
@@ -347,7 +343,7 @@ fn read_call(
     offset: u64,
     buffer: &mut [u8],
 ) -> Result<(), Failure> {
-    // Old bytes must not pass for those that were read.
+    // Old bytes must not pass for newly read ones.
     buffer[..8].fill(0);
     CALLED.set(Some(Instant::now()));
     let pages = file.read(group, offset, buffer.len(), readahead).map_err(Failure::at("cannot read"))?;
@@ -385,7 +381,7 @@ struct Start {
 }
 
 impl Start {
-    /// Begins to measure; what was before is not counted.
+    /// Begins to measure; earlier work is not counted.
     fn now() -> Self {
         forget_charge_latencies();
         Self {
@@ -448,7 +444,7 @@ fn half(
         if offset == RAMP_BYTES {
             (calls, start) = (Latencies::new(), Start::now());
         }
-        // The first word says where it belongs; it is what a read is held against.
+        // The first word encodes the offset; a read is checked against it.
         let word = word_at(offset).to_le_bytes();
         buffer[..8].copy_from_slice(&word);
         let begin = Instant::now();

@@ -1,8 +1,8 @@
-//! `busy-threads`: what one operation costs a thread while another works, too: misses and writes of
-//! new pages, and misses in full groups. Each thread has a group and a file of its own, so one that
-//! has a processor to itself may not be slowed by the other.
+//! `busy-threads`: the cost of one operation while another thread works, too: misses and writes of
+//! new pages, and misses in full groups. Each thread has a group and a file of its own, so on a
+//! processor of its own it may not be slowed by the other.
 //!
-//! The least samples are compared: what else the machine does can only make a sample longer.
+//! The least samples are compared: other load of the machine can only make a sample longer.
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -19,24 +19,24 @@ use crate::report::Report;
 use crate::stats::{Side, alternate};
 use crate::store::is_right;
 
-/// Threads that work at the same time.
+/// Concurrent threads.
 const NR_THREADS: [usize; 2] = [1, 2];
 /// Operations of each thread in one sample, at full size.
 const NR_OPERATIONS: usize = 20_000;
 const POOL_BYTES: u64 = 1 << 30;
 /// Limit of a full group.
 const FULL_BYTES: u64 = 4 << 20;
-/// The time that write-back of memory may take.
+/// The time limit of write-back of memory.
 const SYNC_WITHIN: Duration = Duration::from_secs(30);
 
 /// An operation of a busy thread.
 #[derive(Debug, Clone, Copy)]
 enum Operation {
-    /// Reads a page that is not there.
+    /// Reads a missing page.
     Miss,
-    /// Writes a page that is not there.
+    /// Writes a missing page.
     NewPage,
-    /// Reads a page that is not there for a group at its limit, which reclaims.
+    /// Reads a missing page for a group at its limit, with reclaim.
     MissAtLimit,
 }
 
@@ -62,10 +62,10 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     Ok(report)
 }
 
-/// What one thread works on: a group and a file.
+/// The group and the file of one thread.
 type Member = (Arc<Group>, Arc<File>);
 
-/// Groups and files for threads that work at the same time.
+/// Groups and files for concurrent threads.
 struct BusyThreads {
     engine: Arc<Engine>,
     /// For each thread, without and with a limit.
@@ -126,7 +126,7 @@ impl BusyThreads {
         begun.elapsed()
     }
 
-    /// Checks that nothing is left.
+    /// Checks that no charge is left.
     fn finish(self) -> Result<(), Failure> {
         let lost = self.engine.shut_down(SYNC_WITHIN);
         if lost.is_empty() { Ok(()) } else { Err(Failure::Wrong(format!("{} files unclean", lost.len()))) }

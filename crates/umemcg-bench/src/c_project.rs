@@ -1,9 +1,9 @@
-//! A C project that compiles, links and runs: sources that share headers, and that each include
-//! something of their own.
+//! A C project that compiles, links and runs: sources with shared headers, and each with text of
+//! its own.
 //!
-//! The headers are the working set, read again by almost every compiler; what each source has of
-//! its own, and the object files, are read or written once. Nothing of it is random: the same
-//! numbers make the same project.
+//! The headers are the working set, read again by almost every compiler; each source's own text,
+//! and the object files, are read or written once. Nothing is random: the same numbers make the
+//! same project.
 
 use std::fmt::Write;
 use std::fs;
@@ -18,22 +18,22 @@ pub struct ProjectSize {
     pub nr_headers: usize,
     /// Bytes of each.
     pub header_bytes: usize,
-    /// Headers that a source includes.
+    /// Headers included by a source.
     pub nr_included: usize,
     /// Sources.
     pub nr_sources: usize,
-    /// Bytes of what each source includes alone.
+    /// Bytes of text included by each source alone.
     pub own_bytes: usize,
 }
 
 impl ProjectSize {
-    /// Returns the bytes that the compilers read more than once.
+    /// Returns the bytes read more than once by the compilers.
     #[cfg(feature = "experiments")]
     pub fn shared_bytes(&self) -> usize {
         self.nr_headers * self.header_bytes
     }
 
-    /// Returns what the program prints when it is right.
+    /// Returns the expected output of the program.
     #[cfg(feature = "experiments")]
     pub fn expected_output(&self) -> String {
         let sum: u64 = (0..self.nr_sources as u64)
@@ -94,7 +94,7 @@ impl ProjectSize {
         )
     }
 
-    /// Removes what a build has made.
+    /// Removes the files made by a build.
     #[cfg(feature = "experiments")]
     pub fn clean(&self, directory: &Path) -> Result<(), Failure> {
         let made = (0..self.nr_sources).map(|source| format!("s{source}.o"));
@@ -105,8 +105,8 @@ impl ProjectSize {
     }
 }
 
-/// The number of paragraphs of comment for each declaration: what is read counts here, not what is
-/// compiled.
+/// The number of paragraphs of comment for each declaration: the bytes read count here, not the
+/// work of the compiler.
 const PARAGRAPHS: usize = 9;
 
 /// Declarations and comments, as in headers of a grown program, up to `bytes`.

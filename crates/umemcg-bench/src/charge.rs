@@ -1,9 +1,8 @@
-//! `charge`: what it costs to count a piece of memory to a group and all groups above it, and to
-//! take it back.
+//! `charge`: the cost of charging memory to a group and all groups above it, and of uncharging it.
 //!
-//! A thread cycles over 1, 8, 64 and 1,024 groups, as one that serves many tenants in turn does;
-//! one thread, and two on the same groups. Beside it the obvious way, an atomic counter at every
-//! level, and the loop with no accounting at all.
+//! A thread cycles over 1, 8, 64 and 1,024 groups, like a server of many tenants; one thread, and
+//! two on the same groups. Beside it the obvious way, an atomic counter at every level, and the
+//! loop with no accounting at all.
 
 use std::ffi::OsString;
 use std::hint::black_box;
@@ -22,9 +21,9 @@ const NR_CHARGES: u64 = 1 << 20;
 /// Limit of everything: never reached.
 const CAPACITY_BYTES: u64 = 64 << 30;
 
-/// Groups that a thread cycles over, and nanoseconds that a charge and its uncharge may cost then.
+/// Groups in a thread's cycle, and the most nanoseconds of a charge and its uncharge then.
 const CYCLES: [(usize, f64); 4] = [(1, 5.0), (8, 15.0), (64, 15.0), (1024, 30.0)];
-/// With two threads, an operation may cost this much of what it costs with one.
+/// The most that an operation may cost with two threads, as a multiple of its cost with one.
 const TWO_THREADS_RATIO_MAX: f64 = 1.3;
 
 /// Runs the benchmark.
@@ -130,7 +129,7 @@ impl Ground {
         ]
     }
 
-    /// Counts at every level and takes back what was counted when one is full.
+    /// Counts at every level, and reverts the counts when one is full.
     fn count(&self, leaf: usize, bytes: u64) -> bool {
         let mut at = Some(leaf);
         while let Some(level) = at {

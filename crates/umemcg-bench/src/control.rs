@@ -1,4 +1,4 @@
-//! A control tree without processes: what the benchmarks need of it are the files.
+//! A control tree without processes: the benchmarks need only its files.
 
 use std::sync::Arc;
 

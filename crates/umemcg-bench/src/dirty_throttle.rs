@@ -1,6 +1,6 @@
-//! `dirty-throttle`: one writer in a group with a dirty limit, on a store that takes so many bytes
-//! a second and no more (mail per-cgroup-dirty-limits). Beside it, in a group of its own, a second
-//! writer that stays below its limits.
+//! `dirty-throttle`: one writer in a group with a dirty limit, on a store of fixed bandwidth (mail
+//! per-cgroup-dirty-limits). Beside it, in a group of its own, a second writer stays below its
+//! limits.
 //!
 //! The expected result: the first has the store's rate, in short pauses and without bursts; the
 //! amount of its dirty data stays below its limit; the second is never paused.
@@ -27,10 +27,10 @@ const STORE_RATE: u64 = 16 * MIB;
 const LIMIT_BYTES: u64 = 8 * MIB;
 const BACKGROUND_BYTES: u64 = 4 * MIB;
 const CALL_BYTES: usize = 64 << 10;
-/// The neighbour writes one of those each so often: a tenth of what the store takes.
+/// The interval of the neighbour's writes of one block: a tenth of the store's bandwidth.
 const NEIGHBOUR_INTERVAL: Duration = Duration::from_millis(40);
 /// The length after which the files start again. The neighbour's has no 8 MiB in sequence, which
-/// would be written behind.
+/// would start write-behind.
 const FILE_BYTES: u64 = 32 * MIB;
 const NEIGHBOUR_BYTES: u64 = 4 * MIB;
 /// At scale 1.
@@ -47,7 +47,7 @@ pub struct Figure {
     figure: Option<PathBuf>,
 }
 
-/// A store that takes its time and keeps nothing.
+/// A slow store without content.
 #[derive(Debug)]
 pub struct Slow {
     id: StoreId,
@@ -57,7 +57,7 @@ pub struct Slow {
 }
 
 impl Slow {
-    /// Creates a store that takes this many bytes a second.
+    /// Creates a store with this bandwidth, in bytes a second.
     pub fn new(id: u64, bytes_per_second: f64) -> Self {
         Self {
             id: StoreId(id),
@@ -109,7 +109,7 @@ struct Round {
     nr_neighbour_pauses: u64,
 }
 
-/// The least of several sums: what moves from one state to the next meanwhile is counted twice.
+/// The least of several sums: bytes that change state meanwhile are counted twice.
 fn unclean(group: &Group) -> u64 {
     let items = [StatItem::FileDirty, StatItem::FileWriteback, StatItem::FileUnstable];
     let sum = |_| items.iter().map(|&item| group.stat_total(item)).sum::<i64>();
@@ -258,7 +258,7 @@ fn write_paced(
     Ok((pauses, most))
 }
 
-/// Writes now and then until it is stopped. Returns how often it was to pause.
+/// Writes now and then until it is stopped. Returns the number of its pauses.
 fn write_beside(file: &Arc<File>, group: &Arc<Group>, stop: &AtomicBool) -> Result<u64, Failure> {
     let piece = vec![7u8; CALL_BYTES];
     let (mut nr_pauses, mut offset) = (0, 0);

@@ -22,9 +22,9 @@ const MAIL_WITH: [f64; NR_PASSES] = [1.10, 0.00, 0.01, 0.00, 0.01];
 const GAIN_MIN: f64 = 548.0;
 /// … with a baseline that is no slower than this for each pair, in nanoseconds.
 const PAIR_NS_MAX: f64 = 50.0;
-/// Seconds that an empty pass may take with 4,000 groups.
+/// The most nanoseconds of an empty pass with 4,000 groups.
 const EMPTY_PASS_NS_MAX: f64 = 200_000.0;
-/// With 40,000 groups an empty pass may cost this much of what it costs with 400.
+/// The most that an empty pass may cost with 40,000 groups, as a multiple of its cost with 400.
 const GROWTH_MAX: f64 = 2.0;
 
 /// Runs the experiment.

@@ -1,19 +1,18 @@
 //! `faults`: the loop of the mail per-cgroup-dirty-limits, one page of a file of each thread
-//! touched again and again, with the controller, with dirty limits, and without any controller.
-//!
-//! A touch finds the page in the cache, holds it, reads or writes in it and lets go, which is what
-//! a mapping, a fault and an unmapping are to the kernel; and it does what the mount does for the
-//! controller at each read and write: hits are counted for the group, and a writer asks whether it
-//! is to be slowed. Nothing is slowed here: there is less dirty data than any limit. A further mode
-//! dirties a clean page with each write, so that the counts of dirty pages move each time; the
-//! pages are cleaned between, off the clock, by a store that takes everything and does nothing.
+//! touched again and again, with the controller, with dirty limits, and without any controller. A
+//! touch finds the page in the cache, pins it, reads or writes in it and unpins it, like a mapping,
+//! a fault and an unmapping in the kernel. It also does the mount's work for the controller at each
+//! read and write: hits are counted for the group, and a writer checks whether to slow down. No
+//! writer is slowed here: there is less dirty data than any limit. A further mode dirties a clean
+//! page with each write, so that the counts of dirty pages move each time; the pages are cleaned
+//! between, off the clock, by a store that accepts everything and does nothing.
 //!
 //! "No controller" is the same code with the counting of pages by group and pool left out, no check
-//! of limits, and hits counted for no group. What a page cache needs without any groups stays:
+//! of limits, and hits counted for no group. The needs of a page cache without any groups stay:
 //! dirty pages are marked in the index and counted in their file and in their store, and the file
 //! stands in the store's list, so that write-back finds them and knows when to begin. The kernel's
-//! own loop of `mmap`, touch and `munmap` runs beside it, on a tmpfs or whatever the directory is
-//! on; a fault is another matter than a touch, so it is not compared.
+//! own loop of `mmap`, touch and `munmap` runs beside it, on the file system of the directory; a
+//! fault differs from a touch, so it is not compared.
 
 use std::io;
 use std::path::Path;
@@ -36,14 +35,14 @@ use crate::stats::{Samples, Side, alternate, thread_time};
 const ROUNDS_MIN: usize = 15;
 /// Processor time of one thread in one sample at full size.
 const SAMPLE: Duration = Duration::from_millis(60);
-/// Time of one sample of the kernel's own loop, and how many there are at most.
+/// Time of one sample of the kernel's own loop, and the most samples.
 const KERNEL_SAMPLE: Duration = Duration::from_millis(200);
 const KERNEL_ROUNDS: usize = 5;
 /// Touches between two looks at the clock.
 const BATCH: u64 = 256;
 /// Of no controller.
 const RATIO_MIN: f64 = 0.98;
-/// A dirty limit that is never met.
+/// A dirty limit never reached.
 const DIRTY_LIMIT_BYTES: u64 = 64 << 20;
 const POOL_BYTES: u64 = 512 << 20;
 
@@ -87,11 +86,11 @@ impl BackingStore for Nothing {
 enum Touch {
     Read,
     Write,
-    /// Writes to pages that are clean each time.
+    /// Writes to clean pages each time.
     Dirty,
 }
 
-/// One side: which thread touches, under which rules.
+/// One side: the touching thread and its rules.
 struct Toucher {
     engine: Arc<Engine>,
     group: Arc<Group>,
@@ -137,8 +136,8 @@ impl Toucher {
         written == Some(1)
     }
 
-    /// Touches of one thread for `time` of the processor; how many in a second, 0 when something
-    /// was wrong.
+    /// Touches of one thread for `time` of the processor; returns their rate a second, 0 after an
+    /// error.
     fn touch(&self, touch: Touch, thread: usize, time: Duration) -> f64 {
         let (file, readahead) = (&self.files[thread], Readahead::new());
         let (mut touches, mut used, mut good) = (0, Duration::ZERO, true);

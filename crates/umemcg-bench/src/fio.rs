@@ -1,4 +1,4 @@
-//! One run of `fio`, and the rate that it saw.
+//! One run of `fio`, and its measured rate.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,9 +10,9 @@ use crate::options::Failure;
 /// How a job reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {
-    /// Through calls, after fio has dropped what the kernel caches of the file.
+    /// Through calls, after fio has dropped the file's pages in the kernel's cache.
     CallsUncached,
-    /// Through calls, with what the kernel caches.
+    /// Through calls, with pages in the kernel's cache.
     Calls,
 }
 
@@ -29,7 +29,7 @@ pub struct Job<'a> {
     pub files: Vec<PathBuf>,
     /// The way of reading and writing.
     pub engine: Engine,
-    /// Times that all blocks are read or written.
+    /// Passes over all blocks.
     pub loops: u32,
 }
 
@@ -108,7 +108,7 @@ pub fn run(job: &Job<'_>) -> Result<f64, Failure> {
     Ok(rate)
 }
 
-/// Escapes `:`, with which fio separates file names.
+/// Escapes `:`, fio's separator of file names.
 fn escaped(path: &Path) -> String {
     path.display().to_string().replace(':', "\\:")
 }

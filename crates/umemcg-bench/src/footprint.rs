@@ -1,8 +1,8 @@
-//! `footprint`: resident memory of a real daemon whose pool is full: of pages; half of pages, half
-//! of names and inodes; and after everything was dropped. One daemon for all rounds, so that what
-//! leaks shows.
+//! `footprint`: resident memory of a real daemon with a full pool: of pages; half of pages, half of
+//! names and inodes; and after everything was dropped. One daemon for all rounds, so that leaks
+//! show.
 //!
-//! This process reads and looks up through the mount, and says itself which group pays for that.
+//! This process reads and looks up through the mount, and moves itself to the group to charge.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -20,8 +20,7 @@ use crate::stats::Samples;
 const MIB: u64 = 1 << 20;
 /// At full size.
 const POOL_BYTES: u64 = 512 * MIB;
-/// Names take up half of the pool at less than this each: an inode with a long name, that was
-/// opened once.
+/// Names take up half of the pool at less than this each: an inode with a long name, opened once.
 const NAME_BYTES: u64 = 1280;
 const FILES_PER_DIRECTORY: u64 = 1000;
 const READ_BYTES: usize = 1 << 20;
@@ -31,7 +30,7 @@ const FIXED_BYTES: u64 = 32 * MIB;
 /// Of the pool's size.
 const HALF_MAX: f64 = 1.10;
 const EMPTY_BYTES_MAX: f64 = 64.0 * MIB as f64;
-/// After what was dropped has to be back, at full size.
+/// The time limit for dropped memory to be back, at full size.
 const BACK_WITHIN: Duration = Duration::from_secs(10);
 /// A pool this full is full: background reclaim keeps some room.
 const FULL_PERCENT: u64 = 90;
@@ -57,7 +56,7 @@ impl Program {
     }
 }
 
-/// A daemon, and what is behind its mount.
+/// A daemon, and the directories behind its mount.
 struct Ground {
     /// Unmounted before the directories are removed.
     mount: Option<Mount>,
@@ -143,7 +142,7 @@ impl Ground {
             }
             File::create(place.join(file_name(at))).map_err(Failure::at(failed))?;
         }
-        // Holes are read like data, and take no room on the host.
+        // Holes read like data, and take no room on the host.
         let pages = File::create(data.join("pages")).map_err(Failure::at(failed))?;
         pages.set_len(pool_bytes * 5 / 4).map_err(Failure::at(failed))?;
         fs::create_dir_all(&control).map_err(Failure::at(failed))?;
@@ -189,7 +188,7 @@ impl Ground {
         text.trim().parse().map_err(Failure::at(&failed))
     }
 
-    /// Moves this process to the group, which pays from now on; the root for an empty name.
+    /// Moves this process to the group to charge from now on; the root for an empty name.
     fn join(&self, group: &str) -> Result<(), Failure> {
         self.write(&format!("{group}/cgroup.procs"), &std::process::id().to_string())
     }
@@ -231,8 +230,8 @@ impl Ground {
         Ok(())
     }
 
-    /// Checks that names use half of the pool, or nearly: names that the kernel is slow to let go
-    /// of are asked for early.
+    /// Checks that names use half of the pool, or nearly: requests to forget names are sent early,
+    /// since the kernel is slow.
     fn expect_names(&self) -> Result<(), Failure> {
         let bytes = self.read("memory.kmem.usage_in_bytes")?;
         if bytes < self.pool_bytes * 2 / 5 {
@@ -241,8 +240,8 @@ impl Ground {
         Ok(())
     }
 
-    /// Drops all pages, names and inodes. Returns resident bytes after the time that is allowed,
-    /// and the seconds it took to get below the bound.
+    /// Drops all pages, names and inodes. Returns resident bytes after the allowed time, and the
+    /// seconds it took to get below the bound.
     fn drop_everything(&self, back_within: Duration) -> Result<(f64, f64), Failure> {
         self.join("")?;
         let start = Instant::now();
@@ -262,14 +261,14 @@ impl Ground {
 
 impl Drop for Ground {
     fn drop(&mut self) {
-        // After a run that failed: a daemon that was killed leaves the mount of its control files.
+        // After a failed run: a killed daemon leaves the mount of its control files.
         if self.mount.take().is_some() {
             let _ = Command::new("fusermount3").args(["-uz", "--"]).arg(&self.control).status();
         }
     }
 }
 
-/// Returns a name that is longer than an inode keeps in itself.
+/// Returns a name too long to be kept in an inode.
 fn file_name(at: u64) -> String {
     format!("a-name-that-is-longer-than-forty-bytes-{at:09}")
 }

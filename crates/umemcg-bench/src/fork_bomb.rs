@@ -1,7 +1,7 @@
 //! `fork-bomb` (mail shrinker-bit-clearing): 255 groups with a volume and a file each, and one
-//! group of 200 MiB under constant pressure. Which share of the time in reclaim goes into asking
-//! shrinkers, by group, with the map and without it; and what becomes of reclaim when shrinkers
-//! come and go all the time.
+//! group of 200 MiB under constant pressure. The share of reclaim's time spent on asking shrinkers,
+//! by group, with the map and without it; and the cost of reclaim while shrinkers come and go all
+//! the time.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::store::{HostFile, first_word};
 
 const NR_GROUPS: usize = 255;
 const LIMIT_BYTES: u64 = 200 << 20;
-/// Bytes that the group under pressure reads in one sample, at full size.
+/// Bytes read by the group under pressure in one sample, at full size.
 const STREAM_BYTES: u64 = 2 << 30;
 const READ_BYTES: u64 = 128 << 10;
 /// Bytes read while shrinkers come and go on one side, before it is the other's turn; and how
@@ -33,16 +33,16 @@ const PAIRS: usize = 4;
 /// after.
 const ASKING_PERCENT_MAX: f64 = 0.5;
 const MAIL_PERCENT: (f64, f64) = (36.4, 0.46);
-/// With shrinkers coming and going a page's reclaim may cost this much of what it costs while they
-/// do so in another pool: what is within it cannot be told from what the machine does to two runs
-/// of the same.
+/// The most that reclaim of a page may cost while shrinkers come and go, as a multiple of its cost
+/// while they do so in another pool. Two runs of the same work differ as much by other load of the
+/// machine.
 const REGISTRATION_MAX: f64 = 1.02;
-/// Pairs that a bound needs.
+/// Pairs needed for a bound.
 const ROUNDS_MIN: usize = 15;
 
 /// The sides, in the order of the tables: with the map; without; while shrinkers come and go in the
-/// pool under pressure; while they do so in another one, which is the same work for the machine but
-/// none of it for the pool.
+/// pool under pressure; while they do so in another pool: the same work for the machine, but none
+/// of it for the pool.
 const MAP: usize = 0;
 const NO_MAP: usize = 1;
 const BUSY: usize = 2;
@@ -149,7 +149,7 @@ struct Stream<'w> {
 }
 
 impl<'w> Stream<'w> {
-    /// Creates a stream of this many bytes, in a group that is empty.
+    /// Creates a stream of this many bytes, in an empty group.
     fn new(options: &Options, world: &'w World, group: &'w Arc<Group>, bytes: u64) -> Result<Self, Failure> {
         let store = tempfile::tempfile_in(options.directory()).map_err(Failure::at("cannot make a file"))?;
         store.set_len(bytes).map_err(Failure::at("cannot make a file"))?;
@@ -171,7 +171,7 @@ impl<'w> Stream<'w> {
         Ok(())
     }
 
-    /// Reads on in a full group, and takes the time that reclaim needs for it.
+    /// Reads on in a full group, and measures the time of reclaim.
     fn watch(&mut self, bytes: u64) -> Result<Found, Failure> {
         let group = self.group;
         let stolen = || group.stat_total(umemcg::StatItem::PgStealDirect);
@@ -205,7 +205,7 @@ impl<'w> Stream<'w> {
                 while !done.load(Relaxed) {
                     let now = side.load(Relaxed);
                     let result = come_and_go(worlds[now], directory.path());
-                    // The parent that waits for us must not wait for ever.
+                    // The waiting parent must not wait for ever.
                     nr_done[now].fetch_add(1, Relaxed);
                     result?;
                 }
@@ -217,7 +217,7 @@ impl<'w> Stream<'w> {
                     let mut found = [None, None];
                     for turn in [pair % 2, 1 - pair % 2] {
                         side.store(turn, Relaxed);
-                        // The second that has begun here began after the change.
+                        // The second window began after the change.
                         let before = nr_done[turn].load(Relaxed);
                         while nr_done[turn].load(Relaxed) < before + 2 && !churn.is_finished() {
                             std::thread::yield_now();
@@ -236,7 +236,7 @@ impl<'w> Stream<'w> {
     }
 }
 
-/// Adds and removes a volume, whose shrinkers register with its first name.
+/// Adds and removes a volume; its shrinkers register with its first name.
 fn come_and_go(world: &World, directory: &Path) -> Result<(), Failure> {
     let volume = HostVolume::new(&world.engine, VolumeConfig::one_of_many(directory))
         .map_err(Failure::at("cannot make a volume"))?;

@@ -4,8 +4,8 @@
 //! The files are warm everywhere: in our pool, and in the kernel's page cache below
 //! `passthrough_hp`. Every block is read once in a run, so that the kernel's page cache *above*
 //! `passthrough_hp` (which fio empties first) never answers in its place. Each mount's files are
-//! compared with their contents before anything is measured, and what was written through ours is
-//! compared with the backing directory after unmounting.
+//! compared with their contents before the first sample, and data written through ours is compared
+//! with the backing directory after unmounting.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -21,13 +21,13 @@ use crate::report::{Report, Section, Target, Verdict};
 use crate::stats::{Side, alternate};
 use crate::store::{is_right, write_contents};
 
-/// Bytes of each file that is read, at full size.
+/// Bytes of each file to read, at full size.
 const READ_BYTES: u64 = 256 << 20;
-/// Bytes of the file that is written, at full size: below the thresholds of either side's writers.
+/// Bytes of the file to write, at full size: below the thresholds of either side's writers.
 const WRITE_BYTES: u64 = 256 << 20;
-/// Files that are created, looked at and removed.
+/// Files created, looked at and removed.
 const NR_FILES: u64 = 10_000;
-/// Our pool, as a multiple of what is read and written.
+/// Our pool, as a multiple of the files' size.
 const POOL_FACTOR: u64 = 4;
 /// Threads of the limit.
 const LIMIT_THREADS: usize = 2;
@@ -190,7 +190,7 @@ impl Ground {
         Ok(ground)
     }
 
-    /// Mounts all sides that are there.
+    /// Mounts all available sides.
     fn mount(&mut self, rivals: &Path, pool_mib: u64, notes: &mut Vec<String>) -> Result<(), Failure> {
         let top = self.directory.path().to_owned();
         let mut ours = Command::new(&self.umemcg);
@@ -266,9 +266,8 @@ impl Ground {
         if !matches!(kind, Kind::Create) {
             start = Instant::now();
             for name in &names {
-                // As C programs do. The standard library asks for the birth time, too, which no
-                // other answer brings: that is one request for each file, whatever the kernel
-                // remembers.
+                // As C programs do. The standard library requests the birth time, too, and no other
+                // reply has it: one request for each file, whatever the kernel has cached.
                 if rustix::fs::stat(name).map_err(io::Error::from).map_err(problem())?.st_size != 0 {
                     return Err(Failure::Wrong(format!("{} is not empty", name.display())));
                 }
@@ -290,7 +289,7 @@ impl Ground {
         Ok(self.nr_files as f64 / seconds)
     }
 
-    /// Waits until nothing that an earlier sample wrote is under way.
+    /// Waits until write-back of earlier samples has ended.
     fn settle(&self) -> Result<(), Failure> {
         if let Some(mount) = self.mounts.iter().find(|mount| mount.name == OURS) {
             let synced = Command::new(&self.umemcg).arg("sync").arg(&mount.path).output();
@@ -304,7 +303,7 @@ impl Ground {
         Ok(())
     }
 
-    /// Writes through our mount, unmounts everything, and compares what reached the directory.
+    /// Writes through our mount, unmounts everything, and compares the backing directory.
     fn finish(mut self) -> Result<(), Failure> {
         let written = self.mounts[0].path.join("checked.bin");
         let mut open = File::create(&written).map_err(Failure::at("cannot create a file"))?;
@@ -317,7 +316,7 @@ impl Ground {
     }
 }
 
-/// Reads a whole file and compares it with what it should hold.
+/// Reads a whole file and compares it with the expected contents.
 fn check_contents(path: &Path, len: u64) -> Result<(), Failure> {
     const PIECE: usize = 1 << 20;
     let mut file = File::open(path).map_err(Failure::at(&format!("cannot open {}", path.display())))?;

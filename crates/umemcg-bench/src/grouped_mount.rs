@@ -1,5 +1,5 @@
-//! The daemon of this build with its control files: a mount of one directory, and groups that are
-//! made, limited, filled and emptied as an operator does it.
+//! The daemon of this build with its control files: a mount of one directory, and groups made,
+//! limited, filled and emptied like by an operator.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::mounts::Mount;
 use crate::options::Failure;
 
-/// The time that a group may take to give everything back, and the control files to appear.
+/// The time limit for a group to give everything back, and for the control files to appear.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
@@ -51,7 +51,7 @@ impl GroupedMount {
         &self.mount().path
     }
 
-    /// Makes a group, with a limit unless that is none.
+    /// Makes a group, with a limit if one is given.
     pub fn add_group(&self, group: &str, limit: Option<u64>) -> Result<(), Failure> {
         fs::create_dir(self.control.join(group)).map_err(Failure::at("cannot make a group"))?;
         limit.map_or(Ok(()), |bytes| self.set(group, "memory.limit_in_bytes", bytes))
@@ -68,7 +68,7 @@ impl GroupedMount {
         self.set(group, "cgroup.procs", process.into())
     }
 
-    /// Returns what a shell does first to be in a group.
+    /// Returns the first commands of a shell to be in a group.
     pub fn enter(&self, group: &str) -> String {
         format!("echo $$ > '{}'", self.control.join(group).join("cgroup.procs").display())
     }
@@ -81,7 +81,7 @@ impl GroupedMount {
         value.ok_or_else(|| Failure::Wrong(format!("no {name} in memory.stat of {group}")))
     }
 
-    /// Takes all pages of a group back; returns when the kernel has none of them any more.
+    /// Reclaims all pages of a group; returns when the kernel has none of them any more.
     pub fn force_empty(&self, group: &str) -> Result<(), Failure> {
         until("a group is empty", || {
             self.set(group, "memory.force_empty", 0)?;
@@ -112,14 +112,14 @@ impl GroupedMount {
 
 impl Drop for GroupedMount {
     fn drop(&mut self) {
-        // After a run that failed: a daemon that was killed leaves the mount of its control files.
+        // After a failed run: a killed daemon leaves the mount of its control files.
         if self.mount.take().is_some() {
             let _ = Command::new("fusermount3").args(["-uz", "--"]).arg(&self.control).status();
         }
     }
 }
 
-/// Waits for something.
+/// Waits until a condition holds.
 ///
 /// # Errors
 /// [`Failure::Wrong`] when it takes too long.

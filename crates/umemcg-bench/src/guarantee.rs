@@ -1,8 +1,8 @@
-//! `guarantee`: how long it takes to get back a share that was lent, by what the borrower has put
-//! there: nothing, clean pages, objects of its own, or data that has to be written first.
+//! `guarantee`: the time to get back a lent share, by the borrower's use of it: none, clean pages,
+//! objects of its own, or dirty data.
 //!
-//! The first three are judged by the page: that is the bound that the documentation of reservations
-//! names. The last depends on the store, so what is to be written is printed beside it.
+//! The first three are judged by the page, the bound in the documentation of reservations. The last
+//! depends on the store, so the amount of dirty data is printed beside it.
 
 use std::cell::RefCell;
 use std::fs::File as HostOpenFile;
@@ -21,13 +21,13 @@ use crate::store::{HostFile, fill};
 const MIB: u64 = 1 << 20;
 /// The pool at scale 1.
 const POOL_BYTES: u64 = 512 * MIB;
-/// The time in which a borrowed page must come back.
+/// The time limit to get a borrowed page back.
 const PAGE_NS_MAX: f64 = 1000.0;
 const PAGE_BYTES: u64 = 4096;
 /// The weight of one object of the borrower.
 const OBJECT_BYTES: u64 = 4000;
 const PIECE_BYTES: usize = 1 << 20;
-/// The time that the last write-back may take.
+/// The time limit of the last write-back.
 const SYNC_WITHIN: Duration = Duration::from_secs(120);
 
 struct Bench {
@@ -120,13 +120,13 @@ impl Bench {
     /// Fills the pool with objects.
     fn insert_objects(&self) -> Result<(), Failure> {
         for key in 0..self.pool_bytes / OBJECT_BYTES {
-            // One that finds no room at the moment is no loss.
+            // An insert without room at the moment is no loss.
             let _ = self.objects.insert(&self.borrower, key, ());
         }
         Ok(())
     }
 
-    /// Writes as much as the pool holds; returns how much of it is not in the store yet.
+    /// Writes as much as the pool holds; returns the bytes not in the store yet.
     fn dirty(&self, options: &Options) -> Result<u64, Failure> {
         let host = tempfile::tempfile_in(options.directory()).map_err(Failure::at("cannot make a file"))?;
         let file = self.engine.open_file(Arc::new(HostFile(host)), 0);

@@ -1,8 +1,8 @@
-//! `hit`: what a read of a cached page costs.
+//! `hit`: the cost of a read of a cached page.
 //!
 //! 4 KiB copied from random places of a cached file: umemcg, the kernel's `pread` of the same file,
-//! and the limit, a plain copy from touched memory of the same size. Then 8 bytes read in place,
-//! which shows what finding and holding a page costs by itself. Every copy's first word is checked
+//! and the limit, a plain copy from touched memory of the same size. Then 8 bytes read in place, to
+//! show the cost of finding and holding a page by itself. Every copy's first word is checked
 //! against the file's contents, after the clock has stopped.
 
 use std::fs::File as HostOpenFile;
@@ -23,13 +23,13 @@ use crate::store::{HostFile, fill, is_right, make_file, word_at};
 
 /// The cached file at full size.
 const FILE_BYTES: u64 = 1 << 30;
-/// The least that is worth measuring: larger than the processor's caches.
+/// The least size worth measuring: larger than the processor's caches.
 const FILE_BYTES_MIN: u64 = 64 << 20;
 /// Reads of one thread in one sample, at full size.
 const NR_READS: u64 = 200_000;
 /// The same for reads of 8 bytes.
 const NR_LOADS: u64 = 1_000_000;
-/// Pages read in one call while the cache is filled.
+/// Bytes read in one call while the cache is filled.
 const FILL_BYTES: usize = 1 << 20;
 
 const LIMIT: &str = "plain copy from memory (limit)";
@@ -44,8 +44,8 @@ const LOAD_NS_MAX: f64 = 60.0;
 /// Our scaling to two threads, as a part of the plain copy's.
 const SCALING_MIN: f64 = 0.97;
 
-/// A random walk over the pages (xorshift). It continues from sample to sample, so that none
-/// profits from what the one before left in the processor's caches.
+/// A random walk over the pages (xorshift). It continues from sample to sample, so that no sample
+/// profits from lines that the previous one left in the processor's caches.
 #[derive(Clone, Copy)]
 struct Walk {
     state: u64,
@@ -67,10 +67,10 @@ impl Walk {
     }
 }
 
-/// The data that all sides read.
+/// The data read by all sides.
 struct Ground {
     engine: Arc<Engine>,
-    /// One file for each thread that wants its own; the first is the one that all read.
+    /// One file for each thread in need of its own; all threads read the first.
     files: Vec<Arc<File>>,
     host: HostOpenFile,
     memory: Vec<u8>,
@@ -303,7 +303,8 @@ impl Ground {
         })
     }
 
-    /// Returns a side that copies pages into a buffer of its thread and says how many bytes came.
+    /// Returns a side that copies pages into a buffer of its thread and returns the number of
+    /// bytes.
     fn side<'a, F>(
         &'a self,
         name: &'static str,
@@ -333,7 +334,7 @@ impl Ground {
         })
     }
 
-    /// Ends the engine; nothing may stay charged.
+    /// Ends the engine; no charge may stay.
     fn finish(self) -> Result<(), Failure> {
         let Self { engine, files, .. } = self;
         let lost = engine.shut_down(Duration::from_secs(30));
@@ -350,9 +351,9 @@ impl Ground {
     }
 }
 
-/// Nanoseconds of processor time of one read, as the mean rate of the threads that read at the same
-/// time has it: a hit never sleeps, and what else the machine does is no cost of it. Each read
-/// returns the first word of its page; when the clock has stopped, all of them are checked.
+/// Nanoseconds of processor time of one read, from the mean rate of the concurrent threads: a hit
+/// never sleeps, and other load of the machine is no cost of a hit. Each read returns the first
+/// word of its page; when the clock has stopped, all of them are checked.
 fn timed<F>(walks: &mut [Walk], nr: u64, read: impl Fn(usize) -> F + Sync) -> f64
 where
     F: FnMut(u64) -> u64,

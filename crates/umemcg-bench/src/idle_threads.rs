@@ -1,13 +1,13 @@
-//! `threads`: what one operation costs while 4, 16, 64, 256 and 1,024 threads are idle: a hit, a
+//! `threads`: the cost of one operation while 4, 16, 64, 256 and 1,024 threads are idle: a hit, a
 //! miss, a charge, a refused charge, a first write to a clean file, a look at dirty bytes; the same
-//! operations with 1, 100, 1,000 and 8,000 groups that have dirty files. Nothing may grow with what
-//! is idle.
+//! operations with 1, 100, 1,000 and 8,000 groups with dirty files. No cost may grow with the
+//! number of idle threads or groups.
 //!
-//! The least samples are compared: what else the machine does can only make a sample longer.
+//! The least samples are compared: other load of the machine can only make a sample longer.
 //!
-//! An idle thread has charged a group of its own twice and then sleeps, so it holds stock, which a
-//! refused charge must not overlook. The numbers of threads are measured in ascending order: what a
-//! thread leaves behind when it ends, such as its place in a table, would hide the difference.
+//! An idle thread has charged a group of its own twice and then sleeps, so it holds stock, and a
+//! refused charge must not overlook that. The numbers of threads are measured in ascending order:
+//! leftovers of an ended thread, such as its place in a table, would hide the difference.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -30,7 +30,7 @@ const NR_DIRTY_GROUPS: [usize; 4] = [1, 100, 1000, 8000];
 /// The dearest may cost this much of the cheapest.
 const SPREAD_MAX: f64 = 1.2;
 const POOL_BYTES: u64 = 1 << 30;
-/// Pages of the file that is read with hits.
+/// Pages of the file for hits.
 const NR_CACHED: u64 = 1024;
 /// Pages between two misses, so that none reads ahead for the next.
 const MISS_STRIDE: u64 = 64;
@@ -42,14 +42,14 @@ const NR_MISSES: usize = 1000;
 const NR_CHARGES: usize = 1 << 20;
 const NR_REFUSALS: usize = 1000;
 const NR_LOOKS: usize = 1000;
-/// Clean files that are written in one sample.
+/// Clean files written in one sample.
 const NR_WRITES: usize = 200;
-/// The time that write-back of memory may take.
+/// The time limit of write-back of memory.
 const SYNC_WITHIN: Duration = Duration::from_secs(30);
 /// Stack of an idle thread.
 const STACK_BYTES: usize = 64 << 10;
 
-/// The operations that are measured beside idle threads and beside groups.
+/// The operations measured beside idle threads and beside groups.
 const OPERATIONS: [&str; 6] = [
     "hit, 4 KiB copied",
     "miss, 4 KiB",
@@ -68,7 +68,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     // By operation, then by number of threads.
     let mut found: Vec<Vec<Samples>> = vec![Vec::new(); OPERATIONS.len()];
     let mut idle = IdleThreads::new(&ground.engine)?;
-    // Not counted: what comes first pays for memory that is touched for the first time.
+    // Not counted: the first operations touch memory for the first time.
     alternate(rounds, ground.sides("0 threads", &|| ()), &progress);
     for nr in NR_THREADS {
         idle.grow_to(nr)?;
@@ -101,7 +101,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     Ok(report)
 }
 
-/// A section whose dearest side is held against its cheapest.
+/// A section that compares the dearest side with the cheapest.
 pub(crate) fn flat(title: &str, sides: Vec<Samples>) -> Section {
     let least = sides.iter().map(|side| side.min);
     let spread = least.clone().fold(0.0, f64::max) / least.fold(f64::INFINITY, f64::min);
@@ -109,11 +109,11 @@ pub(crate) fn flat(title: &str, sides: Vec<Samples>) -> Section {
     Section { title: title.to_owned(), unit: "ns", sides, verdicts }
 }
 
-/// What the measured thread works on.
+/// The groups and files of the measured thread.
 struct Ground {
     engine: Arc<Engine>,
     group: Arc<Group>,
-    /// A group that is full, and what fills it.
+    /// A full group, and the charge that fills it.
     full: Arc<Group>,
     filling: Vec<Charge>,
     cached: Arc<File>,
@@ -146,7 +146,7 @@ impl Ground {
     }
 
     /// The operations, in the order of [`OPERATIONS`]. `prepare` is called before each sample of
-    /// first writes, which leaves nothing dirty.
+    /// first writes, and leaves no dirty page.
     fn sides<'a>(&'a self, name: &str, prepare: &'a dyn Fn()) -> Vec<Side<'a>> {
         vec![
             Side::new(name, || self.hits()),
@@ -198,7 +198,7 @@ impl Ground {
         })
     }
 
-    /// Reads what a throttled writer reads of its group and of the root.
+    /// Reads the dirty counts of a group and of the root, as a throttled writer does.
     fn looks(&self) -> f64 {
         let root = self.engine.root();
         timed(self.scaled(NR_LOOKS), |_| {
@@ -206,8 +206,8 @@ impl Ground {
         })
     }
 
-    /// Writes every file once and has all written back after that. Returns the real time below
-    /// which nine writes of ten stayed.
+    /// Writes every file once and has all written back after that. Returns the 90th percentile of a
+    /// write's real time.
     fn first_writes(&self) -> f64 {
         let data = vec![7; PAGE_SIZE];
         let mut times: Vec<Duration> = Vec::with_capacity(self.written.len());
@@ -222,7 +222,7 @@ impl Ground {
         times[times.len() * 9 / 10].as_nanos() as f64
     }
 
-    /// Checks that nothing is left.
+    /// Checks that no charge is left.
     fn finish(self) -> Result<(), Failure> {
         let Self { engine, full, filling, cached, missed, written, .. } = self;
         let lost = engine.shut_down(SYNC_WITHIN);
@@ -236,7 +236,7 @@ impl Ground {
     }
 }
 
-/// Threads that hold stock and sleep.
+/// Sleeping threads with stock.
 struct IdleThreads {
     group: Arc<Group>,
     threads: Vec<thread::JoinHandle<()>>,

@@ -2,8 +2,8 @@
 //! group of 64 MiB, on another without a limit, and in a plain directory.
 //!
 //! Each side has a copy of the sources of its own and builds into a new directory beside it, with
-//! `make -j2`. The scale chooses what is built: the configuration, some directories, or the whole
-//! kernel. Objects that a side makes are compared with the plain directory's by name and size.
+//! `make -j2`. The scale chooses the target: the configuration, some directories, or the whole
+//! kernel. A side's objects are compared with the plain directory's by name and size.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,16 +21,16 @@ use crate::threads::{time_of_children, time_of_process};
 const SOURCES: &str = "/usr/src";
 const LIMIT_BYTES: u64 = 64 << 20;
 const POOL: &str = "4G";
-/// The target that is the whole kernel.
+/// The target of the whole kernel.
 const WHOLE: &str = "vmlinux";
-/// The target that is the programs which make a configuration, and the configuration.
+/// The target of the configuration, and of the programs that make it.
 const CONFIGURATION: &str = "tinyconfig";
 const GROUP: &str = "build";
 /// Rounds at most: each takes minutes.
 const ROUNDS_MAX: usize = 5;
 
-/// Parts that a tinyconfig build for the machine's architecture does not read; all of them together
-/// are two thirds of the sources.
+/// Parts not read by a tinyconfig build for the machine's architecture: together two thirds of the
+/// sources.
 const LEFT_OUT: [&str; 13] = [
     "*/Documentation/*/*",
     "*/tools/testing/*",
@@ -47,11 +47,11 @@ const LEFT_OUT: [&str; 13] = [
     "*/drivers/usb/*.[ch]",
 ];
 
-/// What a configuration needs: nothing else is unpacked for it.
+/// The sources for a configuration: nothing else is unpacked for it.
 const PARTS_OF_CONFIGURATION: [&str; 5] =
     ["*/Makefile*", "*/Kbuild*", "*/Kconfig*", "*/scripts/*", "*/configs/*"];
 
-/// What nothing but the whole kernel needs beside that.
+/// The additional sources for the whole kernel only.
 const LEFT_OUT_OF_PARTS: [&str; 4] = ["*/drivers/*.[chS]", "*/fs/*.c", "*/net/*.c", "*/crypto/*.c"];
 
 const SIDES: [&str; 3] = ["umemcg, group of 64 MiB", "umemcg, no limit", "plain directory"];
@@ -63,7 +63,7 @@ const TIMES_MAX: [f64; 2] = [1.25, 1.10];
 type Figures = [f64; 2];
 const FIGURES: [&str; 2] = ["processor time", "elapsed"];
 
-/// A copy of the sources and where it is seen.
+/// A copy of the sources and its mount.
 struct Tree {
     /// Where the build runs.
     seen: PathBuf,
@@ -117,7 +117,7 @@ pub fn run(
     trees.into_iter().filter_map(|tree| tree.mount).try_for_each(GroupedMount::end)
 }
 
-/// Returns what `make` is to build.
+/// Returns the target for `make`.
 fn target(scale: f64) -> &'static str {
     match scale {
         tiny if tiny < 0.1 => CONFIGURATION,
@@ -150,7 +150,7 @@ fn section(figure: usize, samples: &[Vec<Figures>; SIDES.len()]) -> Section {
 }
 
 impl Tree {
-    /// Unpacks the sources for each side, and mounts those of ours.
+    /// Unpacks the sources for each side, and mounts ours.
     fn make_all(top: &Path, daemon: &Path, archive: &Path, target: &str) -> Result<Vec<Self>, Failure> {
         // Of one length: paths are in some objects.
         let places = ["limited", "endless", "regular"].map(|name| top.join(name));
@@ -209,7 +209,7 @@ impl Tree {
         Ok([cpu.as_secs_f64(), elapsed])
     }
 
-    /// Returns the objects that were built, with their sizes.
+    /// Returns the built objects, with their sizes.
     fn objects(&self) -> Result<Vec<(String, u64)>, Failure> {
         let mut list = Command::new("find");
         list.args([".", "-name", "*.o", "-printf", "%p %s\\n"]).current_dir(self.seen.join("out"));
@@ -224,7 +224,7 @@ impl Tree {
         Ok(objects)
     }
 
-    /// Removes what was built, and makes everything durable.
+    /// Removes the build output, and makes everything durable.
     fn clean(&self) -> Result<(), Failure> {
         fs::remove_dir_all(self.seen.join("out")).map_err(Failure::at("cannot remove a directory"))?;
         self.mount.as_ref().map_or(Ok(()), GroupedMount::sync)?;

@@ -1,13 +1,13 @@
-//! `kernel-reclaim`: the experiments `background` and `soft-stream` on a mount whose pages the
-//! kernel keeps, as programs in groups meet it.
+//! `kernel-reclaim`: the experiments `background` and `soft-stream` on a mount with pages in the
+//! kernel's cache, as programs in groups use it.
 //!
 //! Files of 8 MiB are written through a group of 500 MiB at full size and read back, with marks of
 //! 50 and 40 MiB and without, in turns. Then A streams through four times the pool with a soft
-//! limit of 0 while B holds the pool less an eighth: what B lost is counted with cachestat(2). The
-//! mechanisms from before the mails are not in the daemon that runs here; `background`,
-//! `soft-stream` and `soft-walk`, which have no mount and so no such mode, compare with them.
-//! `faults` and `dirty-throttle` have none either: a hit of the kernel's pages and a dirty limit on
-//! a store of a set rate are the same in both modes.
+//! limit of 0 while B holds the pool less an eighth: B's lost pages are counted with cachestat(2).
+//! The mechanisms from before the mails are not in this daemon; `background`, `soft-stream` and
+//! `soft-walk` compare with them, without a mount and so without this mode. `faults` and
+//! `dirty-throttle` have none either: a hit of the kernel's pages and a dirty limit on a store of a
+//! set rate are the same in both modes.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ const LIMIT_BYTES: u64 = 500 * MIB;
 const HIGH_DISTANCE: u64 = 50 * MIB;
 const LOW_DISTANCE: u64 = 40 * MIB;
 const POOL_BYTES: u64 = 768 * MIB;
-/// The least part of it that leaves room for marks.
+/// The least part of it with room for marks.
 const SCALE_MIN: f64 = 0.125;
 /// A tenant ends within this.
 const LONG: Duration = Duration::from_secs(120);
@@ -67,7 +67,7 @@ struct Ground {
     mount: GroupedMount,
     view: KernelView,
     pool: u64,
-    /// Bytes that are written and read, and streamed through.
+    /// Bytes to write and read, and to stream through.
     bytes: u64,
     _directory: tempfile::TempDir,
 }
@@ -81,7 +81,7 @@ pub fn run(options: &Options, programs: &Programs) -> Result<Report, Failure> {
     let scaled = |full: u64| ((full as f64 * scale) as u64).next_multiple_of(EACH_FILE_BYTES);
     let ground = Ground::new(options, programs, scaled(POOL_BYTES), scaled(FILE_BYTES))?;
     let limit = scaled(LIMIT_BYTES);
-    // Not rounded up to whole files: at a small scale both marks would be one, which is refused.
+    // Not rounded up to whole files: at a small scale both marks would be equal, and refused.
     let [high, low] = [HIGH_DISTANCE, LOW_DISTANCE].map(|full| limit * full / LIMIT_BYTES);
     for (group, is_marked) in GROUPS.into_iter().zip([true, false]) {
         ground.mount.add_group(group, Some(limit))?;
@@ -165,7 +165,7 @@ impl Ground {
         Ok(Self { mount, view, pool, bytes, _directory: directory })
     }
 
-    /// Runs a tenant to its end; returns what it says and the processor time of it and the daemon.
+    /// Runs a tenant to its end; returns its result and the processor time of it and the daemon.
     fn tenant(&self, group: &str, work: Work, what: &Path, bytes: u64) -> Result<(Done, f64), Failure> {
         let calls = bytes / STREAM_BYTES as u64;
         let load = (work, what.to_owned(), bytes);
@@ -181,7 +181,7 @@ impl Ground {
         Ok((done, done.cpu_seconds + daemon.as_secs_f64()))
     }
 
-    /// Writes or reads all files in a group that has nothing.
+    /// Writes or reads all files in an empty group.
     fn half(&self, group: &str, work: Work) -> Result<Figures, Failure> {
         self.mount.sync()?;
         rustix::fs::sync();

@@ -1,5 +1,5 @@
-//! What the kernel itself says of its page cache: a program of its own, built when it is needed,
-//! that counts the cached pages of files with cachestat(2) and times reads through a mapping.
+//! The kernel's own view of its page cache: a separate program, built on demand. It counts the
+//! cached pages of files with cachestat(2) and times reads through a mapping.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub struct Counts {
     pub nr: u64,
 }
 
-/// Nanoseconds of a page that is read through a mapping.
+/// Nanoseconds of a page read through a mapping.
 #[derive(Debug, Clone, Copy)]
 pub struct Mapped {
     /// The first time, with its share of a page fault.
@@ -69,7 +69,7 @@ impl KernelView {
         }
     }
 
-    /// Returns the pages of files that the kernel has now.
+    /// Returns the number of pages of files in the kernel's cache.
     pub fn count(&self, files: &[PathBuf]) -> Result<u64, Failure> {
         Ok(self.watch(files)?.end()?.least)
     }
@@ -97,7 +97,7 @@ impl KernelView {
     }
 }
 
-/// A count that goes on until it is ended.
+/// A running count.
 pub struct Watch {
     child: Child,
     stdin: Option<ChildStdin>,

@@ -1,14 +1,14 @@
-//! The machine that a figure was measured on: without it a time means nothing.
+//! The machine of a measurement: without it a time means nothing.
 
 use std::fmt;
 use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-/// The facts about the machine that the reader of a figure needs.
+/// The facts about the machine needed by the reader of a figure.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Machine {
-    /// Processors that this process may use.
+    /// Processors available to this process.
     pub nr_cores: usize,
     /// The processor's name.
     pub processor: String,
@@ -40,12 +40,12 @@ impl Machine {
     }
 }
 
-/// Returns the bytes of memory that this process has, as the kernel counts them.
+/// Returns the resident bytes of this process, as the kernel counts them.
 pub fn resident_bytes() -> u64 {
     resident_bytes_of(std::process::id())
 }
 
-/// Returns the bytes of memory that a process has.
+/// Returns the resident bytes of a process.
 pub fn resident_bytes_of(process: u32) -> u64 {
     let kib = field(&format!("/proc/{process}/status"), "VmRSS")
         .and_then(|value| value.split_whitespace().next()?.parse::<u64>().ok());

@@ -1,9 +1,9 @@
-//! Benchmarks of umemcg's hot paths, each against the physical limit, against the kernel, and
-//! against what a user would take instead, in one run.
+//! Benchmarks of umemcg's hot paths, each against the physical limit, the kernel, and the
+//! alternatives of a user, in one run.
 //!
-//! A benchmark checks its own results and fails when one is wrong. A target that is missed is
-//! printed; it fails the run only with `--enforce`, because other work on the machine can miss a
-//! target and nothing but a fault gives wrong bytes.
+//! A benchmark checks its own results and fails when one is wrong. A missed target is printed; it
+//! fails the run only with `--enforce`, because other work on the machine can cause a missed
+//! target, but only a defect gives wrong bytes.
 #![forbid(unsafe_code)]
 
 mod account;
@@ -201,7 +201,7 @@ fn print_names() {
     }
 }
 
-/// Does what was asked for. Returns the report, if it makes one.
+/// Runs the benchmark or tool. Returns the report, if it makes one.
 fn run(options: &Options, benchmark: Benchmark) -> Result<Option<report::Report>, Failure> {
     let report = match benchmark {
         Benchmark::Account(program) => account::run(options, &program),

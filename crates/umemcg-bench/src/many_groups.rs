@@ -1,10 +1,10 @@
-//! `many-groups`: two thousand groups with marks that all stream at once, served by a pool of a few
+//! `many-groups`: two thousand groups with marks, all streaming at once, served by a pool of a few
 //! workers; then the same groups with nothing to do.
 //!
-//! It shows that every group gets on, none at the cost of another, with no thread of its own; and
-//! workers that have nothing to do take no processor time. The data is `/dev/zero`, so that little
-//! but charging and reclaim is measured. Requests are served as a daemon serves them: each group
-//! has one under way, two threads for each processor take whichever has waited longest, and the
+//! It shows that every group progresses, none at the cost of another, with no thread of its own;
+//! and that idle workers take no processor time. The data is `/dev/zero`, so that little but
+//! charging and reclaim is measured. Requests are served as a daemon serves them: each group has
+//! one under way, two threads for each processor take the request that has waited longest, and the
 //! group's next one goes to the end. A thread for each group instead would leave the workers two
 //! parts in two thousand of the processors.
 
@@ -32,21 +32,21 @@ const PIECE_BYTES: usize = 32 << 10;
 const FILE_BYTES: u64 = 1 << 40;
 /// Seconds of a round at full size.
 const ROUND_S: f64 = 6.0;
-/// The time for which the workers are watched while nothing is to do, at full size.
+/// The time of watching idle workers, at full size.
 const IDLE: Duration = Duration::from_secs(10);
-/// The time that they may take to come to rest.
+/// The time limit for them to become idle.
 const QUIET_WITHIN: Duration = Duration::from_secs(30);
-/// The most that the fastest group may read for what the slowest one reads.
+/// The most bytes of the fastest group, as a multiple of the slowest one's.
 const SPREAD_MAX: f64 = 2.0;
 /// Readers for each processor.
 const READERS: usize = 2;
 
-/// One group and the file that it streams.
+/// One group and its streamed file.
 struct Member {
     group: Arc<Group>,
     file: Arc<File>,
     readahead: Readahead,
-    /// Pieces that it has read so far.
+    /// Pieces read so far.
     pieces: AtomicU64,
 }
 
@@ -169,7 +169,7 @@ fn join(engine: &Arc<Engine>, at: usize) -> Result<Member, Failure> {
     Ok(Member { group, file, readahead: Readahead::new(), pieces: AtomicU64::new(0) })
 }
 
-/// Has all groups read for a while; returns the number of pieces that each has read.
+/// Has all groups read for a while; returns the number of pieces read by each.
 fn stream(engine: &Engine, members: &[Member], how_long: Duration) -> Result<Vec<u64>, Failure> {
     let before: Vec<u64> = members.iter().map(|member| member.pieces.load(Relaxed)).collect();
     let stop = AtomicBool::new(false);
@@ -208,8 +208,7 @@ fn read_piece(engine: &Engine, member: &Member) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Waits until the workers have come to rest; returns the nanoseconds that they run from then on
-/// while nothing is to do.
+/// Waits until the workers are idle; returns the nanoseconds they run from then on without work.
 fn watch_idle(idle: Duration) -> Result<u64, Failure> {
     let deadline = Instant::now() + QUIET_WITHIN;
     let mut before = nanoseconds_of("kswapd/");

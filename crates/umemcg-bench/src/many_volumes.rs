@@ -1,5 +1,5 @@
 //! A pool with many volumes, each a directory of the host, and a kernel above them that forgets
-//! what it is asked to immediately.
+//! inodes immediately on request.
 //!
 //! A volume takes a descriptor. Where fewer are allowed than there are groups, several groups share
 //! a volume, each with a file of its own there.
@@ -20,8 +20,7 @@ use crate::options::{Failure, Options};
 /// Descriptors for everything else.
 const OTHER_DESCRIPTORS: u64 = 1024;
 
-/// Groups and volumes; volume n is used by group n, and by those that are a multiple of the number
-/// of volumes further on.
+/// Groups and volumes; group n uses volume n modulo the number of volumes.
 pub struct World {
     /// The pool.
     pub engine: Arc<Engine>,
@@ -29,11 +28,11 @@ pub struct World {
     pub groups: Vec<Arc<Group>>,
     /// All volumes.
     pub volumes: Vec<Arc<HostVolume>>,
-    /// Last: the directories are removed after everything that has them open.
+    /// Last: the directories are removed after all their open descriptors.
     _directory: tempfile::TempDir,
 }
 
-/// The kernel above one volume: what it is asked to forget, it forgets.
+/// The kernel above one volume: it forgets on request.
 #[derive(Debug)]
 struct Forgetful(OnceLock<Weak<HostVolume>>);
 
@@ -53,10 +52,10 @@ impl KernelCache for Forgetful {
 }
 
 impl World {
-    /// Makes `nr` groups and as many volumes as may be, and a file by each group in its volume.
+    /// Makes `nr` groups and as many volumes as allowed, and a file by each group in its volume.
     ///
     /// # Errors
-    /// What the system or the pool refuses.
+    /// A refusal of the system or of the pool.
     pub fn new(options: &Options, nr: usize, pool_bytes: u64) -> Result<Self, Failure> {
         let allowed = allow_descriptors(nr as u64 + OTHER_DESCRIPTORS);
         let nr_volumes = (nr as u64).min(allowed.saturating_sub(OTHER_DESCRIPTORS)).max(1) as usize;
@@ -116,7 +115,7 @@ impl World {
     /// Looks the file of every group up again, each by its group.
     ///
     /// # Errors
-    /// What the host says.
+    /// The error of the host.
     pub fn look_everything_up(&self) -> Result<(), Failure> {
         for at in 0..self.groups.len() {
             let volume = self.volume_of(at);
@@ -127,7 +126,7 @@ impl World {
         Ok(())
     }
 
-    /// Returns the number of inodes that are remembered beside the roots.
+    /// Returns the number of remembered inodes beside the roots.
     pub fn nr_remembered(&self) -> usize {
         self.volumes.iter().map(|volume| volume.nr_inodes() - 1).sum()
     }

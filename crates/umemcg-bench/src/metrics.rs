@@ -1,4 +1,4 @@
-//! `metrics`: what it costs to read the figures of all tenants, as a scrape of metrics does: all
+//! `metrics`: the cost of reading the figures of all tenants, as a scrape of metrics does: all
 //! statistics and events of every group in one snapshot, beside reading them group by group, and
 //! the text of a scrape.
 
@@ -15,7 +15,7 @@ use crate::stats::{Side, alternate};
 
 /// Tenants, at every scale.
 const NR_TENANTS: usize = 10_000;
-/// What each of them holds.
+/// Bytes charged to each of them.
 const HELD_BYTES: u64 = 5000;
 /// Nanoseconds for a snapshot of all of them.
 const SNAPSHOT_NS_MAX: f64 = 50e6;
@@ -36,7 +36,7 @@ impl Surroundings for NoVolumes {
     }
 }
 
-/// Makes the tenants, each of which holds something.
+/// Makes the tenants, each with a charge.
 fn make_tenants(engine: &Arc<Engine>) -> Result<Vec<Account>, Failure> {
     let none = Limits::new();
     let tenants = engine.get_or_create(engine.root(), "tenants", &none);

@@ -1,5 +1,5 @@
-//! Mounts under test: the daemon of this build, and what it is compared with. Each goes away again,
-//! also when the run fails.
+//! Mounts under test: the daemon of this build, and its rivals. Each is unmounted, also when the
+//! run fails.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::options::Failure;
 
-/// The time that a mount may take to appear or to vanish.
+/// The time limit for a mount to appear or to vanish.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Time between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(20);

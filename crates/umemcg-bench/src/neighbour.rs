@@ -1,12 +1,12 @@
-//! `neighbour`: tenant A reads at random what fits its share, at half the rate it reaches alone;
-//! tenant B streams through ten times the pool, or writes as fast as it can, or walks a tree of
-//! names. What does A notice of what B does with *memory*?
+//! `neighbour`: tenant A reads at random a file that fits its share, at half the rate it reaches
+//! alone; tenant B streams through ten times the pool, or writes as fast as it can, or walks a tree
+//! of names. The figures show the effect of B's use of *memory* on A.
 //!
 //! On a real mount, each tenant a process. B takes processor time whatever is done about memory. So
-//! A is compared with A beside a B that issues the same requests and may keep next to nothing, at a
-//! rate at which all together use as much processor time as with the B that is measured (each of
-//! its requests costs more). Beside that: one group for both, and the kernel's own page cache with
-//! both in one of its memory cgroups and in two, where it has version 1 of them.
+//! A is compared with A beside a B with the same requests and next to no cache, at a rate with the
+//! same total processor time as with the measured B (each of its requests costs more). Beside that:
+//! one group for both, and the kernel's own page cache with both in one of its memory cgroups and
+//! in two, where it has version 1 of them.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -32,31 +32,31 @@ use crate::threads::process_time;
 
 const MIB: u64 = 1 << 20;
 const POOL_BYTES: u64 = 256 * MIB;
-/// A's share, and what it works on.
+/// A's share, and its working set.
 const A_BYTES: u64 = 96 * MIB;
 const WORKING_SET: u64 = 64 * MIB;
 /// B's share, and its marks when it has any.
 const B_BYTES: u64 = 128 * MIB;
 const HIGH_DISTANCE: u64 = 16 * MIB;
 const LOW_DISTANCE: u64 = 12 * MIB;
-/// The file that B streams through, and writes; ten times the pool.
+/// B's file to stream through and to write; ten times the pool.
 const STREAM_FILE: u64 = 10 * POOL_BYTES;
 const WRITE_FILE: u64 = 2 * POOL_BYTES;
 /// Names at scale 10, the size of the experiment's description.
 const NR_FILES: f64 = 100_000.0;
 /// Seconds of a sample at scale 1.
 const SAMPLE_S: f64 = 5.0;
-/// The limit of a B that may keep nothing: one page of data, or the names on its way.
+/// The limit of a B without a cache: one page of data, or the names of running requests.
 const ONE_PAGE: u64 = 16 << 10;
 const FEW_NAMES: u64 = 512 << 10;
 
-/// Samples in which the pace of a B without a cache is found, at most as many as rounds.
+/// Samples to find the pace of a B without a cache, at most as many as rounds.
 const NR_CALIBRATIONS: usize = 3;
 /// Samples of A alone, at most as many as rounds.
 const NR_ALONE: usize = 5;
 
 const KEPT_MIN: f64 = 0.97;
-/// The same said of a time.
+/// The same for a time.
 const P99_MAX: f64 = 1.03;
 const HIT_POINTS_MAX: f64 = 0.5;
 
@@ -69,7 +69,7 @@ const SIDES: [&str; 6] = [
     "kernel, one cgroup",
 ];
 const NR_OURS: usize = 4;
-/// The side that ours are held against.
+/// The side to compare ours with.
 const BASELINE: usize = 2;
 
 /// The figures of a sample: A's calls a second, p50, p99, p99.9 and the longest, its hits, its lost
@@ -98,7 +98,7 @@ const STALLED: usize = 6;
 const B_CALLS: usize = 8;
 const CPU: usize = 13;
 type Figures = [f64; FIGURES.len()];
-/// The figures that the kernel does not give.
+/// The figures missing on the kernel's side.
 const OURS_ONLY: std::ops::Range<usize> = 5..8;
 
 /// Groups by process.
@@ -115,7 +115,7 @@ impl Classifier for ByProcess {
     }
 }
 
-/// Two memory cgroups of the kernel, version 1, below the one that this process is in.
+/// Two memory cgroups of the kernel, version 1, below this process's own.
 struct KernelGroups(PathBuf);
 
 impl KernelGroups {
@@ -140,7 +140,7 @@ impl KernelGroups {
         fs::write(&procs, pid.to_string()).map_err(Failure::at("cannot place a process"))
     }
 
-    /// Drops what they have cached.
+    /// Drops their cached pages.
     fn empty(&self) {
         ["a", "b", ""]
             .iter()
@@ -165,11 +165,11 @@ struct World {
     mnt: tempfile::TempDir,
     nr_files: u64,
     time: Duration,
-    /// Calls of B that were refused.
+    /// Refused calls of B.
     nr_refused: Cell<u64>,
     /// A's rate on the mount, and on the host's file system.
     rates: [f64; 2],
-    /// The share of one processor that A takes at that rate on the mount, with the mount's part.
+    /// A's share of one processor at that rate on the mount, with the mount's part.
     cpu_alone: f64,
 }
 
@@ -244,7 +244,7 @@ impl World {
         side < NR_OURS || self.kernel.is_some()
     }
 
-    /// Limits and marks of a side; nothing is cached, nothing is dirty.
+    /// Sets the limits and marks of a side, with no cached and no dirty pages.
     fn set_up(&self, side: usize) -> Result<(), Failure> {
         let (engine, never) = (&self.engine, || false);
         if !engine.sync_all(Duration::from_secs(60)).is_empty() {
@@ -293,8 +293,7 @@ impl World {
         })
     }
 
-    /// Checks what B wrote: in each piece the same bytes. Where a call was refused there may be a
-    /// hole.
+    /// Checks B's written data: in each piece the same bytes. A refused call may leave a hole.
     fn check_written(&self, is_some: bool) -> Result<(), Failure> {
         let failed = "cannot read what B wrote";
         let bytes = fs::read(self.data.path().join("written")).map_err(Failure::at(failed))?;
@@ -309,8 +308,8 @@ impl World {
         Ok(())
     }
 
-    /// Takes one sample of a side; B makes this many calls a second at most. Returns what is
-    /// measured, and at which sizes.
+    /// Takes one sample of a side; B makes this many calls a second at most. Returns the figures,
+    /// and the sizes used.
     fn describe(&self) -> String {
         format!(
             "pool {} MiB; A reads pages of {} MiB at random within {} MiB, due {:.0} a second on the mount and {:.0} on the host's files, half \
@@ -468,12 +467,11 @@ fn latency_notes(what: &str, sides: &[usize], samples: &[Vec<Figures>]) -> [Stri
     })
 }
 
-/// The calls a second that B may make without a cache, so that all together use as much processor
-/// time as with the B that is measured.
+/// B's calls a second without a cache, at the same total processor time as with the measured B.
 struct Pace {
     /// Without any B.
     cpu_alone: f64,
-    /// Of the side that is measured, lately.
+    /// Recent samples of the measured side.
     wanted: Option<f64>,
     calls: Option<f64>,
 }
@@ -493,7 +491,7 @@ impl Pace {
             self.wanted = Some(self.wanted.map_or(cpu, |before| (before + cpu) / 2.0));
         }
         if let Some(wanted) = self.wanted.filter(|_| side == BASELINE) {
-            // The cost of a call of B tells how many there may be.
+            // The number of B's calls follows from the cost of one.
             let each = (cpu - self.cpu_alone).max(1.0) / figures[B_CALLS];
             let calls = (wanted - self.cpu_alone).max(1.0) / each;
             self.calls = Some(self.calls.map_or(calls, |before| (before + calls) / 2.0));

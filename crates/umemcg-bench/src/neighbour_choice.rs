@@ -38,7 +38,7 @@ impl Choice {
         self.only.is_empty() || self.only.contains(&row)
     }
 
-    /// Returns the length of a sample that takes this many seconds at scale 1.
+    /// Returns the length of a sample of this many seconds at scale 1.
     pub fn time(&self, seconds: f64, scale: f64) -> Duration {
         Duration::from_secs_f64(self.sample.unwrap_or(seconds * scale).clamp(0.3, 60.0))
     }

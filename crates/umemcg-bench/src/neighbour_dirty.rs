@@ -1,9 +1,9 @@
 //! The row `dirty-neighbour` of `neighbour`: B writes as fast as it can to a slow store and is over
-//! its dirty limits; A writes to the same store, well below its own. What does A notice?
+//! its dirty limits; A writes to the same store, well below its own. The row shows the effect on A.
 //!
-//! Against the library, with a store of a fixed rate. A is held against A beside a B that makes the
-//! same calls on a store that takes everything immediately, as many as cost the same processor
-//! time. Beside that: one group, and so one limit, for both.
+//! Against the library, with a store of a fixed rate. A is compared with A beside a B with the same
+//! calls on an immediate store, as many as cost the same processor time. Beside that: one group,
+//! and so one limit, for both.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -25,7 +25,7 @@ const MIB: u64 = 1 << 20;
 const STORE_RATE: f64 = 16.0 * MIB as f64;
 const LIMIT_BYTES: u64 = 8 * MIB;
 const BACKGROUND_BYTES: u64 = 4 * MIB;
-/// A's file, all of which may be dirty without being written back.
+/// A's file; all of it may be dirty without being written back.
 const A_FILE: u64 = 2 * MIB;
 const A_BYTES: usize = 4 << 10;
 /// A's calls in a second.
@@ -59,7 +59,7 @@ const FIGURES: [(&str, &str); 11] = [
 const CPU: usize = 10;
 type Figures = [f64; FIGURES.len()];
 
-/// A writer: a file, a group, and how often and how long it was paused.
+/// A writer: a file, a group, and the number and the length of its pauses.
 struct Writer {
     file: Arc<File>,
     group: Arc<Group>,
@@ -108,7 +108,7 @@ pub fn run(
     let mut samples: [Vec<Figures>; SIDES.len()] = Default::default();
     let mut wanted_cpu = 0.0;
     for round in 0..=options.rounds as usize {
-        // The baseline follows what it is to be equal to.
+        // The baseline follows the side it is to be equal to.
         for (side, samples) in samples.iter_mut().enumerate().take(nr_sides) {
             progress.show(&format!("B is over its dirty limits, round {round}: {}", SIDES[side]));
             let figures = sample(side, time, wanted_cpu)?;
@@ -171,7 +171,7 @@ fn sample(side: usize, time: Duration, wanted_cpu: f64) -> Result<Figures, Failu
         |store: Arc<Slow>, len| engine.open_file(store, len).map_err(Failure::at("cannot open a file"));
     let mut a = Writer::new(open(slow, A_FILE)?, &group_a, A_BYTES, A_FILE);
     let b = Writer::new(open(of_b, B_FILE)?, &group_b, B_BYTES, B_FILE);
-    // Memory that has been touched, and a file that is all there.
+    // Touches the memory, and completes the file.
     for _ in 0..A_FILE / A_BYTES as u64 {
         a.write()?;
     }
@@ -210,7 +210,7 @@ fn sample(side: usize, time: Duration, wanted_cpu: f64) -> Result<Figures, Failu
 }
 
 /// Writes until it is stopped, as fast as it may, and with `cpu_max` no faster than costs so many
-/// percent of processor time. Only what comes after `measures` is in the figures.
+/// percent of processor time. Only calls after `measures` count.
 fn write_all_the_time(
     mut writer: Writer,
     cpu_max: Option<f64>,

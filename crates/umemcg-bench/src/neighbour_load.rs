@@ -1,9 +1,9 @@
 //! The two tenants of `neighbour`, each a process of its own: it prepares, says so, waits for a
-//! line, does its work for a fixed time and says what its calls took.
+//! line, does its work for a fixed time and reports the latencies of its calls.
 //!
-//! With a rate, calls are made at fixed times whether or not the one before has ended (an open
-//! loop), and how long one took counts from when it was due: a call that is held up makes all later
-//! ones late as well.
+//! With a rate, calls are made at fixed times whether or not the previous call has ended (an open
+//! loop), and a latency counts from when the call was due: a delayed call makes all later ones late
+//! as well.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -24,13 +24,13 @@ use crate::threads::{Latencies, process_time};
 
 /// Bytes of a random read.
 pub const READ_BYTES: usize = 4096;
-/// Bytes of a call that streams.
+/// Bytes of a streaming call.
 pub const STREAM_BYTES: usize = 128 << 10;
-/// Bytes of each of the files that are read one after the other.
+/// Bytes of each of the files read one after the other.
 pub const EACH_FILE_BYTES: u64 = 8 << 20;
-/// Processor time of a call that does nothing else: about that of a read of 128 KiB.
+/// Processor time of a call without other work: about as much as a read of 128 KiB.
 pub const BURN: Duration = Duration::from_micros(100);
-/// Files in one directory of those that are walked.
+/// Files in one directory of a walked tree.
 pub const FILES_PER_DIRECTORY: u64 = 1000;
 
 /// The work of a tenant.
@@ -95,9 +95,9 @@ pub struct Load {
 /// The result.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct Done {
-    /// Calls that were made.
+    /// Calls made.
     pub calls: u64,
-    /// Calls that were refused.
+    /// Calls refused.
     pub refused: u64,
     /// Seconds until the last one had ended.
     pub seconds: f64,
@@ -136,7 +136,7 @@ impl Load {
     /// Runs a tenant to its end.
     ///
     /// # Errors
-    /// What the file system says, and bytes that are not what they should be.
+    /// Errors of the file system, and wrong bytes.
     pub fn run(&self) -> Result<(), Failure> {
         let mut call = self.prepare().map_err(Failure::at("cannot prepare"))?;
         let said = writeln!(io::stdout(), "ready").and_then(|()| {
@@ -180,7 +180,7 @@ impl Load {
         writeln!(io::stdout(), "{text}").map_err(Failure::at("cannot say what came of it"))
     }
 
-    /// Makes a call, which takes its processor time; returns false if it was refused.
+    /// Makes a call, using its processor time; returns false if it was refused.
     fn call(&self, call: &mut Call<'_>, nr: u64) -> Result<bool, Failure> {
         if self.call_cpu_ns == 0 {
             return call(nr);
@@ -193,7 +193,7 @@ impl Load {
         Ok(done)
     }
 
-    /// Returns false for a call that was refused for lack of memory.
+    /// Returns false for a call refused for lack of memory.
     fn failed(&self, error: io::Error) -> Result<bool, Failure> {
         match error.raw_os_error() {
             Some(code) if code == rustix::io::Errno::NOMEM.raw_os_error() => Ok(false),
@@ -234,7 +234,7 @@ impl Load {
         })
     }
 
-    /// Returns the call that reads one file, which is a hole or has contents that can be checked.
+    /// Returns the call that reads one file: a hole, or contents to check.
     fn stream_file(&self, mut buffer: Vec<u8>) -> io::Result<Call<'_>> {
         let file = File::open(&self.path)?;
         let is_hole = file.metadata()?.blocks() == 0;
@@ -251,7 +251,7 @@ impl Load {
         }))
     }
 
-    /// Returns the call that is repeated; it returns false when it was refused for lack of memory.
+    /// Returns the call to repeat; it returns false when it was refused for lack of memory.
     fn prepare(&self) -> io::Result<Call<'_>> {
         let failed = |error: io::Error| self.failed(error);
         let mut buffer = vec![0; STREAM_BYTES];
@@ -303,14 +303,13 @@ impl Load {
     }
 }
 
-/// Returns the name of a file of the tree that is walked.
+/// Returns the name of a file of the walked tree.
 pub fn file_name(nr: u64) -> String {
     format!("{}/{}", nr / FILES_PER_DIRECTORY, nr % FILES_PER_DIRECTORY)
 }
 
-/// Sleeps until then, as programs do that have nothing to do. Never yields: that puts a thread
-/// behind all others by a time slice, so a thread that passes its time with it is late when others
-/// work.
+/// Sleeps until then, like an idle program. Never yields: a yield puts a thread behind all others
+/// by a time slice, so a yielding thread is late beside busy ones.
 fn wait_until(due: Instant) {
     loop {
         let left = due.saturating_duration_since(Instant::now());

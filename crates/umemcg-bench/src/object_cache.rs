@@ -1,4 +1,4 @@
-//! `object-cache`: `ObjectCache` against the cache crates that a user would take instead.
+//! `object-cache`: `ObjectCache` against other cache crates.
 //!
 //! All sides are in one program of its own, `object-cache-rivals`, so that they take turns in one
 //! process and ordinary builds never compile the crates. It measures; here its figures are judged.
@@ -16,7 +16,7 @@ use crate::stats::Samples;
 const OURS: &str = "umemcg";
 /// Throughput reaches this part of the fastest crate's.
 const OF_FASTEST_MIN: f64 = 1.0;
-/// The margin by which the hit ratio may be below the best crate's.
+/// The allowed distance of the hit ratio from the best crate's.
 const HIT_RATIO_SLACK: f64 = 0.005;
 
 /// The path of the program.

@@ -1,4 +1,4 @@
-//! The options of every benchmark, and the reasons for which one has no report.
+//! The options of every benchmark, and the reasons for a missing report.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -43,8 +43,8 @@ fn scale(text: &str) -> Result<f64, String> {
 }
 
 impl Options {
-    /// Returns the number of samples of an experiment whose bound needs `full` of them at full
-    /// size, and a part of them where there is less work.
+    /// Returns the number of samples of an experiment: `full` at full size, as its bound needs, and
+    /// a part of them where there is less work.
     #[cfg(feature = "experiments")]
     pub fn rounds_for_bound(&self, full: usize) -> usize {
         let scaled = (full as f64 * self.scale.min(1.0)).ceil() as usize;

@@ -1,7 +1,6 @@
-//! The origin of a report: commit, day and machine, taken when the run starts.
-//!
-//! A figure says nothing without them. The commit is that of the sources that the program was built
-//! from, as long as they stay where they are.
+//! The origin of a report: commit, day and machine, taken when the run starts. A figure says
+//! nothing without them. The commit is that of the program's sources, as long as they stay where
+//! they are.
 
 use std::process::Command;
 
@@ -51,7 +50,7 @@ fn git(arguments: &[&str]) -> Command {
     command
 }
 
-/// Returns what a command prints, without the end of its line.
+/// Returns the output of a command, without the end of its line.
 fn output_of(command: &mut Command) -> Option<String> {
     let output = command.output().ok().filter(|output| output.status.success())?;
     Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())

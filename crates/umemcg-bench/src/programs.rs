@@ -1,11 +1,11 @@
-//! `programs`: what everyday programs take on the mount, beside the plain directory and libfuse's
+//! `programs`: the time of everyday programs on the mount, beside the plain directory and libfuse's
 //! `passthrough_hp` with the kernel's caching on.
 //!
-//! Each side has a directory of its own, so that no side caches what another one changes. A round
+//! Each side has a directory of its own, so that no side caches files changed by another. A round
 //! does the same work on each side: a source tree is unpacked, searched, committed with git and
-//! removed; files are read through calls and through mappings, and written. What is read warm is
-//! read once before the clock starts. Trees are compared by their checksum on every side, and what
-//! was written through a mount is compared with its backing directory at the end.
+//! removed; files are read through calls and through mappings, and written. Files for warm reads
+//! are read once before the clock starts. Trees are compared by their checksum on every side, and
+//! data written through a mount is compared with its backing directory at the end.
 //!
 //! A mapping is read twice: the first time, each page with its share of a page fault, and then
 //! again and again without faults. The build of a kernel stands in `kernel_build`.
@@ -30,13 +30,13 @@ use crate::source_tree::SourceTree;
 use crate::stats::Samples;
 use crate::store::{word_at, write_contents};
 
-/// Bytes of each file that is read, and of the one that is written at random, at full size.
+/// Bytes of each file to read, and of the file written at random, at full size.
 const FILE_BYTES: u64 = 256 << 20;
 /// Bytes that `dd` writes, at full size.
 const DD_BYTES: u64 = 512 << 20;
-/// Times that the blocks of a cached file are read in a sample, at full size.
+/// Passes over the blocks of a cached file in a sample, at full size.
 const NR_LOOPS: f64 = 8.0;
-/// The pool of our mounts: larger than everything that is measured.
+/// The pool of our mounts: larger than all measured data.
 const POOL: &str = "4G";
 
 const OURS: &str = "umemcg, kernel pages, exclusive";
@@ -95,8 +95,8 @@ const fn time(title: &'static str, most: f64) -> Row {
     Row { title, unit: "ms", of_plain: Some(Target::TimesAtMost(most)), is_race: true }
 }
 
-/// The rows of a round, in the order in which [`Side::round`] gives their figures. Rows without a
-/// bound against the plain directory are shown only.
+/// The rows of a round, in the order of the figures of [`Side::round`]. Rows without a bound
+/// against the plain directory are shown only.
 const ROWS: [Row; 12] = [
     rate("4 KiB reads that hit, 1 job", "calls/s", 0.75),
     rate("4 KiB reads that hit, 2 jobs", "calls/s", 0.6),
@@ -112,7 +112,7 @@ const ROWS: [Row; 12] = [
     time("rm -rf", 2.5),
 ];
 
-/// A directory to work in, and the mount through which it is seen.
+/// A directory to work in, and its mount.
 struct Side {
     name: &'static str,
     /// Where programs work.
@@ -120,16 +120,16 @@ struct Side {
     /// Where the data is in the end.
     backing: PathBuf,
     mount: Option<Mount>,
-    /// The program that can flush the mount.
+    /// The program to flush the mount.
     daemon: Option<PathBuf>,
 }
 
-/// What every sample needs.
+/// The input of every sample.
 struct Work {
     archive: PathBuf,
     tree: SourceTree,
     view: KernelView,
-    /// The sum of the first words of all pages of a file that is read.
+    /// The sum of the first words of all pages of a file to read.
     page_sum: u64,
     file_bytes: u64,
     dd_bytes: u64,
@@ -225,7 +225,7 @@ impl Work {
     }
 }
 
-/// Mounts everything that is there; ours first, then the plain directory.
+/// Mounts all available sides; ours first, then the plain directory.
 fn mount_sides(top: &Path, choice: &Choice, notes: &mut Vec<String>) -> Result<Vec<Side>, Failure> {
     let (umemcg, rivals) = choice.programs.find()?;
     let kernel = ["--page-cache", "kernel", "--exclusive"];
@@ -269,7 +269,7 @@ impl Side {
     fn of_rival(place: &Path, program: &Path) -> Result<Self, Failure> {
         let (seen, backing) = Self::directories(place)?;
         let mut rival = Command::new("sh");
-        // It keeps a descriptor for each inode that the kernel knows.
+        // It keeps a descriptor for each inode known to the kernel.
         rival.args(["-c", "ulimit -n $(ulimit -Hn); exec \"$0\" --foreground \"$1\" \"$2\""]);
         rival.arg(program).arg(&backing).arg(&seen);
         let mount = Mount::start(RIVAL, seen.clone(), &mut rival, &["fusermount3", "-u", "{}"])?;
@@ -319,7 +319,7 @@ impl Side {
     }
 
     /// Reads a cached file through a mapping at random. Returns reads per second without faults,
-    /// and nanoseconds of a page that is touched first.
+    /// and nanoseconds of a first touch of a page.
     fn mapped(&self, work: &Work) -> Result<(f64, f64), Failure> {
         let file = self.seen.join("read0.bin");
         read_whole(&file)?;
@@ -360,7 +360,7 @@ impl Side {
         Ok(figure)
     }
 
-    /// Unpacks the tree, searches it, commits it, asks for its status and removes it. Returns the
+    /// Unpacks the tree, searches it, commits it, gets its status and removes it. Returns the
     /// milliseconds of each.
     fn tree(&self, work: &Work) -> Result<[f64; 5], Failure> {
         self.settle()?;
@@ -373,7 +373,7 @@ impl Side {
         if found != work.tree {
             return Err(Failure::Wrong(format!("{}: the tree is {found:?}, not {:?}", self.name, work.tree)));
         }
-        // Nothing is found, so that everything is read; and once before, so that it is warm.
+        // Without a match, grep reads everything. It runs once before, so that the files are warm.
         let grep = ["-c", "grep -r no-such-words-anywhere . ; test $? = 1"];
         command("sh", &grep, &tree)?;
         let grep = timed("sh", &grep, &tree)?;
@@ -390,12 +390,12 @@ impl Side {
         Ok([tar, grep, add, status, rm])
     }
 
-    /// Returns the exit status that `tar` has when it has unpacked everything.
+    /// Returns the exit status of `tar` after it has unpacked everything.
     fn tar_status(&self) -> i32 {
         if self.name == RIVAL { 2 } else { 0 }
     }
 
-    /// Waits until nothing that earlier work wrote is under way.
+    /// Waits until write-back of earlier work has ended.
     fn settle(&self) -> Result<(), Failure> {
         if let Some(daemon) = &self.daemon {
             command(&text(daemon), &["sync", &text(&self.seen)], Path::new("/"))?;
@@ -404,7 +404,7 @@ impl Side {
         Ok(())
     }
 
-    /// Writes through the mount, unmounts, and compares what reached the directory.
+    /// Writes through the mount, unmounts, and compares the backing directory.
     fn end(self) -> Result<(), Failure> {
         let contents = b"written last\n";
         let mut last = File::create(self.seen.join("last")).map_err(Failure::at("cannot create a file"))?;
@@ -451,7 +451,7 @@ fn command(program: &str, arguments: &[&str], directory: &Path) -> Result<(), Fa
     )))
 }
 
-/// The same; returns the milliseconds that it took.
+/// The same; returns its milliseconds.
 fn timed(program: &str, arguments: &[&str], directory: &Path) -> Result<f64, Failure> {
     let start = Instant::now();
     command(program, arguments, directory)?;

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::io::{self, IsTerminal};
 
-/// One line on a terminal that says what is going on; nothing in a pipe.
+/// A status line on a terminal; nothing in a pipe.
 #[derive(Debug)]
 pub struct Progress {
     on: bool,

@@ -10,7 +10,7 @@ use crate::chart::Chart;
 use crate::origin::Origin;
 use crate::stats::Samples;
 
-/// Everything that one benchmark found out.
+/// The results of one benchmark.
 #[derive(Debug, Serialize)]
 pub struct Report {
     /// The subcommand.
@@ -23,7 +23,7 @@ pub struct Report {
     pub sections: Vec<Section>,
     /// Notes for the reader.
     pub notes: Vec<String>,
-    /// The figures of the mail that an experiment repeats, beside those measured here.
+    /// The figures of the repeated mail, beside those measured here.
     pub mail: Vec<MailFigure>,
     /// Figures over time.
     pub charts: Vec<Chart>,
@@ -43,7 +43,7 @@ pub struct MailFigure {
     pub ours: String,
 }
 
-/// Sides that were measured in turns.
+/// Sides measured in turns.
 #[derive(Debug, Serialize)]
 pub struct Section {
     /// The title of the measurement.
@@ -116,9 +116,9 @@ impl Verdict {
         Self { what: what.into(), value, target, reached }
     }
 
-    /// Judges the ratio of two sides by the end of its 95 % interval that is worse for us: the
-    /// upper one where there is a maximum, the lower one where there is a minimum. For targets that
-    /// are as near as the samples scatter. Fewer rounds than an interval needs reach nothing.
+    /// Judges the ratio of two sides by the worse end of its 95 % interval: the upper one for a
+    /// maximum, the lower one for a minimum. For targets as near as the scatter of the samples.
+    /// With too few rounds for an interval the target is missed.
     #[cfg_attr(not(feature = "experiments"), allow(dead_code, reason = "only experiments ask for it"))]
     pub fn of_bound(what: impl Into<String>, ours: &Samples, theirs: &Samples, target: Target) -> Self {
         let value = match target {
@@ -144,7 +144,7 @@ impl Verdict {
         if self.reached { "reached" } else { "MISSED" }
     }
 
-    /// Returns the text for a line that shows times already.
+    /// Returns the text for a line with times already shown.
     fn short(&self) -> String {
         let (value, bound) = self.figures();
         match self.target {

@@ -1,5 +1,5 @@
-//! The page of results: what all benchmarks and experiments printed with `--json`, as one Markdown
-//! file with a picture for each.
+//! The page of results: the `--json` output of all benchmarks and experiments, as one Markdown file
+//! with a picture for each.
 //!
 //! It knows no benchmark by name: a report's sections become tables, its verdicts the bars of the
 //! picture.
@@ -73,7 +73,7 @@ struct MailFigure {
 struct Verdict {
     what: String,
     value: f64,
-    /// The kind of bound, which ends in `_at_most` or `_at_least`, and the bound.
+    /// The kind of bound, with the ending `_at_most` or `_at_least`, and the bound.
     target: BTreeMap<String, f64>,
     reached: bool,
     figure: String,
@@ -224,7 +224,7 @@ impl Report {
         }
     }
 
-    /// Writes one table for sections that compare the same sides.
+    /// Writes one table for sections with the same sides.
     fn write_lines(&self, out: &mut String) {
         let Some(first) = self.sections.first() else { return };
         let _ = write!(out, "\n| {} |", first.unit);
@@ -276,7 +276,7 @@ impl Section {
     }
 }
 
-/// Returns the number with three digits or more, none that mean nothing.
+/// Returns the number with three digits or more, without meaningless ones.
 fn number(value: f64) -> String {
     match value.abs() {
         size if size >= 1000.0 => format!("{value:.0}"),
@@ -285,7 +285,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// Returns text that stays in its cell.
+/// Returns text escaped for a table cell.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|")
 }

@@ -1,6 +1,6 @@
-//! The programs of bench-rivals: each measures ours and what a user would take instead, in one
-//! process and in turns, so that ordinary builds never compile the rivals. They print figures as
-//! JSON; the benchmarks judge them.
+//! The programs of bench-rivals: each measures ours and the alternatives, in one process and in
+//! turns, so that ordinary builds never compile the rivals. They print figures as JSON; the
+//! benchmarks judge them.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -9,8 +9,8 @@ use serde::de::DeserializeOwned;
 
 use crate::options::{Failure, Options};
 
-/// Runs the program of that name, which lies in the directory of rivals beside this program unless
-/// `file` says where, and returns its figures.
+/// Runs the program of that name and returns its figures. It is `file` if given, else in the
+/// directory of rivals beside this program.
 pub fn figures<T: DeserializeOwned>(
     file: Option<&PathBuf>,
     name: &str,

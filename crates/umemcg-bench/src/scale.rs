@@ -1,6 +1,5 @@
-//! `scale`: what one operation costs with 1, 100, 10,000 and 100,000 groups: create, charge cold,
-//! reclaim one, read one's `memory.stat`, remove. Nothing may grow with the number of groups that
-//! exist.
+//! `scale`: the cost of one operation with 1, 100, 10,000 and 100,000 groups: create, charge cold,
+//! reclaim one, read one's `memory.stat`, remove. No cost may grow with the number of groups.
 
 use std::ffi::OsString;
 use std::hint::black_box;
@@ -23,20 +22,20 @@ use crate::stats::{Samples, thread_time};
 use crate::store::HostFile;
 
 const NR_GROUPS: [usize; 4] = [1, 100, 10_000, 100_000];
-/// Groups that are reclaimed from and read in one sample.
+/// Groups to reclaim from and to read in one sample.
 const NR_VISITED: usize = 1000;
-/// Sizes whose cost is compared.
+/// Numbers of groups to compare.
 const FEW: usize = 1;
 const MANY: usize = 3;
-/// With 100,000 groups an operation may cost this much of what it costs with 100, if that is a
-/// microsecond or more.
+/// The most that an operation may cost with 100,000 groups, as a multiple of its cost with 100, if
+/// that is a microsecond or more.
 const GROWTH_MAX: f64 = 1.5;
 const COLD_CHARGE_NS_MAX: f64 = 250.0;
 const STAT_NS_MAX: f64 = 50_000.0;
 const CREATE_NS_MAX: f64 = 1e9 / 100_000.0;
 const GROUP_BYTES_MAX: f64 = 2048.0;
 
-/// The operations, in the order in which a round does them.
+/// The operations, in the order of a round.
 const OPERATIONS: [&str; 6] = [
     "create a group",
     "charge 4 KiB, cold",
@@ -54,7 +53,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         NR_GROUPS.iter().map(|&nr| ((nr as f64 * options.scale.min(1.0)) as usize).max(1)).collect();
     // By operation and size: nanoseconds, in the order of the rounds.
     let mut samples = vec![vec![Vec::new(); sizes.len()]; OPERATIONS.len()];
-    // First of all, while nothing that was freed can be used again.
+    // First of all, while no freed memory can be used again.
     let bytes_each = vec![bytes_of_a_group(sizes[MANY])?];
     for round in 0..=options.rounds {
         for (at, &nr) in sizes.iter().enumerate() {
@@ -122,9 +121,9 @@ fn world(options: &Options, nr: usize) -> Result<[f64; 6], Failure> {
     }
     let create = each(start, nr);
 
-    // A stride that has no factor in common with the number spreads the visits over all groups.
+    // A stride without a common factor with the number spreads the visits over all groups.
     let order: Vec<usize> = (0..nr).map(|at| at * 7919 % nr).collect();
-    // The room for the charges is touched before: what is measured are the groups.
+    // The room for the charges is touched before: the measurement is about the groups.
     let mut charges: Vec<Option<Charge>> = Vec::new();
     charges.resize_with(nr, || None);
     charges.clear();
@@ -151,7 +150,7 @@ fn world(options: &Options, nr: usize) -> Result<[f64; 6], Failure> {
     Ok([create, charge, give_back, reclaim, stat, remove])
 }
 
-/// Returns the resident memory by which each of `nr` empty groups makes this process grow.
+/// Returns the growth of this process's resident memory for each of `nr` empty groups.
 fn bytes_of_a_group(nr: usize) -> Result<f64, Failure> {
     let tree = GroupTree::new(u64::MAX >> 1);
     let before = resident_bytes();
@@ -162,8 +161,8 @@ fn bytes_of_a_group(nr: usize) -> Result<f64, Failure> {
     Ok(resident_bytes().saturating_sub(before) as f64 / nr as f64)
 }
 
-/// Nanoseconds of a reclaim from each group, which has one cached page of a file, and of reading
-/// its numbers.
+/// Nanoseconds of a reclaim from each group, with one cached page of a file, and of reading its
+/// numbers.
 fn visit(
     options: &Options,
     engine: &Arc<Engine>,

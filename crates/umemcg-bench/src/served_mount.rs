@@ -1,5 +1,5 @@
-//! A mount that this process serves itself, with control files and with groups that have a volume
-//! each: for experiments that need mechanisms the product does not have, under real programs.
+//! A mount served by this process itself, with control files and with groups with a volume each:
+//! for experiments with mechanisms missing from the product, under real programs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use umemcg_vfs::{AddError, VolumeConfig, VolumeError, VolumeSpec};
 use crate::fuse::Programs;
 use crate::options::{Failure, PageCache};
 
-/// The time that the end may take.
+/// The time limit of the end.
 const TIMEOUT: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// After this time a mount hangs: its programs take some minutes at ten times the full size.
@@ -28,13 +28,13 @@ const HANGS_AFTER: Duration = Duration::from_secs(20 * 60);
 pub struct ServedMount {
     pub engine: Arc<Engine>,
     pub daemon: Daemon,
-    /// Goes after the mount.
+    /// Removed after the mount.
     _guard: Option<Guard>,
     points: tempfile::TempDir,
 }
 
 impl ServedMount {
-    /// Makes both mounts in a directory of their own, with a pool that has marks as that of the
+    /// Makes both mounts in a directory of their own, with the same marks of the pool as in the
     /// product.
     pub fn start(pool_bytes: u64, page_cache: PageCache) -> Result<Self, Failure> {
         let points = tempfile::tempdir().map_err(Failure::at("cannot make a directory"))?;
@@ -80,7 +80,8 @@ impl ServedMount {
 
     /// Starts a shell script in the group of that name and in its volume.
     pub fn run_in(&self, name: &str, script: &str) -> Result<Child, Failure> {
-        // The shell goes where it belongs by itself: this process must not wait for its own mounts.
+        // The shell moves itself to its group and volume: this process must not wait for its own
+        // mounts.
         let script = format!("echo $$ > \"$CG/{name}/cgroup.procs\" && cd \"$VOLUME\" && exec {script}");
         Command::new("sh")
             .args(["-c", &script])
@@ -101,10 +102,10 @@ impl ServedMount {
 }
 
 /// Serves a directory that this process may have served before. Threads that dropped pages for the
-/// daemon before are not waited for, and may keep the directory for another moment.
+/// previous daemon may keep the directory for another moment; this retries for a bounded time.
 ///
 /// # Errors
-/// What `serve` says, also if it is that for too long.
+/// The error of `serve`, also if the directory stays busy for too long.
 pub fn once_free<T, E>(
     mut serve: impl FnMut() -> Result<T, E>,
     is_in_use: impl Fn(&E) -> bool,
@@ -120,11 +121,11 @@ pub fn once_free<T, E>(
     }
 }
 
-/// Does work with a mount that this process serves. If the work does not end in time, ends the
-/// mount by force, so that nothing waits for it any more.
+/// Does work with a mount served by this process. If the work does not end in time, ends the mount
+/// by force, so that no process waits for it any more.
 ///
 /// # Errors
-/// What the work says; [`Failure::Wrong`] if it has not ended in time.
+/// The error of the work; [`Failure::Wrong`] if it has not ended in time.
 pub fn bounded<T>(daemon: &Daemon, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     let (ended, ends) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
@@ -147,12 +148,12 @@ pub fn bounded<T>(daemon: &Daemon, work: impl FnOnce() -> Result<T, Failure>) ->
     })
 }
 
-/// The daemon's helper process, which ends the connection of a mount if this process is killed: a
-/// thread that has the kernel drop pages could keep the mount otherwise, and wait for it.
+/// The daemon's helper process. It ends the connection of a mount if this process is killed:
+/// otherwise a thread dropping pages in the kernel could keep the mount, and wait for it.
 pub struct Guard(Child);
 
 impl Guard {
-    /// Starts the helper for a mount whose pages the kernel keeps. Must be called by the main
+    /// Starts the helper for a mount with pages in the kernel's cache. Must be called by the main
     /// thread.
     pub fn of(daemon: &Daemon) -> Result<Self, Failure> {
         let (program, _) = Programs::default().find()?;

@@ -1,11 +1,11 @@
 //! `slab` (mail memcg-aware-slab-shrinking): a real build with thousands of small files, on a real
-//! mount, in one group whose limit keeps it at its end all the time. Names and inodes are shrunk
-//! per group; or not at all, as before the mail; or from one list that all groups share.
+//! mount, in one group at its limit all the time. Names and inodes are shrunk per group; or not at
+//! all, as before the mail; or from one list shared by all groups.
 //!
-//! Each run has a pool, a daemon and a mount of its own, in this process, whose processor time is
-//! counted with the build's. A neighbour whose names the kernel knows does nothing meanwhile: what
-//! becomes of them is told, too. The build checks itself: the program that it makes prints a sum,
-//! and git finds nothing changed.
+//! Each run has a pool, a daemon and a mount of its own in this process; its processor time is
+//! counted with the build's. A neighbour with names in the kernel's cache does nothing meanwhile:
+//! the number of its surviving names is reported, too. The build checks itself: its program prints
+//! a sum, and git finds nothing changed.
 
 use std::fmt::Write;
 use std::fs;
@@ -31,22 +31,21 @@ use crate::stats::Samples;
 const NR_DIRECTORIES: usize = 24;
 const NR_SOURCES: usize = 20;
 const NR_HEADERS: usize = 120;
-/// Headers that each source includes.
+/// Headers included by each source.
 const NR_INCLUDED: usize = 10;
-/// Names that the neighbour knows.
+/// Names of the neighbour.
 const NR_NEIGHBOURS: usize = 2000;
 const POOL_BYTES: u64 = 512 << 20;
-/// The group's limit, in parts of what it takes without one: enough for all names and inodes, since
-/// pages alone must be able to make room.
+/// The group's limit, in percent of its usage without a limit: enough for all names and inodes,
+/// since reclaim of pages alone must be able to make room.
 const LIMIT_PERCENT: u64 = 40;
-/// The least limit when the kernel keeps the pages. It locks the pages of a read until the daemon
-/// has answered, and such pages cannot be dropped: two compilers, each with a read and the
-/// read-ahead behind it, 1 MiB each. In less room a read would wait for pages that wait for that
-/// read.
+/// The least limit when the kernel keeps the pages. It locks the pages of a read until the daemon's
+/// reply, and locked pages cannot be dropped: two compilers, each with a read and the read-ahead
+/// behind it, 1 MiB each. In less room a read would wait for its own locked pages.
 const KERNEL_LIMIT_MIN: u64 = 4 << 20;
-/// Elapsed time may be such a part of that with pages only. The mail: 1.097.
+/// The most elapsed time, as a multiple of the time with pages only. The mail: 1.097.
 const ELAPSED_MAX: f64 = 1.01;
-/// Rounds from which on a bound is worth more than the median.
+/// Rounds from which on a bound is more useful than the median.
 const ROUNDS_FOR_BOUND: usize = 15;
 /// Processor time is counted in these parts of a second.
 const TICKS_PER_S: f64 = 100.0;
@@ -99,7 +98,7 @@ const MAIL: [[&str; 3]; 5] = [
     ["391509 (268361)", "393363 (268899)", "350796 (229700)"],
 ];
 
-/// The process that asks: the neighbour, as long as it is its turn, else the build.
+/// The requesting process: the neighbour, as long as it is its turn, else the build.
 #[derive(Debug)]
 struct Turns {
     build: Arc<Group>,
@@ -218,7 +217,7 @@ fn elapsed_verdict(sides: &[Samples]) -> Verdict {
     }
 }
 
-/// The tree of sources, and where it is mounted.
+/// The tree of sources, and its mount.
 struct Tree {
     data: PathBuf,
     mount: PathBuf,
@@ -378,11 +377,11 @@ impl Tree {
     }
 }
 
-/// Runs a line of shell in a directory; returns what it printed.
+/// Runs a line of shell in a directory; returns its output.
 fn shell(directory: &Path, line: &str) -> Result<String, Failure> {
     let mut command = Command::new("sh");
     command.arg("-c").arg(format!("cd \"$0\" && {line}")).arg(directory).stdin(Stdio::null());
-    // No file outside the mount, and no user's settings.
+    // No file outside the mount, and no user settings.
     command.env("GIT_CONFIG_NOSYSTEM", "1").env("HOME", "/nonexistent").env("GIT_OPTIONAL_LOCKS", "0");
     let output = command.stderr(Stdio::inherit()).output().map_err(Failure::at("cannot start sh"))?;
     if !output.status.success() {

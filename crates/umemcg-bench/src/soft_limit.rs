@@ -1,12 +1,11 @@
 //! `soft-limit`: two groups build a real C project each, with `make -j2`, on a volume of their own
 //! of a real mount whose pool is small enough to hurt; without soft limits, and with soft limit 0
 //! for both. As before the rework (the largest excess first, at priority 0), with its patches 1 to
-//! 3 (two passes, which walk over all groups), and with all eight.
-//!
-//! This process serves the mount, so its processor time is the daemon's; that of the builds is
-//! their own. What is compared is processor time and bytes read again; time on the clock stands
-//! beside it. Bytes read again are what came into the cache beyond what comes into one in which
-//! everything fits: what reclaim of objects makes the cache forget counts as well.
+//! 3 (two passes over all groups), and with all eight. This process serves the mount, so its
+//! processor time is the daemon's; the builds have their own. The comparison uses processor time
+//! and bytes read again; time on the clock stands beside it. Bytes read again are bytes read into
+//! the cache beyond those of a cache with room for everything: pages lost to reclaim of objects
+//! count as well.
 
 use std::time::Instant;
 
@@ -22,10 +21,10 @@ use crate::stats::Samples;
 use crate::threads::process_time;
 
 const MIB: u64 = 1 << 20;
-/// The pool: the headers of both projects fit, with room for what compilers read just now; what is
-/// read or written once does not.
+/// The pool: the headers of both projects fit, with room for the files being compiled; files read
+/// or written once do not.
 const POOL_BYTES: u64 = 40 * MIB;
-/// A pool in which everything fits.
+/// A pool with room for everything.
 const AMPLE_BYTES: u64 = 512 * MIB;
 const PROJECT: ProjectSize = ProjectSize {
     nr_headers: 64,
@@ -107,7 +106,7 @@ pub fn run(options: &Options, page_cache: PageCache) -> Result<Report, Failure> 
         std::fs::create_dir(&data).map_err(Failure::at("cannot make a directory"))?;
         project.write(&data)?;
     }
-    // The data that both have to bring in.
+    // The data that both have to read.
     let compulsory =
         build_both(&project, directory.path(), page_cache, AMPLE_BYTES, UNLIMITED)?.0[READ_AGAIN];
     let sides: Vec<(Mechanism, u64)> = [UNLIMITED, 0]
@@ -138,8 +137,8 @@ pub fn run(options: &Options, page_cache: PageCache) -> Result<Report, Failure> 
     Ok(report)
 }
 
-/// Runs both builds at the same time, on a mount of their own, from nothing cached to two programs
-/// that say the right thing. All that came into the cache counts as read again.
+/// Runs both builds at the same time, on a mount of their own, from an empty cache to two programs
+/// with the right output. All bytes read into the cache count as read again.
 fn build_both(
     project: &ProjectSize,
     directory: &std::path::Path,
@@ -198,7 +197,7 @@ fn build_both(
     Ok(run)
 }
 
-/// Processor time of children that have ended and been waited for, in seconds.
+/// Processor time of reaped children, in seconds.
 struct ChildTime {
     user: f64,
     system: f64,

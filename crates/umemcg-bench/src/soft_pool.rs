@@ -1,6 +1,5 @@
 //! A pool in which A streams a file of four times the pool through a soft limit of 0, and B holds
-//! the pool less an eighth (mail soft-limit-rework); with any number of groups beside them that
-//! have nothing.
+//! the pool less an eighth (mail soft-limit-rework); with any number of empty groups beside them.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::FileExt;
@@ -19,10 +18,10 @@ use crate::threads::{nanoseconds_of, process_time};
 
 /// The pool at full size; the mail's had 8 GiB.
 const POOL_BYTES: u64 = 512 << 20;
-/// Smallest that leaves A room to speak of.
+/// The smallest pool with enough room for A.
 const POOL_BYTES_MIN: u64 = 32 << 20;
 const CALL_BYTES: usize = 128 << 10;
-/// Each byte of what A writes.
+/// The byte written by A.
 const WRITTEN: u8 = 7;
 
 /// A's use of its file.
@@ -43,7 +42,7 @@ pub struct StreamResult {
     pub elapsed: Duration,
     /// Processor time of all threads.
     pub cpu: Duration,
-    /// Pages that B had to read again.
+    /// Pages read again by B.
     pub refaults: u64,
     /// Pages looked at, and pages freed.
     pub scanned: u64,
@@ -56,9 +55,9 @@ pub struct StreamResult {
 /// The pool.
 pub struct Pool {
     engine: Arc<Engine>,
-    /// The bytes that A and B share: the pool less the state of idle groups.
+    /// The bytes shared by A and B: the pool less the state of idle groups.
     bytes: u64,
-    /// A file of B's, as long as what it holds.
+    /// A file of B's, as long as its share.
     held: Arc<File>,
     options: Options,
 }
@@ -67,7 +66,7 @@ impl Pool {
     /// Creates a pool with idle groups, and with background reclaim of the pool or without.
     ///
     /// # Errors
-    /// When something cannot be made.
+    /// When a step of the set-up fails.
     pub fn new(options: &Options, nr_idle: u64, marks: bool) -> Result<Self, Failure> {
         let bytes = ((POOL_BYTES as f64 * options.scale) as u64).max(POOL_BYTES_MIN) / (1 << 20) * (1 << 20);
         let pool_bytes = bytes + nr_idle * GROUP_STATE_BYTES;
@@ -114,11 +113,11 @@ impl Pool {
         Ok(())
     }
 
-    /// Fills B, streams through A, and looks what B has lost. `limited`: whether A has its soft
+    /// Fills B, streams through A, and counts B's lost pages. `limited`: whether A has its soft
     /// limit.
     ///
     /// # Errors
-    /// When something cannot be done, or came out wrong.
+    /// When a step fails, or gives a wrong result.
     pub fn run(&self, how: SoftLimits, access: Access, limited: bool) -> Result<StreamResult, Failure> {
         let (a, b) = (self.group("A")?, self.group("B")?);
         if limited {
@@ -155,8 +154,8 @@ impl Pool {
         };
         honour_soft_limits(SoftLimits::TwoRounds);
         streamed?;
-        // When the workers are done, and A is not in the way: what B finds missing then is what the
-        // stream has cost it.
+        // When the workers are done, and A is not in the way: pages missing in B then are the cost
+        // of the stream.
         wait_for_workers();
         drop(file);
         self.empty(&a)?;
@@ -200,7 +199,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Checks that what A wrote has come to the host: the first bytes of each call.
+    /// Checks that A's written data has reached the host: the first bytes of each call.
     fn check_written(&self, host: &std::fs::File) -> Result<(), Failure> {
         for at in (0..self.stream_bytes()).step_by(CALL_BYTES) {
             let mut word = [0; 8];
@@ -221,7 +220,7 @@ impl Pool {
     }
 }
 
-/// Waits until the workers of background reclaim do nothing any more; not for ever.
+/// Waits, for a bounded time, until the workers of background reclaim are idle.
 fn wait_for_workers() {
     let mut before = u64::MAX;
     for _ in 0..100 {

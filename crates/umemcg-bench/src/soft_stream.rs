@@ -1,9 +1,7 @@
 //! `soft-stream` (mail soft-limit-rework): A streams four times the pool with a soft limit of 0, B
-//! holds the pool less an eighth.
-//!
-//! The case that the mail's own patches made dearer: 130.77 s of system time before, 300.43 s
-//! after. Four sides: soft limits as they are here; the largest excess first at priority 0; patches
-//! 1 to 3; and patches 1 to 8 to the letter, which show what it was that cost so much.
+//! holds the pool less an eighth. The mail's own patches made this case dearer: 130.77 s of system
+//! time before, 300.43 s after. Four sides: soft limits as they are here; the largest excess first
+//! at priority 0; patches 1 to 3; and patches 1 to 8 to the letter, to show the cause of the cost.
 
 use umemcg_reclaim::baseline::SoftLimits;
 
@@ -20,7 +18,7 @@ const SIDES: [(SoftLimits, &str); 4] = [
     (SoftLimits::AsMailed, "patches 1 to 8 to the letter"),
 ];
 const LARGEST_FIRST: usize = 1;
-/// Processor time of reclaim, of that of the largest excess first.
+/// Processor time of reclaim, as a part of that of the largest excess first.
 const CPU_RATIO_MAX: f64 = 1.0;
 /// Seconds of the mail for base, rework and reworkoptim: system, elapsed.
 const MAIL: [(&str, [&str; 3]); 2] =

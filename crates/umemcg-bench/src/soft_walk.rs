@@ -1,9 +1,9 @@
 //! `soft-walk` (mail soft-limit-rework): `soft-stream` with 0, 1,000 and 8,000 idle groups beside
-//! it, with subtrees skipped and without; and what 100,000 groups cost a reclaim when no group has
-//! a soft limit.
+//! it, with subtrees skipped and without; and the cost of 100,000 groups for a reclaim when no
+//! group has a soft limit.
 //!
-//! Idle groups have nothing to give and no soft limit. The reader is measured, because no disk
-//! disturbs it.
+//! Idle groups have no reclaimable memory and no soft limit. The reader is measured, because no
+//! disk disturbs it.
 
 use umemcg_reclaim::baseline::SoftLimits;
 
@@ -20,9 +20,9 @@ const RATIO_MAX: f64 = 1.02;
 /// A bound within two percent is judged by at least this many pairs: single pairs differ by five
 /// percent, and the bound of the median of this many lies about one percent above it.
 const PAIRS_MIN: usize = 61;
-/// Many short streams say more than few long ones: a pool of this part of that of `soft-stream`.
+/// Many short streams say more than few long ones: the pool, as a part of that of `soft-stream`.
 const POOL_SHARE: f64 = 0.25;
-/// Rounds in which the baseline is measured as well; it is nowhere near a bound.
+/// Rounds with a measurement of the baseline as well; it is nowhere near a bound.
 const BASELINE_ROUNDS: usize = 3;
 
 /// One number of a stream.
@@ -96,7 +96,7 @@ fn add(report: &mut Report, what: &str, numbers: &[u64], found: &[Vec<StreamResu
         ("elapsed", |found| found.elapsed.as_secs_f64() * 1e3),
     ];
     for (figure, read) in figures {
-        // The most groups first: that is the side which is judged.
+        // The most groups first: the verdict is about that side.
         let sides: Vec<Samples> = numbers
             .iter()
             .zip(found)

@@ -1,5 +1,5 @@
-//! A tree of source files, made up or real, and what can be compared of it: the number of its
-//! files, their bytes, and a checksum of names and contents.
+//! A tree of source files, made up or real, and its comparable properties: the number of its files,
+//! their bytes, and a checksum of names and contents.
 
 use std::fmt::Write;
 use std::fs;
@@ -12,7 +12,7 @@ const NR_FILES: usize = 10_000;
 /// Files of a directory.
 const NR_FILES_OF_DIRECTORY: usize = 25;
 
-/// What is known of a tree.
+/// The properties of a tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceTree {
     /// Regular files.

@@ -1,9 +1,8 @@
-//! Samples of several sides, taken in turns, and what can be said of them.
+//! Samples of several sides, taken in turns, and their statistics.
 //!
 //! Sides are compared within a round, never across rounds: the ratio is the median of the rounds'
-//! ratios, so that what the machine does meanwhile hits both sides of a pair. The order within a
-//! round rotates, because the side that runs first finds the processor's caches as the other left
-//! them.
+//! ratios, so that other load of the machine hits both sides of a pair. The order within a round
+//! rotates, because the first side finds the processor's caches as the other left them.
 
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use crate::progress::Progress;
 /// The confidence of a bound.
 const CONFIDENCE: f64 = 0.95;
 
-/// One side of a comparison: what it is called, and how to take one sample.
+/// One side of a comparison: its name, and how to take one sample.
 pub struct Side<'a> {
     /// Its name in the table.
     pub name: String,
@@ -63,9 +62,9 @@ impl Samples {
         median(&sorted(&self.ratios_to(other)))
     }
 
-    /// Returns what the median of the ratios of all possible rounds is below, with 95 % confidence:
-    /// the ratio of such a rank that chance leaves so many ratios below the median less often.
-    /// Nothing is assumed of how they are distributed. None for less than five rounds.
+    /// Returns the upper bound of the median of the ratios of all possible rounds, with 95 %
+    /// confidence: the ratio of the least rank with a smaller chance of so many ratios below the
+    /// median. No distribution is assumed. None for less than five rounds.
     #[cfg_attr(not(feature = "experiments"), allow(dead_code, reason = "only experiments ask for it"))]
     pub fn ratio_bound_above(&self, other: &Self) -> Option<f64> {
         let ratios = sorted(&self.ratios_to(other));
@@ -83,7 +82,7 @@ impl Samples {
         None
     }
 
-    /// Returns what that median is above, with the same confidence.
+    /// Returns the lower bound of that median, with the same confidence.
     #[cfg_attr(not(feature = "experiments"), allow(dead_code, reason = "only experiments ask for it"))]
     pub fn ratio_bound_below(&self, other: &Self) -> Option<f64> {
         // The ratios the other way round are the reciprocals, in the opposite order.
@@ -105,7 +104,7 @@ impl Samples {
     }
 }
 
-/// Takes `rounds` samples of each side in turns, after one of each that does not count.
+/// Takes `rounds` samples of each side in turns, after one uncounted sample of each.
 pub fn alternate(rounds: usize, sides: Vec<Side<'_>>, progress: &Progress) -> Vec<Samples> {
     let mut sides = sides;
     let mut samples = vec![Vec::with_capacity(rounds); sides.len()];
@@ -123,7 +122,7 @@ pub fn alternate(rounds: usize, sides: Vec<Side<'_>>, progress: &Progress) -> Ve
     sides.into_iter().zip(samples).map(|(side, samples)| Samples::new(side.name, samples)).collect()
 }
 
-/// Returns the processor time that this thread has used.
+/// Returns the processor time of this thread.
 pub fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

@@ -1,5 +1,4 @@
-//! Backing stores over one open file of the host and over nothing, and contents that can be
-//! checked.
+//! Backing stores over one open file of the host and over nothing, and checkable contents.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -35,7 +34,7 @@ impl BackingStore for HostFile {
     }
 }
 
-/// A store that makes checkable contents up and keeps no write: memory speed, with no system call.
+/// A store with made-up checkable contents that keeps no write: memory speed, with no system call.
 #[derive(Debug)]
 pub struct Generated;
 
@@ -68,14 +67,14 @@ impl BackingStore for Generated {
     }
 }
 
-/// Returns the word at a place in a file of checkable contents: any mixture of pages shows.
+/// Returns the word at a place in a file of checkable contents: any mixture of pages is detected.
 #[inline]
 pub fn word_at(offset: u64) -> u64 {
     let mixed = (offset / 8 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed ^ (mixed >> 29)
 }
 
-/// Returns the first word of pages that were read; there is one at least.
+/// Returns the first word of pages just read; there is one at least.
 pub fn first_word(engine: &Engine, pages: &PinnedPages<'_>) -> u64 {
     let segment = pages.segments()[0];
     engine.arena().load_u64(segment.frame, usize::from(segment.offset))
@@ -88,7 +87,7 @@ pub fn fill(offset: u64, bytes: &mut [u8]) {
     }
 }
 
-/// Returns whether a piece of such a file is what it should be.
+/// Returns whether a piece of such a file is right.
 pub fn is_right(offset: u64, bytes: &[u8]) -> bool {
     bytes.chunks_exact(8).enumerate().all(|(at, word)| word == word_at(offset + 8 * at as u64).to_le_bytes())
 }
@@ -96,7 +95,7 @@ pub fn is_right(offset: u64, bytes: &[u8]) -> bool {
 /// Makes an unnamed file of checkable contents.
 ///
 /// # Errors
-/// What the file system says.
+/// The error of the file system.
 pub fn make_file(directory: &Path, len: u64) -> io::Result<File> {
     let mut file = tempfile::tempfile_in(directory)?;
     write_contents(&mut file, len)?;
@@ -106,7 +105,7 @@ pub fn make_file(directory: &Path, len: u64) -> io::Result<File> {
 /// Writes checkable contents.
 ///
 /// # Errors
-/// What the file system says.
+/// The error of the file system.
 pub fn write_contents(file: &mut File, len: u64) -> io::Result<()> {
     const PIECE: usize = 1 << 20;
     let mut piece = vec![0; PIECE];

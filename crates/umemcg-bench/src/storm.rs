@@ -1,6 +1,6 @@
 //! `storm`: tenant A reads and writes mebibytes with two hundred threads at its limit; tenant B, on
-//! the same volume, asks for attributes and reads cold pages one at a time. What does B notice of
-//! A's requests, beside what it notices of a processor that is as busy?
+//! the same volume, requests attributes and reads cold pages one at a time. The figures show the
+//! effect of A's requests on B, compared with equally busy processors.
 //!
 //! Both sides run on one daemon. On the other side A's threads rest, and one thread for each
 //! processor spins: the processors are as busy, and the mount's queues are empty.
@@ -28,8 +28,8 @@ const A_LIMIT: &str = "64M";
 /// Half of them read, half of them write.
 const NR_THREADS: usize = 200;
 const CALL_BYTES: usize = 1 << 20;
-/// The size of the file that A's readers read, and its writers write; sparse, so that the device
-/// behind matters little.
+/// The size of the files of A's readers and writers; sparse, so that the device behind matters
+/// little.
 const READ_FILE: u64 = 4 << 30;
 const WRITE_FILE: u64 = 256 << 20;
 /// Far more than the pool, so that hardly any page of it is cached.
@@ -47,7 +47,7 @@ struct Ground {
     mount: Option<Mount>,
     data: PathBuf,
     control: PathBuf,
-    /// The pieces that A has written, by place.
+    /// The pieces written by A, by place.
     written: Vec<AtomicBool>,
     directory: tempfile::TempDir,
 }
@@ -84,11 +84,11 @@ pub fn run(options: &Options, program: &Program) -> Result<Report, Failure> {
     Ok(report)
 }
 
-/// The state that the threads of a sample share.
+/// The shared state of the threads of a sample.
 struct Run<'a> {
     ground: &'a Ground,
     ends: &'a AtomicBool,
-    /// Only what is done from here on counts.
+    /// Only work from here on counts.
     counts: &'a AtomicBool,
 }
 
@@ -127,7 +127,7 @@ impl Ground {
         Ok(Self { mount: Some(mount), data, control, written, directory })
     }
 
-    /// Checks that what A wrote is in the directory, and nothing else.
+    /// Checks that A's written data is in the directory, and nothing else.
     fn check_written(&self) -> Result<(), Failure> {
         let failed = "cannot read what A wrote";
         let file = File::open(self.directory.path().join("data/written")).map_err(Failure::at(failed))?;
@@ -148,7 +148,7 @@ impl Ground {
         options.open(self.data.join(name)).map_err(Failure::at("cannot open a file"))
     }
 
-    /// Moves this thread to the group, which pays from now on.
+    /// Moves this thread to the group to charge from now on.
     fn join(&self, group: &str) -> Result<(), Failure> {
         let tid = gettid().as_raw_nonzero().to_string();
         fs::write(self.control.join(group).join("tasks"), tid).map_err(Failure::at("cannot join a group"))
@@ -200,7 +200,7 @@ impl Run<'_> {
         0
     }
 
-    /// Reads or writes mebibytes at random places; how many.
+    /// Reads or writes mebibytes at random places; returns their number.
     fn storm(&self, at: u64) -> Result<u64, Failure> {
         self.ground.join("a")?;
         let reads = at.is_multiple_of(2);
@@ -227,7 +227,8 @@ impl Run<'_> {
         Ok(calls)
     }
 
-    /// Asks for attributes and reads cold pages in turn; what each took, and how many.
+    /// Requests attributes and reads cold pages in turn; returns the latencies of each, and their
+    /// number.
     fn measure(&self, time: Duration) -> Result<([Latencies; 2], u64), Failure> {
         self.ground.join("b")?;
         let file = self.ground.open("cold")?;
@@ -269,7 +270,7 @@ impl Random {
 
 impl Drop for Ground {
     fn drop(&mut self) {
-        // After a run that failed: a daemon that was killed leaves the mount of its control files.
+        // After a failed run: a killed daemon leaves the mount of its control files.
         if self.mount.take().is_some() {
             let _ = Command::new("fusermount3").args(["-uz", "--"]).arg(&self.control).status();
         }

@@ -1,5 +1,5 @@
-//! A tenant of an experiment: a process of its own, placed in its group before it touches anything,
-//! and told when to begin.
+//! A tenant of an experiment: a process of its own, placed in its group before its first access. It
+//! waits for a start message.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::neighbour_load::{Done, Load, Tempo, Work};
 use crate::options::Failure;
 
-/// A tenant that is ready.
+/// A ready tenant.
 pub struct Tenant {
     child: Child,
     says: BufReader<ChildStdout>,
@@ -46,7 +46,7 @@ impl Tenant {
         Ok(tenant)
     }
 
-    /// Tells it to begin.
+    /// Sends the start message.
     pub fn tell(&mut self) -> Result<(), Failure> {
         let Some(stdin) = &mut self.child.stdin else { return Ok(()) };
         stdin.write_all(b"go\n").and_then(|()| stdin.flush()).map_err(Failure::at("cannot speak to a tenant"))
@@ -58,7 +58,7 @@ impl Tenant {
         Ok(line)
     }
 
-    /// Waits for its end. Returns what it has to say.
+    /// Waits for its end. Returns its result.
     pub fn done(mut self) -> Result<Done, Failure> {
         let line = self.hear()?;
         let status = self.child.wait().map_err(Failure::at("cannot wait for a tenant"))?;

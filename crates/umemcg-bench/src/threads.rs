@@ -1,4 +1,4 @@
-//! Processor time of this process and of its threads, told by their names.
+//! Processor time of this process and of its threads, selected by name.
 
 use std::fs;
 use std::path::Path;
@@ -7,25 +7,23 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use rustix::time::{ClockId, clock_gettime};
 
-/// Returns the processor time that this process has used, with all its threads.
+/// Returns the processor time of this process, with all its threads.
 pub fn process_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Returns the processor time of another process, with threads that have ended: in hundredths of a
-/// second.
+/// Returns the processor time of another process, with ended threads: in hundredths of a second.
 pub fn time_of_process(process: u32) -> Duration {
     ticks(&format!("/proc/{process}/stat"), 14..=15)
 }
 
-/// Returns the processor time of children that have ended and been waited for, in hundredths of a
-/// second.
+/// Returns the processor time of reaped children, in hundredths of a second.
 pub fn time_of_children() -> Duration {
     ticks("/proc/self/stat", 16..=17)
 }
 
-/// Returns the sum of fields of such a file, which are counted from 1.
+/// Returns the sum of fields of such a file, counted from 1.
 fn ticks(path: &str, fields: std::ops::RangeInclusive<usize>) -> Duration {
     let text = fs::read_to_string(path).unwrap_or_default();
     // The name may contain anything but ends with the last bracket; the state, field 3, is next.
@@ -35,19 +33,19 @@ fn ticks(path: &str, fields: std::ops::RangeInclusive<usize>) -> Duration {
     Duration::from_secs_f64(nr_ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// Returns the time that all processors of the machine were busy, in hundredths of a second.
+/// Returns the busy time of all processors of the machine, in hundredths of a second.
 pub fn time_of_machine() -> Duration {
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
     let values = text.lines().next().unwrap_or_default().split_whitespace().skip(1);
     let values: Vec<u64> = values.filter_map(|word| word.parse().ok()).collect();
-    // User, nice, system; then idle, waiting for a device; interrupts, deferred ones. The rest is
-    // other machines' and what is counted already.
+    // User, nice, system; then idle, waiting for a device; interrupts, deferred ones. The rest
+    // belongs to other machines or is counted already.
     let busy = |at: &usize| values.get(*at).copied().unwrap_or(0);
     let nr_ticks: u64 = [0, 1, 2, 5, 6].iter().map(busy).sum();
     Duration::from_secs_f64(nr_ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// Nanoseconds that the threads whose names start so have run, altogether; those that live.
+/// Total running time in nanoseconds of the live threads with names that start so.
 pub fn nanoseconds_of(names: &str) -> u64 {
     of_threads("self", names).map(|task| ran(&task)).sum()
 }
@@ -57,7 +55,7 @@ pub fn nanoseconds_in(process: u32, names: &str) -> u64 {
     of_threads(&process.to_string(), names).map(|task| ran(&task)).sum()
 }
 
-/// Threads whose names start so; all of them for an empty start.
+/// Number of threads with names that start so; all threads for an empty start.
 pub fn nr(names: &str) -> usize {
     of_threads("self", names).count()
 }
@@ -96,7 +94,7 @@ impl Latencies {
         counts.record(ns).expect("it grows");
     }
 
-    /// Microseconds below which these parts of all calls stayed; 1 gives the longest.
+    /// Quantiles of all calls in microseconds; 1 gives the longest.
     pub fn quantiles<const N: usize>(self, parts: [f64; N]) -> [f64; N] {
         let counts = self.counts.as_ref();
         parts.map(|part| counts.map_or(0.0, |counts| counts.value_at_quantile(part) as f64 / 1e3))

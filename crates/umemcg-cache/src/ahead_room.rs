@@ -1,8 +1,8 @@
-//! The pages that are being read ahead of readers, and how many there may be at once.
+//! The pages being read ahead of readers, and the limit on their number.
 //!
 //! Such pages are locked until the store has filled them, so reclaim cannot take them back. They
-//! count at the group whose limit is the nearest for their reader, its own or one above it: all
-//! readers below that group together have at most a quarter of its limit under way.
+//! count against the lowest limit of their reader's group and the groups above it. All readers
+//! below the group with that limit together have at most a quarter of it under way.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use std::sync::Arc;
 use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
 use umemcg_group::Group;
 
-/// The part of a limit that may be read ahead.
+/// Read-ahead may use one part in this many of a limit.
 const LIMIT_PART: u64 = 4;
 
-/// See the module text: by the id of the group with the limit, how many pages are under way.
+/// See the module text: the number of pages under way, by the id of the group with the limit.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AheadRoom(Arc<LeafMutex<BTreeMap<u64, u64>>>);
 
-/// The limit that bounds what is read ahead for a group.
+/// The limit on pages read ahead for a group.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AheadLimit {
     group: u64,
@@ -30,7 +30,7 @@ impl AheadLimit {
         Self { group: lowest.id(), nr_pages: lowest.max_bytes() / LIMIT_PART / PAGE_SIZE_U64 }
     }
 
-    /// Returns how many pages that is.
+    /// Returns the limit in pages.
     pub(crate) fn nr_pages(self) -> u64 {
         self.nr_pages
     }
@@ -49,7 +49,7 @@ impl AheadRoom {
     }
 }
 
-/// Pages that may be read ahead; given back when dropped.
+/// Pages claimed for read-ahead; returned when dropped.
 #[derive(Debug)]
 pub(crate) struct AheadClaim {
     room: AheadRoom,

@@ -1,15 +1,15 @@
-//! The reads that stores have begun, and how many there may be at once.
+//! The reads begun by stores, and the limit on their number.
 //!
-//! A read that a store has begun costs a connection, so a flood of them could take the descriptors
-//! of the whole process. All together may use a quarter of those, a tenant or a store half of that,
-//! and a tenant on one store a quarter of it; a group in a tenant half of what the one above it
-//! may. The volumes of one bucket count as one store here: it answers them all slowly if it answers
-//! one so. The first read of a tenant on a store is begun however many run, as long as all together
-//! use no more than half of the descriptors: stores that hang take nothing from the others. Further
-//! reads wait without a thread. They hold nothing that others wait for except pages in flight
-//! beyond a limit, which are claimed first.
+//! A begun read costs a connection, so a flood of reads could take the descriptors of the whole
+//! process. All reads together may use a quarter of the descriptors, a tenant or a store half of
+//! that quarter, and a tenant on one store a quarter of it. A group within a tenant may use half of
+//! its parent's part. The volumes of one bucket count as one store here: a bucket slow for one
+//! volume is slow for all. The first read of a tenant on a store is begun however many run, as long
+//! as all reads together use no more than half of the descriptors, so hanging stores take nothing
+//! from the others. Further reads wait without a thread. They hold nothing awaited by others except
+//! pages in flight beyond a limit, which are claimed first.
 //!
-//! A claim is given back when the store has ended the read, whatever has become of its reader.
+//! A claim is returned when the store has ended the read, whether or not its reader still waits.
 
 use std::sync::Arc;
 
@@ -18,9 +18,9 @@ use umemcg_group::Group;
 use crate::shared_room::{Claim, Claimant, LEAST_SHARE, SharedRoom, TakeClaim};
 use crate::store::StoreId;
 
-/// The part of the process's descriptors that they may use, without first ones.
+/// Reads may use one part in this many of the process's descriptors, not counting first reads.
 const DESCRIPTORS_SHARE: u64 = 4;
-/// So many may be begun however few descriptors there are.
+/// This many may be begun however few descriptors there are.
 const NR_READS_LEAST: u64 = 64;
 /// More are not faster.
 const NR_READS_MAX: u64 = 1024;
@@ -30,7 +30,7 @@ const NR_READS_MAX: u64 = 1024;
 pub(crate) struct BegunReads(Arc<SharedRoom>);
 
 impl BegunReads {
-    /// The limit of descriptors that the process has now counts from now on.
+    /// Takes the process's present limit on descriptors; later changes of it do not count.
     pub(crate) fn new() -> Self {
         Self(SharedRoom::new(nr_reads(nr_descriptors())))
     }
@@ -40,25 +40,25 @@ impl BegunReads {
         self.0.try_claim(Claimant::on_store(group, source), 1)
     }
 
-    /// Claims one read that no reader waits for: only as long as no other waits for its place, and
-    /// the group has begun less on the store than half of what it may.
+    /// Claims one read for read-ahead: only while no other read waits for its place, and the group
+    /// has begun less than half of the reads allowed to it on the store.
     pub(crate) fn try_claim_ahead(&self, group: &Group, source: StoreId) -> Option<Claim> {
         self.0.try_claim_spare(Claimant::on_store(group, source), 1)
     }
 
-    /// Returns how many reads are begun on a store, and how many wait to be.
+    /// Returns the number of reads begun on a store, and the number waiting to be begun.
     pub(crate) fn on_store(&self, source: StoreId) -> (u64, u64) {
         self.0.on_store(source)
     }
 
-    /// Hands the claim of one read to `take`, which must not wait: immediately, or on the thread
-    /// that ends another.
+    /// Hands the claim of one read to `take`, immediately or on the thread that ends another read.
+    /// `take` must not wait.
     pub(crate) fn when_room(&self, group: &Group, source: StoreId, take: TakeClaim) {
         self.0.when_room(Claimant::on_store(group, source), 1, take);
     }
 }
 
-/// Returns how many descriptors the process may have.
+/// Returns the process's limit on descriptors.
 #[cfg(unix)]
 fn nr_descriptors() -> u64 {
     use rustix::process::{Resource, getrlimit};

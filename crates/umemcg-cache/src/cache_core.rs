@@ -36,8 +36,7 @@ pub(crate) struct CacheCore {
     ahead_room: AheadRoom,
     waiters: PageWaiters,
     writeback: Arc<PoolWriteback>,
-    /// The stores that have files in the cache. The entry of a store without files is replaced or
-    /// swept.
+    /// The stores with files in the cache. The entry of a store without files is replaced or swept.
     stores: LeafMutex<BTreeMap<StoreId, Weak<StoreWriteback>>>,
     /// The zero page that holes of files in memory read as; created with the first such file.
     zero_page: OnceLock<ZeroPage>,
@@ -96,7 +95,7 @@ impl CacheCore {
         &self.begun_reads
     }
 
-    /// Returns how fast a source answers reads.
+    /// Returns the read pace of a source.
     pub(crate) fn read_pace(&self, source: StoreId) -> Arc<ReadPace> {
         self.read_paces.of(source)
     }
@@ -109,7 +108,7 @@ impl CacheCore {
         &self.waiters
     }
 
-    /// Returns the state that the write-back of all stores shares.
+    /// Returns the write-back state shared by all stores.
     pub(crate) fn writeback(&self) -> &Arc<PoolWriteback> {
         &self.writeback
     }
@@ -119,7 +118,7 @@ impl CacheCore {
         if nr == 1 { 0 } else { self.next_node.fetch_add(1, Ordering::Relaxed) % nr }
     }
 
-    /// Creates the page that holes read as, if there is none.
+    /// Creates the zero page for holes, if there is none.
     ///
     /// # Errors
     /// When the pool has no page for it.
@@ -132,7 +131,7 @@ impl CacheCore {
         Ok(())
     }
 
-    /// Returns the page that holes read as, once there is one.
+    /// Returns the zero page for holes, once there is one.
     pub(crate) fn zero_page(&self) -> Option<FrameId> {
         self.zero_page.get().map(|page| page.frame)
     }
@@ -151,13 +150,13 @@ impl CacheCore {
         store
     }
 
-    /// Returns the write-back of all stores that have files in the cache.
+    /// Returns the write-back of all stores with files in the cache.
     pub(crate) fn stores(&self) -> Vec<Arc<StoreWriteback>> {
         self.stores.lock().values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Starts write-back of all dirty data of a group and those below it: its own files, or shared
-    /// ones if it has none.
+    /// Starts write-back of all dirty data of a group and the groups below it: its own files, or
+    /// shared files if it has none.
     pub(crate) fn flush_group(&self, group: &Arc<Group>) {
         self.want_flushed(group, FlushGoal::All);
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use umemcg_base::{LeafMutex, Table};
 
-/// Numbers in use, and those to use next.
+/// Free numbers, and the highest number handed out.
 #[derive(Debug, Default)]
 struct Numbers {
     free: Vec<u32>,
@@ -32,7 +32,7 @@ pub(crate) struct FileNumber<F: 'static> {
 }
 
 impl<F> FileTable<F> {
-    /// Takes a number that is not in use.
+    /// Takes an unused number.
     pub(crate) fn take_number(self: &Arc<Self>) -> FileNumber<F> {
         let mut numbers = self.numbers.lock();
         let id = numbers.free.pop().unwrap_or_else(|| {

@@ -26,13 +26,13 @@ impl FlushPace {
     /// The whole file, without bounds.
     pub(crate) const WHOLE: Self =
         Self { run: WRITEBACK_RUN_PAGES, confirm: 4 * WRITEBACK_RUN_PAGES as u64, budget: u64::MAX };
-    /// The same, and the store is not asked to confirm anything.
+    /// The same, without confirmation by the store.
     pub(crate) const UNCONFIRMED: Self = Self { confirm: u64::MAX, ..Self::WHOLE };
 
-    /// Returns the pieces that keep a group's dirty data moving, for a store that takes `bandwidth`
-    /// bytes a second: a twentieth of a second of it, and so little that the two pieces that are
-    /// unconfirmed at a time take half of the room in which the group's writers are paced. With
-    /// more they would be held and let go in turns, instead of paced.
+    /// Returns piece sizes that keep a group's dirty data moving, for a store with `bandwidth`
+    /// bytes a second. A piece is a twentieth of a second of bandwidth, and so small that the two
+    /// pieces unconfirmed at a time take half of the range in which the group's writers are paced.
+    /// Larger pieces would stop and release the writers in turns.
     pub(crate) fn of_store(bandwidth: u64, thresholds: Thresholds) -> Self {
         let per_second = bandwidth / PAGE_SIZE_U64;
         let share = thresholds.foreground.saturating_sub(thresholds.free_run()) / 4 / PAGE_SIZE_U64;

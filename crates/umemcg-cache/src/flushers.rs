@@ -1,9 +1,9 @@
-//! The threads of all flushers: one for each store that has dirty data, up to a bound.
+//! The threads of all flushers: one for each store with dirty data, up to a bound.
 //!
-//! A thread belongs to one store while it writes, so a store that hangs keeps its own thread and no
+//! A thread belongs to one store while it writes, so a hanging store keeps its own thread and no
 //! other. Beyond the bound, or when the operating system refuses a thread, stores wait for their
-//! turn: a thread whose store has had a round continues with the next waiting store. Only as many
-//! hanging stores as there are threads could block background write-back of the others (a sync
+//! turn: a thread whose store has had a round continues with the next waiting store. Background
+//! write-back of the others is blocked only if as many stores hang as there are threads (a sync
 //! writes by itself).
 
 use std::collections::VecDeque;
@@ -30,8 +30,8 @@ pub(crate) enum Turn {
 
 /// A store's write-back, as its thread runs it.
 pub(crate) trait StoreFlusher: Send + Sync + fmt::Debug {
-    /// Writes what is due, until there has been nothing dirty for a while, or until the store has
-    /// had a round and another one waits for the thread.
+    /// Writes due files, until the store has had none dirty for a while, or has had a round while
+    /// another store waits for the thread.
     fn flush_in_turn(&self, is_awaited: &dyn Fn() -> bool) -> Turn;
     /// Notes that a turn has panicked; another one follows.
     fn after_panic(&self);
@@ -42,15 +42,15 @@ pub(crate) trait StoreFlusher: Send + Sync + fmt::Debug {
 pub(crate) struct Flushers {
     queue: LeafMutex<FlusherQueue>,
     clock: SystemClock,
-    /// Of threads, as they are told.
+    /// Of the warnings about refused threads.
     refusals: RateLimit,
 }
 
-/// The threads that run, and the stores that wait for one.
+/// The running threads, and the stores waiting for one.
 #[derive(Debug, Default)]
 struct FlusherQueue {
     nr_threads: usize,
-    /// Stores that have dirty data and no thread, the longest first.
+    /// Stores with dirty data and no thread, the longest waiting first.
     waiting: VecDeque<Arc<dyn StoreFlusher>>,
 }
 
@@ -61,9 +61,9 @@ impl Flushers {
         self.start_thread();
     }
 
-    /// Starts a thread for the store that has waited longest, unless none waits or all threads are
-    /// taken. If the operating system refuses it, the store goes on waiting for the thread of
-    /// another, or for the next call of this.
+    /// Starts a thread for the longest waiting store, unless none waits or all threads are taken.
+    /// If the operating system refuses it, the store keeps waiting for another store's thread, or
+    /// for the next call.
     pub(crate) fn start_thread(self: &Arc<Self>) {
         let store = {
             let mut queue = self.queue.lock();
@@ -75,7 +75,7 @@ impl Flushers {
             store
         };
         let (flushers, first) = (Arc::clone(self), Arc::clone(&store));
-        // Not joined: it may be in a store that hangs.
+        // Not joined: it may be stuck in a hanging store.
         if let Err(error) = clock::spawn_detached("umemcg-flush", move || flushers.serve(first)) {
             let nr_threads = {
                 let mut queue = self.queue.lock();
@@ -117,7 +117,7 @@ impl Flushers {
         !self.queue.lock().waiting.is_empty()
     }
 
-    /// Returns whether every thread is taken, or no more are to be had.
+    /// Returns whether every thread is taken, or the operating system refuses more.
     pub(crate) fn is_full(&self) -> bool {
         let queue = self.queue.lock();
         queue.nr_threads >= NR_FLUSHERS_MAX || !queue.waiting.is_empty()

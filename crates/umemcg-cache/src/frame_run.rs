@@ -1,22 +1,21 @@
 //! Frame runs: most pages of an index leaf lie side by side in the arena, so a reader can guess a
 //! page's frame without fetching the leaf.
 //!
-//! Read-ahead fills a leaf's pages from frames that are free together, so page `n` is mostly in
-//! frame `base + n`. A leaf counts how many of its pages agree with such a base; while half of them
-//! do, the entry that leads to the leaf shows the base. The leaves of a 1 GiB file do not fit in
-//! the processor's near caches, but the entries that lead to them do. The result is a guess: a
-//! thread that uses it checks the frame's identity, as after any lookup without the lock, and reads
-//! the leaf if the guess was wrong. docs/design/pages.md has its gain.
+//! Read-ahead fills a leaf's pages from adjacent free frames, so page `n` is mostly in frame
+//! `base + n`. A leaf counts its pages in agreement with such a base; while half of them agree, the
+//! parent's entry for the leaf shows the base. The leaves of a 1 GiB file do not fit in the
+//! processor's near caches, but their parents' entries do. The result is a guess: its user checks
+//! the frame's identity, as after any lookup without the lock, and reads the leaf after a wrong
+//! guess. docs/design/pages.md has its gain.
 //!
-//! The right identity is sufficient: at any time at most one frame that is not frozen carries the
-//! identity of a page, and that is the page's frame in the index, but for a moment under the index
-//! lock.
+//! The right identity is sufficient: at any time at most one unfrozen frame carries the identity of
+//! a page. Except for a moment under the index lock, it is the page's frame in the index.
 
 use umemcg_arena::FrameId;
 
-/// Pages of a leaf that must agree before the others are guessed: half of them.
+/// Least number of agreeing pages in a leaf before the others are guessed: half of them.
 const AGREED_MIN: u32 = 32;
-/// The base that leads to no frame: slots do not carry it past the last number.
+/// The base without frames: adding a slot does not carry it past the last number.
 pub(crate) const NO_BASE: u32 = u32::MAX - 127;
 
 /// The run of a leaf. All zero: nothing is known.
@@ -36,8 +35,7 @@ impl FrameRun {
         u64::from(self.nr_agreed) << 32 | u64::from(self.base)
     }
 
-    /// Returns the run after a slot that held the page in frame `old` came to hold that in frame
-    /// `new`.
+    /// Returns the run after the page of a slot changed from frame `old` to frame `new`.
     pub(crate) fn after(mut self, slot: u64, old: Option<FrameId>, new: Option<FrameId>) -> Self {
         let agrees = |run: Self, frame| run.nr_agreed > 0 && frame == guess(run.base, slot);
         if old.is_some_and(|old| agrees(self, old)) {
@@ -54,13 +52,13 @@ impl FrameRun {
         self
     }
 
-    /// Returns what the entry that leads to the leaf shows.
+    /// Returns the base shown in the parent's entry for the leaf.
     pub(crate) fn shown_base(self) -> u32 {
         if self.nr_agreed >= AGREED_MIN { self.base } else { NO_BASE }
     }
 }
 
-/// Returns the frame in which the page of a slot probably is. It may not even exist.
+/// Returns the probable frame of the page of a slot. It may not even exist.
 #[inline]
 pub(crate) fn guess(base: u32, slot: u64) -> FrameId {
     FrameId::from_raw(base.wrapping_add(slot as u32))
@@ -83,7 +81,7 @@ mod tests {
         }
         assert_eq!(guess(run.shown_base(), 40), FrameId::from_raw(1040));
         assert_eq!(FrameRun::decode(run.encode()), run);
-        // A page elsewhere changes nothing; one of those that agreed does when it leaves.
+        // A page elsewhere changes nothing; the departure of an agreeing page does.
         run = run.after(50, None, frame(7)).after(50, frame(7), None);
         assert_eq!(run.shown_base(), 1000);
         run = run.after(3, frame(1003), None);

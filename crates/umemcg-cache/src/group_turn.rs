@@ -26,7 +26,7 @@ pub(crate) struct GroupTurn {
     pub(crate) is_over: bool,
     /// The latter.
     pub(crate) all: bool,
-    /// True if files that it shares with others are written, too.
+    /// True if files shared with other groups are written, too.
     pub(crate) shared: bool,
 }
 

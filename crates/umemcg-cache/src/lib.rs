@@ -1,11 +1,11 @@
 //! The page cache: pages of files, from the first read to eviction and write-back.
 //!
-//! A [`File`] keeps an index from page number to frame that readers walk without a lock; everything
-//! that changes the index holds the file's index lock. Misses are filled in read-ahead windows
-//! charged to the reader; dirty pages are written in long vectored writes and stay *unstable*
-//! (counted, not evictable) until the store has confirmed that they are durable. A request whose
-//! group has no room for a page takes a bounded number of pages beyond the limit and frees them
-//! when it ends (`overrun`): data I/O never fails for lack of memory.
+//! A [`File`] keeps an index from page number to frame. Readers walk it without a lock; every
+//! change to it holds the file's index lock. Misses are filled in read-ahead windows charged to the
+//! reader; dirty pages are written in long vectored writes and stay *unstable* (counted, not
+//! evictable) until the store has confirmed their durability. A request whose group has no room for
+//! a page takes a bounded number of pages beyond the limit and frees them when it ends (`overrun`):
+//! data I/O never fails for lack of memory.
 #![forbid(unsafe_code)]
 
 mod ahead_room;

@@ -1,9 +1,9 @@
 //! The nodes of all indexes: words in type-stable memory, handed out by number.
 //!
-//! Type-stable means that a node that was recycled under a reader is still a node, and that its
-//! content fails the check that the reader makes anyway. Nodes are taken, and charged, before the
-//! index lock, as a [`NodeReserve`]. Free nodes are kept in [batches](umemcg_base::batches) of
-//! threads first, so that misses of different files meet at no common lock.
+//! Type-stable means: a node recycled under a reader is still a node, and its content fails the
+//! check made by every reader anyway. Nodes are taken, and charged, before the index lock, as a
+//! [`NodeReserve`]. Free nodes are kept in [batches](umemcg_base::batches) of threads first, so
+//! that misses of different files meet at no common lock.
 
 use umemcg_arena::ZeroTable;
 use umemcg_base::sync::atomic::{AtomicU64, Ordering};
@@ -26,11 +26,11 @@ pub struct NodePool {
     free: LeafMutex<FreeNodes>,
 }
 
-/// Nodes for pages in flight beyond limits, if each of those is alone in a tree of its own.
+/// Nodes for pages in flight beyond limits, if each page is alone in a tree of its own.
 const NR_OVERRUN_NODES: u64 = OVERRUN_PAGES_MAX * 18;
 
-/// The nodes that are neither in use nor in a batch. On cache lines of its own, because every
-/// lookup reads the fields beside it.
+/// The nodes neither in use nor in a batch. On cache lines of its own, because every lookup reads
+/// the fields beside it.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct FreeNodes {
@@ -52,8 +52,8 @@ impl FreeNodes {
 }
 
 impl NodePool {
-    /// Creates a pool with room for the nodes that `pool_bytes` can be charged for, and for those
-    /// in flight beyond limits.
+    /// Creates a pool with room for as many nodes as can be charged to `pool_bytes`, and for the
+    /// nodes of pages in flight beyond limits.
     ///
     /// # Errors
     /// When the address space cannot be reserved.
@@ -73,7 +73,7 @@ impl NodePool {
         self.words.get((u64::from(node) * NODE_WORDS + word) as usize)
     }
 
-    /// Returns the leaves that hold nothing but shadows.
+    /// Returns the leaves with shadows only.
     pub(crate) fn shadow_leaves(&self) -> &ShadowLeaves {
         &self.shadow_leaves
     }
@@ -111,8 +111,9 @@ impl NodePool {
         }
     }
 
-    /// Takes `nr` nodes: out of the calling thread's batch, which gets more when it has too few,
-    /// else of all. Returns `false` if there are not that many; what there was is in `out`.
+    /// Takes `nr` nodes: from the calling thread's batch, which is refilled when it has too few,
+    /// else from all batches. Returns `false` if there are fewer nodes; the nodes found are then in
+    /// `out`.
     fn take(&self, nr: usize, out: &mut Vec<u32>) -> bool {
         let nr_missing = {
             let mut own = self.batches.lock_own();
@@ -145,8 +146,8 @@ impl NodePool {
         uncharge_raw(owner, NODE_BYTES);
     }
 
-    /// Takes free nodes back into the calling thread's batch, whose oldest nodes leave it when it
-    /// has too many.
+    /// Takes free nodes back into the calling thread's batch. A batch with too many gives its
+    /// oldest nodes to the pool.
     fn give(&self, nodes: &[u32]) {
         let mut own = self.batches.lock_own();
         own.items.extend(nodes);
@@ -173,8 +174,8 @@ pub struct NodeReserve<'p> {
 }
 
 impl<'p> NodeReserve<'p> {
-    /// Takes `nr` nodes, for which `charge` (`nr × NODE_BYTES`) pays. `None` when the pool has no
-    /// more nodes.
+    /// Takes `nr` nodes, paid for by `charge` (`nr × NODE_BYTES`). `None` when the pool has no more
+    /// nodes.
     pub fn new(pool: &'p NodePool, nr: usize, charge: Charge) -> Option<Self> {
         debug_assert_eq!(charge.bytes(), nr as u64 * NODE_BYTES);
         let mut reserve = Self { pool, nodes: Vec::new(), charge: Some(charge) };

@@ -1,18 +1,18 @@
-//! Pages in flight beyond a limit, with which data I/O continues when its group has no room for a
+//! Pages in flight beyond a limit: data I/O continues with these when its group has no room for a
 //! page.
 //!
 //! Data I/O never fails for lack of memory. A request whose group refuses its pages, and has
 //! nothing left to reclaim, takes them all the same: they are charged to the group, beyond its
 //! limit, and are in the index like all other pages, but only while they are locked. A read takes
 //! its pages out of the file again before it answers; a write puts them into the store first. So a
-//! group exceeds its limit by what its requests have in flight and by nothing else, at most
-//! [`OVERRUN_PAGES_PER_REQUEST`] for each of them.
+//! group exceeds its limit only by the pages that its requests have in flight, at most
+//! [`OVERRUN_PAGES_PER_REQUEST`] for each request.
 //!
-//! All requests together have [`OVERRUN_PAGES_MAX`] such pages, by which the arena is larger than
-//! the pool: a charge in flight always finds a frame. A tenant has a quarter of them, and a group
-//! at most half of what the one above it has, so that one whose store hangs leaves room for others.
-//! A request takes all that it will need at once and holds nothing else that others wait for, so
-//! requests never wait for each other in a cycle.
+//! All requests together have [`OVERRUN_PAGES_MAX`] such pages. The arena has frames for these
+//! beyond the pool, so a charge in flight always finds a frame. A tenant may have a quarter of
+//! these pages, and a group at most half of its parent's part, so a group whose store hangs leaves
+//! room for others. A request claims all pages that it will need at once, and holds nothing else
+//! awaited by others, so requests never wait for each other in a cycle.
 
 use std::sync::Arc;
 
@@ -21,22 +21,22 @@ use umemcg_group::Group;
 
 use crate::shared_room::{Claim, Claimant, LEAST_SHARE, SharedRoom};
 
-/// Pages that one request may have beyond the limit of its group: 1 MiB, the largest read that a
-/// mount serves.
+/// Most pages of one request beyond the limit of its group: 1 MiB, the largest read served by a
+/// mount.
 pub const OVERRUN_PAGES_PER_REQUEST: u64 = 256;
-/// Pages that all requests together may have beyond limits: 64 MiB.
+/// Most pages of all requests together beyond limits: 64 MiB.
 pub const OVERRUN_PAGES_MAX: u64 = 64 * OVERRUN_PAGES_PER_REQUEST;
-/// Frames that an arena needs beyond the pool, in bytes. A frame returns with its last pin, which
-/// may be a moment after its request's claim. So there is room for twice as many.
+/// Size of the frames needed in an arena beyond the pool, in bytes. A frame returns with its last
+/// pin, perhaps a moment after the claim of its request. So there is room for twice as many pages.
 pub const OVERRUN_ARENA_BYTES: u64 = 2 * OVERRUN_PAGES_MAX * PAGE_SIZE_U64;
 
-/// However deep its group is, a request may have what it needs at once.
+/// However deep its group is, a request may have all its pages at once.
 const _: () = assert!(OVERRUN_PAGES_MAX / LEAST_SHARE >= OVERRUN_PAGES_PER_REQUEST);
 
-/// Takes a claim that has been waited for.
+/// Callback that receives an awaited claim.
 pub(crate) type TakeClaim = Box<dyn FnOnce(OverrunClaim) + Send>;
 
-/// A thread that waits for a claim.
+/// A thread waiting for a claim.
 #[derive(Debug)]
 struct ThreadWait {
     claim: LeafMutex<Option<OverrunClaim>>,
@@ -65,7 +65,7 @@ impl ThreadWait {
     }
 }
 
-/// The pages that may be in flight beyond limits, and those that are.
+/// The room for pages in flight beyond limits, and the claims on it.
 #[derive(Debug)]
 pub(crate) struct Overrun(Arc<SharedRoom>);
 
@@ -83,7 +83,7 @@ impl Overrun {
     }
 
     /// Claims up to `nr_pages` for a request of `group`, at most [`OVERRUN_PAGES_PER_REQUEST`];
-    /// waits until they can be had.
+    /// waits until they are available.
     pub(crate) fn claim(&self, group: &Arc<Group>, nr_pages: u64) -> OverrunClaim {
         assert_may_wait(Rank::Overrun, "pages beyond a limit");
         let wait = Arc::new(ThreadWait { claim: LeafMutex::default(), made: Condvar::new(Rank::Overrun) });
@@ -92,8 +92,8 @@ impl Overrun {
         wait.take()
     }
 
-    /// Hands a claim to `take`, which must not wait: immediately, or on the thread that makes room.
-    /// Requests of a group get theirs in the order in which they came.
+    /// Hands a claim to `take`, immediately or on the thread that makes room. `take` must not wait.
+    /// Requests of a group get their claims in order of arrival.
     pub(crate) fn when_room(&self, group: &Arc<Group>, nr_pages: u64, take: TakeClaim) {
         let of = Arc::clone(group);
         let take = Box::new(move |claim| take(OverrunClaim::new(&of, claim)));
@@ -101,8 +101,8 @@ impl Overrun {
     }
 }
 
-/// Pages that a request may have beyond its group's limit; returned when dropped, which is after
-/// the pages.
+/// Pages of a request beyond its group's limit. The claim is returned when dropped, after the
+/// pages.
 #[derive(Debug)]
 pub(crate) struct OverrunClaim {
     group: Arc<Group>,
@@ -115,14 +115,14 @@ impl OverrunClaim {
         Self { group: Arc::clone(group), nr_left: claim.nr(), _claim: claim }
     }
 
-    /// Takes up to `want` of what is left.
+    /// Takes up to `want` of the pages left.
     pub(crate) fn take(&mut self, want: u64) -> u64 {
         let nr = want.min(self.nr_left);
         self.nr_left -= nr;
         nr
     }
 
-    /// Puts back pages that were not needed, or are free again.
+    /// Puts back pages not needed, or free again.
     pub(crate) fn put_back(&mut self, nr: u64) {
         self.nr_left += nr;
     }
@@ -138,7 +138,7 @@ impl Drop for OverrunClaim {
 /// the first time.
 #[derive(Debug)]
 pub(crate) struct RequestClaim {
-    /// Pages that the request has to do with.
+    /// Pages of the request.
     nr_pages: u64,
     claim: Option<OverrunClaim>,
     /// While the request has a claim it makes no other.
@@ -150,13 +150,13 @@ impl RequestClaim {
         Self { nr_pages, claim: None, has_claim: None }
     }
 
-    /// Goes on with a request that other threads have been about.
+    /// Resumes a request from another thread, with its claim.
     pub(crate) fn resume(nr_pages: u64, claim: Option<OverrunClaim>) -> Self {
         let has_claim = claim.is_some().then(|| Waiting::on(Rank::Overrun));
         Self { nr_pages, claim, has_claim }
     }
 
-    /// Makes the claim if it can be had immediately. Returns whether it is made.
+    /// Makes the claim if its pages are available immediately. Returns whether the claim is made.
     pub(crate) fn try_make(&mut self, overrun: &Arc<Overrun>, group: &Arc<Group>) -> bool {
         if self.claim.is_none() {
             self.claim = overrun.try_claim(group, self.nr_pages.min(OVERRUN_PAGES_PER_REQUEST));
@@ -170,7 +170,8 @@ impl RequestClaim {
         self.claim.is_some()
     }
 
-    /// Takes up to `want` pages of what is left.
+    /// Takes up to `want` pages of the claim. Makes the claim first if there is none, and waits for
+    /// it.
     pub(crate) fn take(&mut self, overrun: &Arc<Overrun>, group: &Arc<Group>, want: u64) -> u64 {
         let claim = self.claim.get_or_insert_with(|| {
             let claim = overrun.claim(group, self.nr_pages);
@@ -180,7 +181,7 @@ impl RequestClaim {
         claim.take(want)
     }
 
-    /// Puts back pages that were not needed, or are free again.
+    /// Puts back pages not needed, or free again.
     pub(crate) fn put_back(&mut self, nr: u64) {
         if let Some(claim) = &mut self.claim {
             claim.put_back(nr);

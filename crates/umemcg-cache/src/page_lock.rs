@@ -1,6 +1,6 @@
-//! Waiting for a page that is being filled. A page's lock is a flag in its record; sleepers share a
-//! few hashed condition variables, because waiting for a page is rare and short-lived next to the
-//! I/O that it waits for.
+//! Waiting for a page being filled. A page's lock is a flag in its record; sleepers share a few
+//! hashed condition variables, because waiting for a page is rare, and short next to the I/O behind
+//! it.
 
 use umemcg_arena::{Arena, FrameFlags as Flag, FrameId};
 use umemcg_base::{Condvar, Idle, LeafMutex, Rank, Wait, assert_may_wait_among};
@@ -38,8 +38,7 @@ impl PageWaiters {
         &self.buckets[frame.raw() as usize % NR_BUCKETS]
     }
 
-    /// Unlocks a page and wakes the threads that wait for it. The caller is the thread that locked
-    /// it.
+    /// Unlocks a page and wakes the threads waiting for it. The caller owns the page's lock.
     pub fn unlock(&self, arena: &Arena, frame: FrameId) {
         arena.record(frame).clear(Flag::LOCKED);
         let bucket = self.bucket(frame);
@@ -47,9 +46,9 @@ impl PageWaiters {
         bucket.wake.notify_all();
     }
 
-    /// Sleeps while the page is locked. The caller holds a pin. It may have pages of its own locked
-    /// that it inserted before it came here: threads wait only for earlier insertions, so waits
-    /// cannot form a cycle.
+    /// Sleeps while the page is locked. The caller holds a pin. It may also hold locks on pages
+    /// inserted by itself before: threads wait only for earlier insertions, so waits cannot form a
+    /// cycle.
     pub fn wait_unlocked(&self, arena: &Arena, frame: FrameId) {
         let record = arena.record(frame);
         if !record.test(Flag::LOCKED) {

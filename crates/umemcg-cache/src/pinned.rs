@@ -15,19 +15,19 @@ const NR_IN_PLACE: usize = 4;
 
 /// A run of a file's bytes in pinned frames. The frames stay readable until this is dropped,
 /// whatever happens to the file; their contents may change under a concurrent write, as in any page
-/// cache. Borrows the cache from the file: a count that all readers share would be a line that all
-/// of them write.
+/// cache. Borrows the cache from the file: a count shared by all readers would be a cache line
+/// written by all of them.
 ///
 /// The claim is released after the pins: fields are dropped after `drop`.
 pub struct PinnedPages<'a> {
     cache: &'a CacheCore,
     /// Segments in `few`; when there are more than fit, all are in `many`.
     nr_few: u32,
-    /// Pages that were fetched, and not used since.
+    /// Pages fetched and not used since.
     nr_fetched: u32,
     few: [Segment; NR_IN_PLACE],
     many: Vec<Segment>,
-    /// For pages that no file has any more, because their group has no room for them. Boxed: it is
+    /// For pages already out of their file, because their group has no room for them. Boxed: it is
     /// rare, and a hit moves this.
     claim: Option<Box<OverrunClaim>>,
 }
@@ -66,8 +66,8 @@ impl<'a> PinnedPages<'a> {
         self.nr_fetched = nr;
     }
 
-    /// Counts hits and misses for the group that has read the pages. The first use of a page after
-    /// it was fetched is a miss.
+    /// Counts hits and misses for the group of the reader. The first use of a page after it was
+    /// fetched is a miss.
     #[inline]
     pub fn count(&self, group: &Arc<Group>) {
         count_hits(group, self.segments().len() as u64 - u64::from(self.nr_fetched));
@@ -134,8 +134,7 @@ impl Drop for PinnedPages<'_> {
     }
 }
 
-/// The pages that a read has pinned, while no thread is about it. The claim is released after the
-/// pins.
+/// The pinned pages of a read, while no thread works on it. The claim is released after the pins.
 pub(crate) struct KeptPages {
     cache: Arc<CacheCore>,
     segments: Vec<Segment>,
@@ -148,7 +147,7 @@ impl KeptPages {
         self.segments.push(segment);
     }
 
-    /// Returns the pages for a thread that goes on with the read, and the claim.
+    /// Returns the pages for a thread that continues the read, and the claim.
     pub(crate) fn resume<'a>(&mut self, cache: &'a CacheCore) -> (PinnedPages<'a>, Option<OverrunClaim>) {
         let mut pinned = PinnedPages::new(cache, self.segments.len());
         self.segments.drain(..).for_each(|segment| pinned.push(segment));

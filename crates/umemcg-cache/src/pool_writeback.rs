@@ -1,5 +1,5 @@
-//! The state that the write-back of all stores of a pool shares: thresholds, the clock, the
-//! threads, and the count of write-backs that have finished.
+//! The write-back state shared by all stores of a pool: thresholds, the clock, the threads, and the
+//! count of finished write-backs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,7 +54,7 @@ impl PoolWriteback {
         self.progress.1.notify_all();
     }
 
-    /// Returns how often some write-back has finished.
+    /// Returns the number of finished write-backs.
     pub(crate) fn nr_progress(&self) -> u64 {
         *self.progress.0.lock()
     }

@@ -1,6 +1,5 @@
-//! How fast a source answers the reads that are begun: the time to the first byte, and the rate of
-//! the bytes behind it. Both are smoothed, and hints: of samples that come at the same time one may
-//! be lost.
+//! How fast a source answers the reads begun: the time to the first byte, and the rate of the bytes
+//! behind it. Both are smoothed, and hints: of two samples at the same time one may be lost.
 //!
 //! A request is worth its round trip when it brings more than the source could deliver meanwhile.
 //! So a window of read-ahead is twice the latency times the rate.
@@ -14,7 +13,7 @@ use umemcg_base::PAGE_SIZE_U64;
 const WEIGHT: u64 = 8;
 /// Fewer bytes say nothing about the rate: they may come in one piece.
 const SAMPLE_BYTES_LEAST: u64 = 256 << 10;
-/// A window is so many times what is delivered in the time of the latency.
+/// A window is this many times the bytes delivered in the time of the latency.
 const LATENCIES: u64 = 2;
 
 /// See the module text.
@@ -43,7 +42,7 @@ impl ReadPace {
         }
     }
 
-    /// Returns how many pages a window should have; `None` before anything is known.
+    /// Returns the best size of a window, in pages; `None` before anything is known.
     pub(crate) fn window_pages(&self) -> Option<u64> {
         let rate = self.bytes_per_ms.load(Ordering::Relaxed);
         let latency_us = self.latency_ns.load(Ordering::Relaxed) / 1000;

@@ -1,9 +1,9 @@
-//! Read-ahead: how much to read when a page is missing, and when to begin what follows. One state
-//! per open file.
+//! Read-ahead: how much to read when a page is missing, and when to begin the next window. One
+//! state per open file.
 //!
 //! A read that starts where the last one ended is sequential; its window doubles from 128 KiB to 1
-//! MiB, or where a request costs a round trip, from 1 to 8 MiB. Anything else reads just what was
-//! asked for.
+//! MiB, or where a request costs a round trip, from 1 to 8 MiB. Any other read gets just the
+//! requested pages.
 //!
 //! Where the store begins reads, the next window is begun while the reader is still in the one
 //! before:
@@ -14,13 +14,13 @@
 //!          what has been asked for, ahead of the reader       | next window
 //! ```
 //!
-//! 1. A page is missing: a window is read, of which the reader waits for its part
-//!    (`plan`, `begin_window`).
-//! 2. The reader comes to the mark. A read that hits declines there once
-//!    (`is_due`), because it must not charge; the read that takes its place
-//!    asks for the next window (`plan_ahead`).
-//! 3. A reader that comes to the next window before the store has it is faster than one window at a
-//!    time, and has one more begun from then on, up to [`WINDOWS_AHEAD_MAX`].
+//! 1. A page is missing: a window is read, and the reader waits for its part of it (`plan`,
+//!    `begin_window`).
+//! 2. The reader reaches the mark. A hit declines there once (`is_due`), because it must not
+//!    charge; the read in its place asks for the next window (`plan_ahead`).
+//! 3. A reader that reaches the next window before the store has filled it is faster than one
+//!    window at a time. From then on it gets one more window begun ahead, up to
+//!    [`WINDOWS_AHEAD_MAX`].
 //!
 //! The state is a hint kept in relaxed atomics: racing readers of one open file may spoil a window,
 //! never data.
@@ -36,10 +36,11 @@ pub const WINDOW_FIRST_PAGES: u64 = 32;
 pub const REMOTE_WINDOW_MAX_PAGES: u64 = 2048;
 /// First window of a sequential read there, in pages (1 MiB).
 pub const REMOTE_WINDOW_FIRST_PAGES: u64 = 256;
-/// Most windows that are begun ahead of the one that is being read.
+/// Most windows begun ahead of the window being read.
 pub const WINDOWS_AHEAD_MAX: u64 = 4;
 
-/// So many times in a first window of its reader, a window is tried that could not be begun.
+/// A window that could not be begun is tried again this many times within a first window of
+/// reading.
 const RETRIES: u64 = 4;
 
 /// No page.
@@ -52,14 +53,14 @@ const HAS_WAITED: u64 = 1 << 32;
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Readahead {
-    /// Page after the last one that was read; [`NONE`] before the first read.
+    /// Page after the last page read; [`NONE`] before the first read.
     next_page: AtomicU64,
     /// The page at which a hit declines; [`NONE`] while nothing is to be begun.
     #[doc(alias = "PG_readahead")]
     mark: AtomicU64,
     /// Pages of the last window; 0 when the last access was random.
     window: AtomicU64,
-    /// Page after the last one that was asked for.
+    /// Page after the last page requested.
     asked_end: AtomicU64,
     /// Windows to have begun ahead of the reader, and [`HAS_WAITED`].
     nr_windows: AtomicU64,
@@ -67,12 +68,12 @@ pub struct Readahead {
     bounds: (u64, u64),
 }
 
-/// How far a reader may be read ahead for, in pages.
+/// Bounds on read-ahead for a reader, in pages.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AheadBounds {
     /// The largest window that is worth its memory; see [`Readahead::window_max`].
     pub window_max: u64,
-    /// Most that may be ahead of the reader.
+    /// Most pages ahead of the reader.
     pub ahead_max: u64,
     /// The page after the last one of the file.
     pub file_end: u64,
@@ -112,8 +113,8 @@ impl Readahead {
         before == first + 1
     }
 
-    /// Returns whether a read up to `last` comes to the mark: it has to have the next window begun,
-    /// which a hit must not. Once for each mark.
+    /// Returns whether a read up to `last` reaches the mark, once for each mark. The read must then
+    /// have the next window begun; a hit must not do so.
     #[inline]
     pub(crate) fn is_due(&self, last: u64) -> bool {
         last >= self.mark.load(Ordering::Relaxed) && self.take_mark()
@@ -124,15 +125,15 @@ impl Readahead {
         self.mark.swap(NONE, Ordering::Relaxed) != NONE
     }
 
-    /// Returns the largest window in pages: `wanted` within the bounds of this state, or as far as
-    /// they go.
+    /// Returns the largest window in pages: `wanted` clamped to the bounds of this state, or their
+    /// maximum.
     pub(crate) fn window_max(&self, wanted: Option<u64>) -> u64 {
         let (first, max) = self.bounds;
         wanted.map_or(max, |wanted| wanted.clamp(first, max))
     }
 
-    /// Returns how many pages to read from `page` on, which is missing, when `needed` are asked
-    /// for. `asked_first` is the page where the whole request starts, `window_max` the largest
+    /// Returns the number of pages to read from the missing `page` on, for a request of `needed`
+    /// pages. `asked_first` is the page where the whole request starts, `window_max` the largest
     /// [window](Self::window_max). Called before [`note`](Self::note).
     pub(crate) fn plan(&self, asked_first: u64, (page, needed): (u64, u64), window_max: u64) -> u64 {
         let before = self.next_page.load(Ordering::Relaxed);
@@ -159,8 +160,8 @@ impl Readahead {
         needed.max(window).min(window_max.max(needed))
     }
 
-    /// Notes that pages up to `end` are being read of a [plan](Self::plan), for a read up to
-    /// `last`: the next sequential read has more begun.
+    /// Notes that pages of a [plan](Self::plan) up to `end` are being read, for a read up to
+    /// `last`. The next sequential read has more begun.
     pub(crate) fn begin_window(&self, last: u64, end: u64) {
         if self.window.load(Ordering::Relaxed) > 0 {
             self.asked_end.store(end, Ordering::Relaxed);
@@ -168,7 +169,7 @@ impl Readahead {
         }
     }
 
-    /// Notes that the reader waits for pages that the store has begun to read.
+    /// Notes that the reader waits for pages being read by the store.
     pub(crate) fn note_wait(&self) {
         if self.window.load(Ordering::Relaxed) > 0 {
             self.nr_windows.fetch_or(HAS_WAITED, Ordering::Relaxed);
@@ -193,7 +194,7 @@ impl Readahead {
         let nr_windows = self.nr_windows.load(Ordering::Relaxed);
         let has_waited = nr_windows & HAS_WAITED != 0;
         let nr_windows = ((nr_windows & !HAS_WAITED) + u64::from(has_waited)).min(WINDOWS_AHEAD_MAX);
-        // One can be read while another is on its way.
+        // One window can be read while another is on its way.
         let fits = |window: u64| window.clamp(self.bounds.0, bounds.window_max).min(bounds.ahead_max / 2);
         let begin = asked_end.max(asked.end);
         let due = (fits(last) * nr_windows).min(bounds.ahead_max - fits(last * 2));
@@ -206,7 +207,7 @@ impl Readahead {
             self.mark.store(NONE, Ordering::Relaxed);
             return None;
         }
-        // Only one of those that read through one open file begins it.
+        // Only one of the readers of an open file begins it.
         let order = Ordering::Relaxed;
         self.asked_end.compare_exchange(asked_end, window.end, order, order).ok()?;
         self.nr_windows.store(nr_windows, Ordering::Relaxed);
@@ -216,8 +217,8 @@ impl Readahead {
         Some(window)
     }
 
-    /// Notes that of a window [planned](Self::plan_ahead) only the pages up to `end` were begun.
-    /// The rest is tried again when the reader has come on.
+    /// Notes that only the pages up to `end` of a window [planned](Self::plan_ahead) were begun.
+    /// The rest is tried again when the reader has advanced.
     pub(crate) fn cut(&self, asked: &Range<u64>, window: &Range<u64>, end: u64) {
         let order = Ordering::Relaxed;
         if self.asked_end.compare_exchange(window.end, end, order, order).is_ok() {
@@ -255,7 +256,7 @@ mod tests {
     const BOUNDS: AheadBounds = AheadBounds { window_max: 256, ahead_max: 1 << 20, file_end: 10_000 };
 
     /// Reads the pages before `end` one by one from where the last read ended. Returns the windows
-    /// that were begun, each with the page that was read then.
+    /// begun, each with the page read at that time.
     fn read_to(state: &Readahead, end: u64, bounds: AheadBounds) -> Vec<(u64, Range<u64>)> {
         let start = state.next_page.load(Ordering::Relaxed);
         let start = if start == NONE { 0 } else { start };

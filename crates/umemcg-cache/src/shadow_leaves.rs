@@ -1,5 +1,5 @@
-//! Index leaves that hold nothing but shadow entries: memory for pages that left long ago, on lists
-//! by group. The shadows to drop under pressure are chosen in [`crate::shadow_shrinker`].
+//! Index leaves with shadow entries only: memory for pages evicted long ago, on lists by group. The
+//! shadows to drop under pressure are chosen in [`crate::shadow_shrinker`].
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -27,7 +27,8 @@ impl ShadowLeaves {
     /// place.
     pub(crate) fn add(&self, owner: OwnerId, leaf: u32) -> u32 {
         let Ok(slot) = self.lru.reserve(u64::from(leaf)) else { return 0 };
-        // The number first: it is what is counted when the bit that the list sets is looked at.
+        // The statistic first: a thread that finds the bit set by the list reads the statistic
+        // next.
         owner.with_group(|group| group.stat_add(StatItem::ShadowNodes, NODE_BYTES as i64));
         self.lru.add(owner, 0, slot);
         self.nr.fetch_add(1, Relaxed);
@@ -42,7 +43,7 @@ impl ShadowLeaves {
         self.nr.fetch_sub(1, Relaxed);
     }
 
-    /// Leaves that hold nothing but shadows.
+    /// Returns the number of leaves with shadows only.
     pub(crate) fn nr(&self) -> u64 {
         self.nr.load(Relaxed)
     }

@@ -1,16 +1,17 @@
-//! Room of which requests claim parts, and their queues while it is full.
+//! Room shared by requests: each claims a part of it, and waits in a queue while it is full.
 //!
-//! A claim counts for its group and for those that it is in, for its store, or for both; each of
-//! these may have a part of the room alone, a group at most half of what the one above it may have.
-//! A request that finds no room waits behind those of the same group and store, and these queues
-//! take turns. So a claim costs as much with one request of a group waiting as with thousands.
+//! A claim counts against its group and the groups above; a claim on a store also counts against
+//! the store, and against these groups on this store. Each of these parties has a limited part of
+//! the room; the part of a group is at most half of the part of the group above it. A request
+//! without room waits in the queue of its group and store, and these queues take turns. So a claim
+//! costs the same however many requests of a group wait.
 //!
-//! The first claim of a tenant on a store needs no room, so that stores that hang take none from
-//! the others. There are as many of these as the room is large, at most; of those, a group or a
-//! store has at most half of what the others leave.
+//! The first claim of a tenant on a store needs no room, so hanging stores take none from the
+//! others. There are at most as many first claims as the room is large. Of these, a group or a
+//! store has at most half of the number left by the others.
 //!
-//! Room that is given back goes to those that wait on the thread that gives it back. What they do
-//! with it may give it back again: that adds to the work of the first thread instead of nesting.
+//! A thread that returns room hands it to the waiters itself. A waiter may return its room at once:
+//! that adds to the loop of the first thread, and does not recurse.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -21,17 +22,17 @@ use umemcg_group::{Group, GroupPath, NR_PATH_LEVELS};
 
 use crate::store::StoreId;
 
-/// Takes a claim that has been waited for.
+/// Callback that receives an awaited claim.
 pub(crate) type TakeClaim = Box<dyn FnOnce(Claim) + Send>;
 
-/// The one that makes a claim: a group, and the store of its file where that matters.
+/// The maker of a claim: a group, and the store of its file where stores matter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Claimant {
     path: GroupPath,
     store: Option<StoreId>,
 }
 
-/// Those whose claims are added up.
+/// A party whose claims are added up: a group, a store, or a group on one store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Party {
     Group(u64),
@@ -39,15 +40,15 @@ enum Party {
     GroupOnStore(u64, StoreId),
 }
 
-/// The part of the room that a group may have on one store, or if stores do not matter.
+/// A group may have one part in this many of the room on one store, or where stores do not matter.
 const SHARE: u64 = 4;
-/// The part that a group may have on all stores, and a store for all groups.
+/// The same for a group on all stores together, and for a store with all groups together.
 const WIDE_SHARE: u64 = 2;
-/// The part that the deepest group may have, if it is told apart from those above it.
+/// The same for a group at the deepest level counted apart.
 pub(crate) const LEAST_SHARE: u64 = SHARE << (NR_PATH_LEVELS - 1);
-/// The part of each part up to which there is room for what can be done without.
+/// Spare claims may fill one part in this many of each part.
 const SPARE_PART: u64 = 2;
-/// So many times the room may be claimed altogether, with first claims.
+/// All claims together, first claims included, are at most this many times the room.
 pub(crate) const WITH_FIRST: u64 = 2;
 
 impl Claimant {
@@ -59,7 +60,7 @@ impl Claimant {
         Self { path: GroupPath::of(group), store: Some(store) }
     }
 
-    /// Returns those for which its claims count, with the part of the room that each may have.
+    /// Returns the parties against which its claims count, each with its part of the room.
     fn parties(&self) -> impl Iterator<Item = (Party, u64)> {
         let levels = self.path.levels().iter().enumerate();
         let share = if self.store.is_some() { WIDE_SHARE } else { SHARE };
@@ -73,7 +74,7 @@ impl Claimant {
     }
 }
 
-/// A request that waits for a claim.
+/// A request waiting for a claim.
 struct Waiter {
     nr: u64,
     take: TakeClaim,
@@ -82,17 +83,17 @@ struct Waiter {
 #[derive(Default)]
 struct Claims {
     nr: u64,
-    /// Only those that have claims.
+    /// Only parties with claims.
     by_party: HashMap<Party, u64>,
-    /// Only those that wait.
+    /// Only claimants with waiting requests.
     waiting: HashMap<Claimant, VecDeque<Waiter>>,
-    /// How many wait on each store; only those on which some do.
+    /// The number of waiting requests on each store; only stores with any.
     waiting_on: HashMap<StoreId, usize>,
     /// The keys of `waiting`; the next comes first.
     turns: VecDeque<Claimant>,
-    /// Made for those that waited, and not handed over yet.
+    /// Claims made for waiters and not handed over yet.
     made: VecDeque<(TakeClaim, Claim)>,
-    /// A thread hands over what is in `made`.
+    /// A thread is handing over the claims in `made`.
     is_handing_over: bool,
 }
 
@@ -133,15 +134,15 @@ impl SharedRoom {
         Arc::new(Self { max, claims: LeafMutex::default() })
     }
 
-    /// Claims `nr` if they are there and no earlier request of the same group and store waits.
+    /// Claims `nr` if there is room and no earlier request of the same group and store waits.
     pub(crate) fn try_claim(self: &Arc<Self>, claimant: Claimant, nr: u64) -> Option<Claim> {
         let mut claims = self.claims.lock();
         let is_next = !claims.waiting.contains_key(&claimant);
         (is_next && self.has_room(&claims, claimant, nr)).then(|| self.make(&mut claims, claimant, nr))
     }
 
-    /// Claims `nr` for what can be done without: if no request waits, and each that they count for
-    /// has no more than half of its part with them.
+    /// Claims `nr` for work that can be left undone: only if no request waits, and neither the room
+    /// nor the part of any party is then more than half claimed.
     pub(crate) fn try_claim_spare(self: &Arc<Self>, claimant: Claimant, nr: u64) -> Option<Claim> {
         let mut claims = self.claims.lock();
         let has_room = claims.turns.is_empty()
@@ -152,7 +153,7 @@ impl SharedRoom {
         has_room.then(|| self.make(&mut claims, claimant, nr))
     }
 
-    /// Hands a claim to `take`, which must not wait: immediately, or on a thread that makes room.
+    /// Hands a claim to `take`, immediately or on a thread that makes room. `take` must not wait.
     pub(crate) fn when_room(self: &Arc<Self>, claimant: Claimant, nr: u64, take: TakeClaim) {
         let claim = {
             let mut claims = self.claims.lock();
@@ -177,7 +178,7 @@ impl SharedRoom {
         has_room || self.may_be_first(claims, claimant, nr)
     }
 
-    /// Returns whether it is the first of a group on a store, and may be claimed beyond the room.
+    /// Returns whether this is the first claim of the group on the store, and may exceed the room.
     fn may_be_first(&self, claims: &Claims, claimant: Claimant, nr: u64) -> bool {
         let left = (WITH_FIRST * self.max).saturating_sub(claims.nr);
         let mut sums = claimant.parties().map(|(party, _)| (party, claims.of_party(party)));
@@ -196,7 +197,8 @@ impl SharedRoom {
         Claim { room: Arc::clone(self), claimant, nr }
     }
 
-    /// Makes the claims of those that wait and have room now, one from each queue in turn.
+    /// Makes the claims of waiting requests for which there is room now, one from each queue in
+    /// turn.
     fn make_awaited(self: &Arc<Self>, claims: &mut Claims) {
         let mut nr_full = 0;
         while nr_full < claims.turns.len()
@@ -239,7 +241,7 @@ impl SharedRoom {
         claims.is_handing_over = false;
     }
 
-    /// Returns how much is claimed on a store, and how many requests wait for more.
+    /// Returns the amount claimed on a store, and the number of requests waiting for more.
     pub(crate) fn on_store(&self, store: StoreId) -> (u64, u64) {
         let claims = self.claims.lock();
         let nr_waiting = claims.waiting_on.get(&store).copied().unwrap_or(0);
@@ -260,7 +262,7 @@ impl fmt::Debug for SharedRoom {
     }
 }
 
-/// A part of the room; given back when dropped.
+/// A part of the room; returned when dropped.
 #[derive(Debug)]
 pub(crate) struct Claim {
     room: Arc<SharedRoom>,
@@ -269,7 +271,7 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// Returns how much it is.
+    /// Returns the amount claimed.
     pub(crate) fn nr(&self) -> u64 {
         self.nr
     }

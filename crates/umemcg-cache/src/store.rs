@@ -9,7 +9,7 @@ use umemcg_base::{PAGE_SHIFT, PAGE_SIZE_U64, contained};
 
 use crate::store_read::StoreRead;
 
-/// Largest file: what a signed 64-bit offset can name, in whole pages.
+/// Largest file, in bytes: the largest signed 64-bit offset, rounded down to whole pages.
 pub const FILE_LEN_MAX: u64 = i64::MAX as u64 & !(PAGE_SIZE_U64 - 1);
 /// The pages of such a file.
 const FILE_PAGES_MAX: u64 = FILE_LEN_MAX >> PAGE_SHIFT;
@@ -20,7 +20,7 @@ const FILE_PAGES_MAX: u64 = FILE_LEN_MAX >> PAGE_SHIFT;
 pub struct StoreId(pub u64);
 
 impl StoreId {
-    /// Of files that live in the pool alone. Nothing of them is ever queued.
+    /// The store of files that live in the pool alone. Their data is never queued.
     pub const MEMORY: Self = Self(u64::MAX);
 }
 
@@ -29,17 +29,17 @@ impl StoreId {
 ///
 /// No write and no range of [`sync_range`](Self::sync_range) ends beyond [`FILE_LEN_MAX`], and no
 /// length is larger: offsets, lengths and their sums fit the signed 64-bit numbers of system calls.
-/// A read begins within the length with which the file was opened, or to which it has grown.
+/// A read begins within the length of the file at its opening, or after its growth since.
 ///
-/// A call that panics has failed: the panic is logged, and a thread that waits gets an error, as
-/// from any other failure.
+/// A panic counts as a failed call: it is logged, and a waiting thread gets an error, as from any
+/// other failure.
 pub trait BackingStore: Send + Sync + fmt::Debug {
     /// Returns the store that this file is on.
     fn store_id(&self) -> StoreId;
 
-    /// Returns the number of what answers its reads. Stores that share it, as the volumes of one
-    /// bucket do, share what a store may have of the reads begun. Asked once, when the file is
-    /// opened.
+    /// Returns the id of the source that answers its reads. Stores with the same source, such as
+    /// the volumes of one bucket, share one store's part of the limit on begun reads. Called once,
+    /// when the file is opened.
     fn source_id(&self) -> StoreId {
         self.store_id()
     }
@@ -48,10 +48,10 @@ pub trait BackingStore: Send + Sync + fmt::Debug {
     /// of the file.
     ///
     /// # Errors
-    /// What the store reports; the segments' contents are then unspecified.
+    /// The store's error; the segments' contents are then unspecified.
     fn read_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize>;
 
-    /// Returns whether [`begin_read`](Self::begin_read) is offered. Asked once, when the file is
+    /// Returns whether [`begin_read`](Self::begin_read) is offered. Called once, when the file is
     /// opened.
     fn begins_reads(&self) -> bool {
         false
@@ -69,7 +69,7 @@ pub trait BackingStore: Send + Sync + fmt::Debug {
     /// than asked, never nothing unless it fails.
     ///
     /// # Errors
-    /// What the store reports.
+    /// The store's error.
     fn write_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize>;
 
     /// Returns when the data written to the range is durable as far as the store can say without
@@ -78,25 +78,25 @@ pub trait BackingStore: Send + Sync + fmt::Debug {
     /// file.
     ///
     /// # Errors
-    /// What the store reports; what had been written to the range is then of unknown fate.
+    /// The store's error; the fate of the data written to the range is then unknown.
     fn sync_range(&self, offset: u64, len: u64) -> io::Result<()>;
 
     /// Returns when all data (and, unless `data_only`, all metadata) of the file is durable.
     ///
     /// # Errors
-    /// What the store reports.
+    /// The store's error.
     fn sync(&self, data_only: bool) -> io::Result<()>;
 
     /// Cuts or extends the file to `len` bytes.
     ///
     /// # Errors
-    /// What the store reports; the length is then as it was.
+    /// The store's error; the length is then unchanged.
     fn set_len(&self, len: u64) -> io::Result<()>;
 }
 
-/// A store as the cache calls it. The calls come from flushers, syncs and readers alike, in the
-/// middle of what must be finished; so a panic becomes an error, and a count of more bytes than
-/// were asked for becomes what was asked for.
+/// The cache's wrapper around a store. Calls come from flushers, syncs and readers, in the middle
+/// of work that must be finished. So a panic becomes an error, and a byte count beyond the request
+/// is cut to the request.
 #[derive(Debug)]
 pub(crate) struct GuardedStore {
     /// `None` only while being dropped.
@@ -107,7 +107,7 @@ pub(crate) struct GuardedStore {
 }
 
 impl GuardedStore {
-    /// Asks the store for its numbers and for what it offers, once.
+    /// Asks the store for its ids and capabilities, once.
     pub(crate) fn new(store: Arc<dyn BackingStore>) -> Self {
         let (id, source_id, begins_reads) = (store.store_id(), store.source_id(), store.begins_reads());
         Self { store: Some(store), id, source_id, begins_reads }
@@ -142,8 +142,7 @@ impl GuardedStore {
         Ok(nr_read.min(bytes_of(segments)))
     }
 
-    /// As [`BackingStore::begin_read`]. If the store panics, the read is dropped, and so has
-    /// failed.
+    /// As [`BackingStore::begin_read`]. If the store panics, the read is dropped and so fails.
     pub(crate) fn begin_read(&self, read: StoreRead) {
         let _ = self.call("begin_read", |store| {
             store.begin_read(read);
@@ -157,8 +156,7 @@ impl GuardedStore {
         Ok(nr_written.min(bytes_of(segments)))
     }
 
-    /// As [`BackingStore::sync_range`], for the pages `first..end`, whatever their numbers: the
-    /// store is asked for the part that a file may have.
+    /// As [`BackingStore::sync_range`], for the pages `first..end`, clipped to the largest file.
     pub(crate) fn sync_pages(&self, first: u64, end: u64) -> io::Result<()> {
         let (first, end) = (first.min(FILE_PAGES_MAX), end.min(FILE_PAGES_MAX));
         if first >= end {
@@ -192,7 +190,7 @@ fn bytes_of(segments: &[Segment]) -> usize {
     segments.iter().map(|segment| usize::from(segment.len)).sum()
 }
 
-/// The store of a file that has none.
+/// The store of a file without a backing store.
 #[derive(Debug)]
 pub(crate) struct NoStore;
 

@@ -1,5 +1,5 @@
-//! One read that a store has begun: where its bytes go, how it tells that it has ended, and how
-//! long it took.
+//! One read begun by a store: the destination of its bytes, the callback at its end, and its
+//! duration.
 
 use std::fmt;
 use std::io;
@@ -11,7 +11,7 @@ use umemcg_base::sync::Instant;
 
 use crate::read_pace::ReadPace;
 
-/// Takes the result of a read: how many bytes were delivered, or why it failed.
+/// Callback that receives the result of a read: the number of bytes delivered, or the error.
 pub(crate) type ReadEnd = Box<dyn FnOnce(io::Result<usize>) + Send>;
 
 /// A read that [`BackingStore::begin_read`](crate::BackingStore::begin_read) has begun. The store
@@ -19,20 +19,20 @@ pub(crate) type ReadEnd = Box<dyn FnOnce(io::Result<usize>) + Send>;
 /// the engine alive.
 ///
 /// Bytes go straight into the pages: [`deliver`](Self::deliver) them in order, in pieces of any
-/// size, and [`finish`](Self::finish) the read. One that is dropped unfinished has failed. Neither
-/// call waits for memory or for I/O. The last reference to the store may be dropped by either.
+/// size, and [`finish`](Self::finish) the read. A read dropped unfinished has failed. Neither call
+/// waits for memory or for I/O. The last reference to the store may be dropped by either.
 pub struct StoreRead {
     arena: Arc<Arena>,
     segments: Vec<Segment>,
     offset: u64,
     len: usize,
     nr_delivered: usize,
-    /// Where the next byte goes: a segment, and the bytes of it that are there.
+    /// The destination of the next byte: a segment, and the number of bytes already in it.
     at: (usize, usize),
     /// `None` once the read has ended.
     end: Option<ReadEnd>,
     begun: Instant,
-    /// When the first bytes came.
+    /// The arrival of the first bytes.
     first: Option<Instant>,
     pace: Arc<ReadPace>,
 }
@@ -58,27 +58,27 @@ impl StoreRead {
         }
     }
 
-    /// Returns the first byte that is wanted.
+    /// Returns the offset of the first requested byte.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Returns how many bytes are wanted. Fewer may be delivered only where the file ends.
+    /// Returns the number of requested bytes. Fewer may be delivered only where the file ends.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns whether no byte is wanted. It never is so.
+    /// Returns whether no byte is requested, which is never so.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns how many bytes have been delivered.
+    /// Returns the number of bytes delivered so far.
     pub fn nr_delivered(&self) -> usize {
         self.nr_delivered
     }
 
-    /// Delivers the next bytes. What exceeds the wanted length is ignored.
+    /// Delivers the next bytes. Bytes beyond the requested length are ignored.
     pub fn deliver(&mut self, bytes: &[u8]) {
         self.first.get_or_insert_with(Instant::now);
         let mut bytes = &bytes[..bytes.len().min(self.len - self.nr_delivered)];
@@ -93,13 +93,13 @@ impl StoreRead {
         }
     }
 
-    /// Forgets what has been delivered, for a store that finds it to be wrong. The bytes are to be
-    /// delivered again from the first.
+    /// Discards all delivered bytes, for a store that has found them to be wrong. The store then
+    /// delivers them again from the first.
     pub fn restart(&mut self) {
         (self.nr_delivered, self.at, self.first) = (0, (0, 0), None);
     }
 
-    /// Ends the read. `Ok` with fewer bytes than wanted means the end of the file, as for
+    /// Ends the read. `Ok` with fewer bytes than requested means the end of the file, as for
     /// [`BackingStore::read_at`](crate::BackingStore::read_at). After an error the store may be
     /// asked for a part of the range again, from within this call.
     pub fn finish(mut self, result: io::Result<()>) {
@@ -112,7 +112,8 @@ impl StoreRead {
         if let (Ok(()), Some(first)) = (&result, self.first) {
             self.pace.note(first - self.begun, first.elapsed(), nr_delivered as u64);
         }
-        // The store's thread, perhaps while it unwinds, is not to be unwound by a callback.
+        // A panic of the callback must not unwind the store's thread, which may already be
+        // unwinding.
         if let Err(panic) = contained(|| end(result.map(|()| nr_delivered))) {
             tracing::error!(%panic, "the end of a store's read panicked");
         }

@@ -1,4 +1,4 @@
-//! The page of zeroes that every hole of a file in memory reads as.
+//! The page of zeroes behind every hole of a file in memory.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use umemcg_base::{PAGE_SIZE, PAGE_SIZE_U64};
 use umemcg_group::StatItem;
 use umemcg_reclaim::{AccountedCharge, Reclaimer};
 
-/// The page that all holes read as. Part of no file, so that nothing writes to it; never freed
+/// The page behind all holes. It is part of no file, so nothing writes to it, and is never freed
 /// while the cache lives.
 #[derive(Debug)]
 pub(crate) struct ZeroPage {

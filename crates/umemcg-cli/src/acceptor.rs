@@ -1,9 +1,9 @@
-//! An accept loop that ends only when the socket is shut down, and survives all other errors of
+//! An accept loop. It ends only when the socket is shut down, and survives all other errors of
 //! `accept`.
 //!
-//! `umemcg sync` and `umemcg umount` must work even if the daemon has no descriptor left, when
-//! `accept` fails with `EMFILE`. So the acceptor holds a spare descriptor and closes it to accept
-//! one connection. While it has no spare, it waits and tries again.
+//! `umemcg sync` and `umemcg umount` must work even if the daemon has no descriptor left and
+//! `accept` fails with `EMFILE`. So the acceptor holds a spare descriptor, and closes it to accept
+//! one connection. Without a spare, it waits and tries again.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-/// The time that the accepting thread waits after an error.
+/// The pause of the accepting thread after an error.
 pub const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
-/// See the module text. Generic over the calls that can fail, so that tests can replace them.
+/// See the module text. Generic over the fallible calls, so tests can replace them.
 pub struct Acceptor<A, S, W> {
     accept: A,
     new_spare: S,
@@ -31,7 +31,7 @@ where
     S: FnMut() -> Option<OwnedFd>,
     W: FnMut(),
 {
-    /// Creates an acceptor that accepts with `accept`, gets spare descriptors from `new_spare`, and
+    /// Creates an acceptor. It accepts with `accept`, gets spare descriptors from `new_spare`, and
     /// calls `wait` after an error.
     pub fn new(accept: A, mut new_spare: S, wait: W) -> Self {
         let spare = new_spare();
@@ -50,7 +50,7 @@ where
                 Err(error) => error,
             };
             match Errno::from_io_error(&error) {
-                // A listening socket answers this only once it is shut down.
+                // A listening socket returns EINVAL only once it is shut down.
                 Some(Errno::INVAL) => return None,
                 // The peer has closed the connection already.
                 Some(Errno::CONNABORTED | Errno::INTR) => continue,

@@ -1,7 +1,7 @@
 //! The command line: its arguments, and its help texts.
 //!
-//! Every number in a help text carries its unit. The examples are those that a new user needs
-//! first; a test parses each of them, so that they stay valid.
+//! Every number in a help text carries its unit. The examples are the first commands of a new user.
+//! A test parses each example, so they stay valid.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -314,7 +314,7 @@ fn parse_volume_size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Parses the scale of the demo. With a smaller one the file would fit into the group.
+/// Parses the scale of the demo. Below the minimum, the file would fit into the group.
 fn parse_scale(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(scale) if (0.05..=100.0).contains(&scale) => Ok(scale),

@@ -1,6 +1,6 @@
-//! A client's end of the daemon's socket: sends one request, and waits for the last reply, for as
-//! long as the caller says. A daemon that was stopped, or hangs, answers nothing; once the queue of
-//! its socket is full it does not even let connect.
+//! The client end of the daemon's socket: sends one request, and waits for the last reply until the
+//! caller's deadline. A stopped or hung daemon does not reply. Once the backlog of its socket is
+//! full, even `connect` blocks.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
@@ -16,10 +16,10 @@ use umemcg_fuse::mountinfo::Mount;
 
 use crate::endpoint::{Reply, Request, sockets_of};
 
-/// How long a daemon may take from its last reply to its end.
+/// The longest wait for a daemon to exit after its last reply.
 const END_WAIT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
-/// Why a request got no reply.
+/// The reason why a request got no reply.
 #[derive(Debug)]
 pub enum AskError {
     /// No daemon listens for this mount.
@@ -37,7 +37,7 @@ impl From<io::Error> for AskError {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Self::NoDaemon,
-            // So the system says it of a socket.
+            // The error of a socket timeout.
             io::ErrorKind::WouldBlock => Self::Io(io::ErrorKind::TimedOut.into()),
             _ => Self::Io(error),
         }
@@ -57,8 +57,8 @@ pub fn ask(
     ask_on(connect(mount, until)?, request, until, progress)
 }
 
-/// As [`ask`], of a daemon that ends with its last reply: waits until the process is gone, and with
-/// it all that it held of the directory that it served.
+/// As [`ask`], for a request that ends the daemon: also waits until the process is gone, with its
+/// lock on the served directory.
 ///
 /// # Errors
 /// [`AskError`].
@@ -77,14 +77,13 @@ pub fn ask_to_end(
     Ok(reply)
 }
 
-/// Returns the process at the other end of a connection; `None` if it is in no process namespace of
-/// ours.
+/// Returns the peer process of a connection; `None` if our pid namespace does not contain it.
 fn process_of(stream: &UnixStream) -> Option<OwnedFd> {
     let pid = socket_peercred(stream).ok()?.pid;
     pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
-/// Sends a request to the daemon that listens at a path, and waits for its last reply.
+/// Sends a request to the daemon listening at a path, and waits for its last reply.
 ///
 /// # Errors
 /// As [`ask`].
@@ -107,7 +106,7 @@ fn ask_on(
     line.push(b'\n');
     stream.set_write_timeout(left(until)?)?;
     match (&stream).write_all(&line) {
-        // The daemon has hung up on a request too many.
+        // The daemon has already refused the request and closed the connection.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         written => written?,
     }
@@ -121,7 +120,7 @@ fn ask_on(
     Err(AskError::HungUp)
 }
 
-/// A connection that is read until a time.
+/// A connection with a deadline for reads.
 struct Timed {
     stream: UnixStream,
     until: Option<Instant>,
@@ -134,7 +133,7 @@ impl Read for Timed {
     }
 }
 
-/// Returns the time that is left.
+/// Returns the time left until the deadline.
 fn left(until: Option<Instant>) -> io::Result<Option<Duration>> {
     let left = until.map(|until| until.saturating_duration_since(Instant::now()));
     match left {
@@ -166,7 +165,7 @@ pub fn connect(mount: &Mount, until: Option<Instant>) -> Result<UnixStream, AskE
 
 fn connect_to(path: &Path, until: Option<Instant>) -> io::Result<UnixStream> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // It also bounds how long a full queue is waited for.
+    // This also bounds the wait of `connect` for a full backlog.
     set_socket_timeout(&socket, Timeout::Send, left(until)?)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(UnixStream::from(socket))
@@ -192,12 +191,12 @@ mod tests {
             socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
         rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
         rustix::net::listen(&listener, 2).unwrap();
-        // The first wait for a reply, the later ones for a place in the queue.
+        // The first clients wait for a reply, the later ones for a place in the backlog.
         for _ in 0..6 {
             let until = Some(Instant::now() + Duration::from_millis(50));
             assert_late(ask_at(&path, &Request::VolumeList, until, &mut |_| {}));
         }
-        // A daemon that tells of its progress is left, too.
+        // The deadline also holds for a daemon sending progress.
         drop(listener);
         let (mut far, near) = UnixStream::pair().unwrap();
         let mut progress = serde_json::to_vec(&Reply::Progress { dirty_bytes: 1 }).unwrap();

@@ -60,7 +60,7 @@ pub(crate) fn our_mount(path: &Path) -> Result<Mount, Failure> {
     }
 }
 
-/// Returns the last reply to a request that has no progress.
+/// Returns the last reply to a request without progress reports.
 pub(crate) fn reply_to(mount: &Mount, request: &Request) -> Result<Reply, Failure> {
     match ask(mount, request, None, &mut |_| {}) {
         Ok(Reply::Failed { message }) => Err(Failure::Failed(message)),
@@ -69,10 +69,10 @@ pub(crate) fn reply_to(mount: &Mount, request: &Request) -> Result<Reply, Failur
     }
 }
 
-/// What a daemon does that refuses one more request.
+/// The message about a daemon with too many requests in progress, without its subject.
 pub(crate) const TOO_MANY: &str = "serves too many requests at the same time; try again";
 
-/// Returns what it means that a request got no last reply.
+/// Returns the failure for a request without a last reply.
 fn not_answered(mount: &Mount, error: &AskError) -> Failure {
     let path = mount.point.display();
     match error {
@@ -125,7 +125,7 @@ pub(crate) fn is_dead(mount: &Mount) -> bool {
         .is_err_and(|error| error.kind() == std::io::ErrorKind::NotConnected)
 }
 
-/// Removes the mount of a daemon that has died, and says so.
+/// Removes the mount of a dead daemon, and returns the failure with a message about it.
 fn remove_dead(mount: &Mount) -> Failure {
     let path = &mount.point;
     let removed = umemcg_fuse::mount::unmount(path, Unmount::Lazily).is_ok();

@@ -1,6 +1,6 @@
 //! `umemcg mount --config`: groups with their limits, rules and volumes from a TOML file.
 //!
-//! Limits are named like control files, and set through the same code as a write to the mounted
+//! Limits have the names of control files, and are set by the same code as a write to the mounted
 //! file, so the same values are valid. Every error is reported with its line before anything is
 //! mounted.
 
@@ -23,31 +23,31 @@ use crate::pool::PoolSize;
 use crate::stores::{AttributeSource, StoreOptions, StoreSource};
 use crate::writes::Writes;
 
-/// What the file may contain; anything else is an error.
+/// The content of the file; any other key is an error.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Content {
     pool: Option<Spanned<String>>,
-    /// Whether protection that no child claims is distributed among all children.
+    /// Whether protection not claimed by a child is distributed among all children.
     recursive_protection: Option<bool>,
-    /// The version of the control files that are shown.
+    /// The version of the control files to show.
     control_style: Option<ControlStyle>,
-    /// The cache that keeps file pages.
+    /// The cache for file pages.
     page_cache: Option<PageCache>,
     /// No other program changes the directories.
     #[serde(default)]
     exclusive: bool,
-    /// Whether other programs' changes are watched.
+    /// Whether to watch for other programs' changes.
     watch: Option<bool>,
-    /// Where metrics are served.
+    /// The address for metrics.
     metrics: Option<Spanned<String>>,
-    /// What is logged.
+    /// The filter of the log.
     log: Option<Spanned<String>>,
     /// Levels below the root with metrics of their own.
     metrics_depth: Option<usize>,
     #[serde(default)]
     rules: Vec<Spanned<String>>,
-    /// The most groups that rules create.
+    /// The most groups created by rules.
     rule_groups_max: Option<usize>,
     /// By path, such as `/pods/a`: the control files to write, and their values.
     #[serde(default)]
@@ -85,7 +85,7 @@ pub struct Config {
     content: Content,
 }
 
-/// A volume that the file describes.
+/// A volume of the file.
 #[derive(Debug)]
 pub struct VolumeEntry<'a> {
     config: &'a Config,
@@ -130,7 +130,7 @@ impl Config {
         self.content.pool.as_ref().map(parse).transpose()
     }
 
-    /// Returns where metrics are served, if the file says.
+    /// Returns the address for metrics, if the file sets one.
     ///
     /// # Errors
     /// [`Failure`] with the line.
@@ -141,7 +141,7 @@ impl Config {
         self.content.metrics.as_ref().map(parse).transpose()
     }
 
-    /// Returns what is logged, if the file says.
+    /// Returns the filter of the log, if the file sets one.
     ///
     /// # Errors
     /// [`Failure`] with the line.
@@ -153,7 +153,7 @@ impl Config {
         checked.map(|()| text.map(|text| text.get_ref().as_str()))
     }
 
-    /// Returns the settings that hold for the life of a mount, with their values, as the file says.
+    /// Returns the settings fixed for the life of a mount, with their values in the file.
     pub fn fixed_settings(&self) -> FixedSettings {
         let Content { pool, metrics, metrics_depth, rule_groups_max, .. } = &self.content;
         let Content { recursive_protection, control_style, page_cache, exclusive, watch, .. } = &self.content;
@@ -171,12 +171,12 @@ impl Config {
         ]
     }
 
-    /// Returns how many levels of groups have metrics of their own, if the file says.
+    /// Returns the number of levels of groups with metrics of their own, if the file sets it.
     pub fn metrics_depth(&self) -> Option<usize> {
         self.content.metrics_depth
     }
 
-    /// Returns whether protection that no child claims is distributed, if the file says.
+    /// Returns whether protection not claimed by a child is distributed, if the file sets it.
     pub fn recursive_protection(&self) -> Option<bool> {
         self.content.recursive_protection
     }
@@ -186,17 +186,17 @@ impl Config {
         self.content.control_style
     }
 
-    /// Returns whether the file says that no other program changes the directories.
+    /// Returns whether the file rules out changes by other programs.
     pub fn exclusive(&self) -> bool {
         self.content.exclusive
     }
 
-    /// Returns whether other programs' changes are to be watched: they are unless the file says no.
+    /// Returns whether to watch for other programs' changes. Defaults to true.
     pub fn watch(&self) -> bool {
         self.content.watch != Some(false)
     }
 
-    /// Returns the cache that keeps file pages, if the file sets one.
+    /// Returns the cache for file pages, if the file sets one.
     pub fn page_cache(&self) -> Option<PageCache> {
         self.content.page_cache
     }
@@ -210,7 +210,7 @@ impl Config {
         self.content.rules.iter().map(parse).collect()
     }
 
-    /// Returns the most groups that rules create.
+    /// Returns the most groups created by rules.
     pub fn rule_groups_max(&self) -> usize {
         self.content.rule_groups_max.unwrap_or(umemcg_fuse::RULE_GROUPS_MAX)
     }
@@ -222,9 +222,9 @@ impl Config {
         volumes.into_iter().map(|(name, content)| VolumeEntry { config: self, name, content })
     }
 
-    /// Creates the groups, and sets those of their limits that are not `in_force`, in the order of
-    /// the file. Missing ancestors are created. What was set is noted in `in_force`. Returns a
-    /// failure with its line for each group or limit that was refused.
+    /// Creates the groups, and sets each limit not yet `in_force`, in the order of the file.
+    /// Missing ancestors are created. New limits are noted in `in_force`. Returns a failure with
+    /// its line for each refused group or limit.
     pub fn set_limits(&self, tree: &ControlTree, in_force: &mut LimitTexts) -> Vec<Failure> {
         let mut failures = Vec::new();
         let mut groups: Vec<_> = self.content.groups.iter().collect();
@@ -248,7 +248,7 @@ impl Config {
         failures
     }
 
-    /// Returns the limits that the file names, by group and control file.
+    /// Returns the limits in the file, by group and control file.
     pub fn limit_names(&self) -> BTreeSet<LimitName> {
         let of_group = |(path, files): (&Spanned<String>, &BTreeMap<Spanned<String>, _>)| {
             let path = path.get_ref().clone();
@@ -299,7 +299,7 @@ impl Config {
     }
 }
 
-/// Settings that hold for the life of a mount, by name.
+/// Settings fixed for the life of a mount, by name.
 pub type FixedSettings = [(&'static str, String); 9];
 
 impl VolumeEntry<'_> {
@@ -313,7 +313,7 @@ impl VolumeEntry<'_> {
         self.config.wrong(self.name, format!("volume `{}`: {what}", self.name()))
     }
 
-    /// Returns where its data is. A relative path is relative to the directory of the file.
+    /// Returns the source of its data. A relative path is relative to the directory of the file.
     ///
     /// # Errors
     /// [`Failure`] with the line.

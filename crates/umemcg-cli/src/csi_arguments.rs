@@ -1,4 +1,4 @@
-//! The arguments of `umemcg csi`, which are the same in a program without the plugin.
+//! The arguments of `umemcg csi`, also in a program without the plugin.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
-//! What the man pages and shell completions are made from, for the crate `umemcg-generate`. Not
-//! part of the interface.
+//! The sources of man pages and shell completions, for the crate `umemcg-generate`. Not part of the
+//! interface.
 
 use std::path::Path;
 

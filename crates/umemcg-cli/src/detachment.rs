@@ -1,9 +1,9 @@
-//! A daemon that mount(8) starts: on its own once it serves.
+//! Detachment of a daemon started by mount(8): it runs on its own once it serves.
 //!
-//! 1. It leaves the session of mount(8), so that a terminal that is closed does not end it. If its
-//!    helper is killed while it starts, it ends, too: nothing is left half mounted.
-//! 2. Up to the line that says that it serves, its errors go to the helper, which shows them.
-//! 3. Then they go to the journal, or nowhere on a machine without one.
+//! 1. It leaves the session of mount(8), so closing the terminal does not end it. If its helper is
+//!    killed during the start, the daemon ends, too: nothing is left half mounted.
+//! 2. Until its "serving" line, its errors go to the helper, and the helper shows them.
+//! 3. Then its errors go to the journal, or to /dev/null on a machine without one.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -14,10 +14,10 @@ use std::path::Path;
 
 use rustix::process::{Signal, set_parent_process_death_signal, setsid};
 
-/// Where the journal of systemd takes what a process writes.
+/// The socket of the systemd journal for the output of processes.
 const JOURNAL: &str = "/run/systemd/journal/stdout";
-/// The lines that a stream to the journal begins with: a name, no unit, the priority of lines
-/// without one (6, info), lines have priorities (1), and nothing is forwarded.
+/// The header of a stream to the journal: the name, no unit, the default priority of a line (6,
+/// info), priority prefixes on (1), and three forwarding flags off.
 const JOURNAL_HEADER: &str = "umemcg\n\n6\n1\n0\n0\n0\n";
 
 /// Returns whether this machine has a journal.
@@ -25,8 +25,8 @@ pub fn has_journal() -> bool {
     Path::new(JOURNAL).exists()
 }
 
-/// Makes this process the leader of a session of its own, which ends with its parent until
-/// [`leave_stderr`] is called. Must be called by the main thread.
+/// Makes this process the leader of a session of its own. Until [`leave_stderr`] is called, the
+/// process ends with its parent. Must be called by the main thread.
 pub fn leave_session() {
     let left = setsid().and_then(|_| set_parent_process_death_signal(Some(Signal::TERM)));
     if let Err(error) = left {
@@ -34,8 +34,8 @@ pub fn leave_session() {
     }
 }
 
-/// Directs stderr to the journal, and goes on without the parent. Must be called by the thread that
-/// called [`leave_session`].
+/// Directs stderr to the journal, and lets the process outlive its parent. Must be called by the
+/// thread that called [`leave_session`].
 pub fn leave_stderr() {
     let elsewhere = journal().or_else(|_| File::options().write(true).open("/dev/null").map(OwnedFd::from));
     let left = elsewhere

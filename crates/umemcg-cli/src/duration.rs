@@ -1,4 +1,4 @@
-//! Durations in text, as the command line takes them: a number and its unit.
+//! Durations on the command line: a number and its unit.
 
 use std::time::Duration;
 

@@ -1,13 +1,13 @@
-//! The socket through which `umemcg sync`, `umount`, `volume` and `csi` talk to the daemon of a
-//! mount. Only its owner may open it.
+//! The admin socket of a mount's daemon, for `umemcg sync`, `umount`, `volume` and `csi`. Only its
+//! owner may open it.
 //!
-//! Both ends derive the socket's name from the device number of the mounted file system, which the
-//! kernel gives to one mounted file system at a time. So a name always means the current mount,
-//! however often its path was mounted before. A socket that a dead daemon left behind is replaced
-//! by the next daemon with that number.
+//! Both ends derive the socket's name from the device number of the mounted file system. The kernel
+//! gives a device number to one mounted file system at a time. So a name always means the current
+//! mount, however often its path was mounted before. The next daemon with that number replaces a
+//! socket left by a dead daemon.
 //!
 //! A connection carries one request and one or more replies, each one line of JSON. The daemon
-//! serves only the user that runs it, and root.
+//! serves only its own user and root.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -25,11 +25,11 @@ use crate::acceptor::{AGAIN_AFTER, Acceptor};
 use crate::exit::LostFile;
 use crate::stores::StoreSource;
 
-/// The longest request line, in bytes; a longer one is refused.
+/// The longest request line, in bytes. A longer line is refused.
 const MAX_REQUEST_BYTES: u64 = 16 << 10;
-/// The time that a peer may take to send its request, and to receive each part of a reply.
+/// The timeout of a peer for sending its request, and for receiving each part of a reply.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// The most connections that are served at a time; others are told to try again.
+/// The most connections served at a time; others get [`Reply::TooMany`].
 const NR_CONNECTIONS_MAX: usize = 32;
 
 /// Where the data of a volume is kept.
@@ -43,13 +43,13 @@ pub enum VolumeSource {
     },
     /// In the pool.
     Tmpfs {
-        /// The most bytes that it may hold; if absent, only the groups' limits apply.
+        /// Its size limit in bytes; if absent, only the limits of groups apply.
         size_bytes: Option<u64>,
-        /// The bytes that it holds; set by the daemon.
+        /// Its used bytes; set by the daemon.
         #[serde(default)]
         used_bytes: u64,
     },
-    /// In a store of objects.
+    /// In an object store.
     Store(Box<StoreSource>),
 }
 
@@ -64,11 +64,11 @@ pub struct VolumeRow {
     pub nr_open: usize,
 }
 
-/// A client's request to the daemon.
+/// A request of a client to the daemon.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub enum Request {
-    /// Make everything durable that was written before.
+    /// Make all earlier writes durable.
     Sync {
         /// How long to try; the mount's own setting if absent.
         flush_timeout_ms: Option<u64>,
@@ -84,7 +84,7 @@ pub enum Request {
         name: String,
         /// Where its data is kept.
         data: VolumeSource,
-        /// A directory is that of the node, also if the daemon is in a container.
+        /// A directory is a directory of the node, even if the daemon is in a container.
         #[serde(default)]
         of_node: bool,
     },
@@ -124,23 +124,23 @@ pub enum Request {
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum Reply {
-    /// Bytes that are not yet durable.
+    /// Progress of a flush.
     Progress {
-        /// Bytes.
+        /// Bytes not yet durable.
         dirty_bytes: u64,
     },
     /// Everything is durable, and unmounted if that was requested.
     Done,
-    /// All volumes, or the one that was added.
+    /// All volumes, or the newly added volume.
     Volumes {
-        /// In the order in which they were added.
+        /// The volumes, in the order of their addition.
         volumes: Vec<VolumeRow>,
     },
     /// The configuration has been read again.
     Reloaded(Reloaded),
     /// The metrics.
     Metrics {
-        /// In the OpenMetrics format.
+        /// The metrics in the OpenMetrics format.
         text: String,
     },
     /// The volume has been removed.
@@ -158,7 +158,7 @@ pub enum Reply {
     },
     /// Everything is durable, but the mount is in use and remains.
     Busy {
-        /// The processes that use it, as far as the daemon can see.
+        /// The processes using it, as far as the daemon can see.
         users: Vec<String>,
     },
     /// Too many requests are served at the same time; this one has not begun.
@@ -170,24 +170,25 @@ pub enum Reply {
     },
 }
 
-/// What came of reading the configuration again, in lines for people.
+/// The result of a reload of the configuration, as human-readable lines.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Reloaded {
-    /// What has changed.
+    /// The changes.
     pub changed: Vec<String>,
-    /// What the file says and is not so, with the reason.
+    /// Settings of the file that are not in force, with the reason.
     pub left: Vec<String>,
 }
 
 /// Serves requests, each on its own thread.
 pub trait Serve: Send + Sync + 'static {
-    /// Serves a request. May call `progress` any number of times. Returns the last reply.
+    /// Serves a request. May block. May call `progress` any number of times. Returns the last
+    /// reply.
     fn serve(&self, request: Request, progress: &mut dyn FnMut(Reply)) -> Reply;
 
-    /// Notes that a connection has been accepted.
+    /// Called when a connection has been accepted.
     fn begin(&self) {}
 
-    /// Notes that the last reply of a connection has been sent, or that its peer has gone.
+    /// Called when the last reply of a connection has been sent, or its peer has gone.
     fn end(&self) {}
 }
 
@@ -200,8 +201,8 @@ pub struct Endpoint {
 #[derive(Debug)]
 struct Socket {
     path: PathBuf,
-    /// Device and inode of the file that was bound. The kernel reuses a device number as soon as
-    /// its mount is gone, so by the end another daemon may listen under the same name.
+    /// Device and inode of the bound socket file. The kernel reuses a device number as soon as its
+    /// mount is gone, so another daemon may already listen under the same name.
     identity: (u64, u64),
     listener: Arc<UnixListener>,
     worker: Option<Worker>,
@@ -244,8 +245,7 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// Also listens at a path. A socket that a dead daemon left there is replaced; anything else is
-    /// not.
+    /// Also listens at a path. Replaces only a socket left by a dead daemon.
     ///
     /// # Errors
     /// `AddrInUse` if a daemon listens there or the path is not a socket; the system's errors.
@@ -282,7 +282,7 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         for socket in &mut self.sockets {
             socket.remove_file();
-            // Makes `accept` fail, which ends the accepting thread.
+            // `accept` fails then, and the accepting thread ends.
             let _ = rustix::net::shutdown(&socket.listener, rustix::net::Shutdown::Both);
             drop(socket.worker.take());
         }
@@ -316,7 +316,7 @@ fn accept_all(listener: &UnixListener, serve: &Arc<dyn Serve>) {
     }
 }
 
-/// A connection that is being served.
+/// A connection in service.
 struct Begun(Arc<dyn Serve>);
 
 impl Begun {
@@ -355,8 +355,8 @@ fn answer(stream: &UnixStream, serve: &dyn Serve) -> io::Result<()> {
     send(stream, &last)
 }
 
-/// Reads one line, or as much of it as a request may have. The timeout covers the whole line, so a
-/// client that sends single bytes cannot hold the thread.
+/// Reads one line, up to the length limit of a request. The timeout covers the whole line, so a
+/// client sending single bytes cannot hold the thread.
 fn read_request(mut stream: &UnixStream) -> io::Result<Vec<u8>> {
     let deadline = Instant::now() + REQUEST_TIMEOUT;
     let mut line = Vec::new();
@@ -381,8 +381,8 @@ fn send(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
     stream.write_all(&line)
 }
 
-/// Returns the sockets of a mount's daemon: of this user, of the user that mounted it, and of that
-/// user without a directory of its own.
+/// Returns the candidate sockets of a mount's daemon: in the directory of this user, of the
+/// mounting user, and in the fallback directory of the mounting user.
 pub fn sockets_of(mount: &Mount) -> Vec<PathBuf> {
     let mut directories = vec![directory_of(rustix::process::geteuid().as_raw(), true)];
     directories.extend(mount.fuse_owner().map(|owner| directory_of(owner, false)));
@@ -394,8 +394,8 @@ fn socket_path(directory: &Path, mount: &Mount) -> PathBuf {
     directory.join(format!("{}.sock", mount.device.replace(':', "-")))
 }
 
-/// Returns the directory of a user's sockets. The environment counts only if the user is our own,
-/// that is with `mine`.
+/// Returns the directory of a user's sockets. Uses the environment only with `mine`: `uid` is our
+/// own user.
 fn directory_of(uid: u32, mine: bool) -> PathBuf {
     let from_environment =
         std::env::var_os("XDG_RUNTIME_DIR").filter(|_| mine && uid != 0).map(PathBuf::from);
@@ -417,8 +417,8 @@ fn is_owned_by(directory: &Path, uid: u32) -> bool {
     fs::symlink_metadata(directory).is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == uid)
 }
 
-/// Creates the directory for this user's sockets. If it exists, checks that it is ours and that no
-/// other user may enter it.
+/// Creates the directory for this user's sockets. If it exists, checks that it is ours and closed
+/// to other users.
 fn own_directory() -> io::Result<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
     let directory = directory_of(uid, true);
@@ -453,7 +453,7 @@ mod tests {
         }
     }
 
-    /// Returns a mount that no kernel has: device numbers of this major are never given to FUSE.
+    /// Returns a mount that does not exist: FUSE never gets device numbers of this major.
     fn imaginary_mount(minor: u32) -> Mount {
         let uid = rustix::process::geteuid().as_raw();
         let line = format!("1 1 4095:{minor} / /nowhere rw - fuse.umemcg x rw,user_id={uid}\n");
@@ -499,7 +499,7 @@ mod tests {
         assert!(matches!(connect(&mount, None), Err(AskError::NoDaemon)));
     }
 
-    /// Ends no request while a test has the lock.
+    /// Requests block while a test holds the lock.
     impl Serve for std::sync::Mutex<()> {
         fn serve(&self, _: Request, _: &mut dyn FnMut(Reply)) -> Reply {
             self.lock().map_or(Reply::Done, |_| Reply::Done)
@@ -529,7 +529,7 @@ mod tests {
         let _endpoint = Endpoint::listen(&[&mount], &serve).unwrap();
         for nonsense in [&b"hello\n"[..], b"{}\n", &[b'x'; 5000][..]] {
             let mut stream = connect(&mount, None).unwrap();
-            // The far end may hang up on an endless line before it has all been sent.
+            // The server may close the connection before an endless line has been sent.
             let _ = stream.write_all(nonsense);
             let mut answer = String::new();
             let _ = BufReader::new(&stream).read_line(&mut answer);

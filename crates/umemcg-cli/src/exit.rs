@@ -13,12 +13,12 @@ use umemcg_fuse::Lost;
 use crate::log::tell;
 use crate::plain_text::one_line;
 
-/// A file with data that could not be made durable.
+/// A file with data not made durable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LostFile {
     /// The path in the volume. Bytes that are not UTF-8 are shown as replacement characters.
     pub path: String,
-    /// The number of bytes that are not durable.
+    /// The number of bytes not durable.
     pub bytes: u64,
     /// The reason.
     pub error: String,
@@ -30,13 +30,13 @@ impl From<Lost> for LostFile {
     }
 }
 
-/// Why a command did not succeed.
+/// The failure of a command.
 #[derive(Debug, Error)]
 pub enum Failure {
-    /// It failed. The message says what was requested, what failed, and what to do.
+    /// The command failed. The message names the request, the failed step, and the remedy.
     #[error("{0}")]
     Failed(String),
-    /// The arguments are invalid in a way that the parser cannot see.
+    /// The arguments are invalid, beyond the checks of the parser.
     #[error("{0}")]
     Usage(String),
     /// Some written data is not durable.

@@ -27,7 +27,7 @@ pub fn apply_config(text: &str, tree: &ControlTree) -> Result<Vec<String>, Strin
     apply().map_err(|failure| failure.to_string())
 }
 
-/// Parses a text as each of the `/proc` files that the program reads; returns which succeeded.
+/// Parses a text as each of the program's `/proc` files; returns the success of each.
 pub fn parse_proc_files(text: &str) -> Vec<bool> {
     let mounts: Vec<_> = mountinfo::parse(text.as_bytes()).collect();
     let usable = pool::least_of(text, text, &mounts, &|_| Some(text.to_owned()));

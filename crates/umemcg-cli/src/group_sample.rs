@@ -10,10 +10,10 @@ use std::time::Instant;
 
 use rustix::fs::{FileType, Mode, OFlags};
 
-/// The value at which a version 1 file shows that there is no limit.
+/// The value shown by a version 1 file for "no limit".
 const UNLIMITED_SHOWN: u64 = i64::MAX as u64 / 4096 * 4096;
 
-/// The longest part of a path that is opened at once, in bytes; the system refuses 4096.
+/// The longest part of a path opened at once, in bytes; the system refuses 4096.
 const PIECE_BYTES_MAX: usize = 3800;
 
 /// The numbers of one group.
@@ -25,9 +25,9 @@ pub struct GroupSample {
     pub limit_bytes: Option<u64>,
     /// `memory.high`, if it is set.
     pub high_bytes: Option<u64>,
-    /// The usage at which background reclaim starts; `None` while it is off.
+    /// The usage at which background reclaim starts; `None` while background reclaim is off.
     pub low_wmark_bytes: Option<u64>,
-    /// The total time in which a request was stalled, in microseconds.
+    /// The total stall time of requests, in microseconds.
     pub stalled_us: u64,
     /// The lines of `memory.stat`.
     pub stat: BTreeMap<String, u64>,
@@ -42,11 +42,11 @@ impl GroupSample {
     /// Reads the files of the group whose directory this is.
     ///
     /// # Errors
-    /// When a file that every group has cannot be read.
+    /// When a file common to all groups cannot be read.
     pub fn read(directory: &OwnedFd) -> io::Result<Self> {
         let read = |name: &str| read_text(directory, name);
         // Our own file exists in every style of the control files; the others may have the name of
-        // one version only.
+        // either version.
         let stat = read("umemcg.stat")?;
         let either = |v1: &str, v2: &str| read(v1).or_else(|_| read(v2));
         let usage = either("memory.usage_in_bytes", "memory.current").unwrap_or_default();
@@ -76,7 +76,7 @@ impl GroupSample {
             usage_bytes: number(usage).unwrap_or(0),
             limit_bytes,
             high_bytes: limited(high),
-            // A watermark at the limit is off.
+            // A watermark at the limit means that background reclaim is off.
             low_wmark_bytes: low.filter(|&low| low < limit_bytes.unwrap_or(UNLIMITED_SHOWN)),
             stalled_us: some.and_then(|line| number(line.rsplit_once("total=")?.1)).unwrap_or(0),
             stat: lines(stat),
@@ -100,19 +100,20 @@ pub struct SampledGroup {
 /// All groups of a control tree at one time.
 #[derive(Debug)]
 pub struct TreeSample {
-    /// The time at which it was taken.
+    /// The time of the sample.
     pub at: Instant,
     /// All groups in preorder from the root, siblings by name.
     pub groups: Vec<SampledGroup>,
 }
 
 impl TreeSample {
-    /// Reads the control tree that is mounted at `control`. A group that is removed meanwhile is
-    /// left out with its descendants. Every step of the walk is relative to the current directory,
-    /// so a deep tree costs no more than a wide one, and only one descriptor is open at a time.
+    /// Reads the control tree mounted at `control`. Skips groups removed meanwhile, with their
+    /// descendants. Every step of the walk is relative to the current directory, so a deep tree
+    /// costs no more than a wide tree, and only one descriptor is open at a time.
     ///
     /// # Errors
-    /// When the root's files cannot be read: it is not a control tree, or no daemon serves it.
+    /// When the root's files cannot be read: the path is not a control tree, or no daemon serves
+    /// it.
     pub fn read(control: &Path) -> io::Result<Self> {
         let mut tree = Self { at: Instant::now(), groups: Vec::new() };
         let mut directory = open_directory(rustix::fs::CWD, control)?;
@@ -201,7 +202,7 @@ pub fn read_usage(directory: &OwnedFd) -> io::Result<u64> {
 }
 
 /// Opens the directory of a group, given the names on the way to it. The path may be longer than
-/// the system lets a path be.
+/// `PATH_MAX`.
 ///
 /// # Errors
 /// The system's.

@@ -1,11 +1,11 @@
-//! The program `umemcg`: a daemon that serves a directory through a cache charged to groups, and
-//! the commands that talk to it.
+//! The program `umemcg`: a daemon to serve a directory through a cache charged to groups, and the
+//! commands to control it.
 //!
 //! `mount` runs the daemon in the foreground. `sync`, `umount`, `volume`, `reload` and `metrics`
-//! send it requests over a socket. `top` and `trim` use the control files. `doctor` looks at the
-//! machine. `demo` demonstrates all of it. What a mount does is in the layers below; this crate has
-//! the command line, the signals and the exit codes. It is a library only for the program, the
-//! fuzz targets, and what is generated from its definitions.
+//! send it requests over a socket. `top` and `trim` use the control files. `doctor` checks the
+//! machine. `demo` demonstrates all of it. The mount itself is in the layers below; this crate has
+//! the command line, the signals and the exit codes. It is a library only for the program, the fuzz
+//! targets, and generated man pages and completions.
 #![forbid(unsafe_code)]
 
 mod acceptor;
@@ -74,7 +74,7 @@ pub fn run() -> ExitCode {
     }
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
-        // Help and the version, too: with 0 once they are printed. With 2 if the command line is
+        // Also for help and the version: exit code 0 once printed. 2 if the command line is
         // invalid.
         Err(shown) => match output::told(shown.print()) {
             Ok(()) => return ExitCode::from(shown.exit_code() as u8),

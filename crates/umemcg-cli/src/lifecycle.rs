@@ -10,14 +10,14 @@
 //!      +--umount from outside---------------------------------------------------> ended: flush, exit
 //! ```
 //!
-//! One deadline covers all of it, set by the event that starts it. A second signal ends everything
-//! immediately: data that is not durable by then is reported as lost. Like umount(8), `umemcg
-//! umount` changes nothing if the mount is in use.
+//! One deadline covers the whole end, set by its first event. A second signal ends everything
+//! immediately: data not durable by then is reported as lost. Like umount(8), `umemcg umount`
+//! changes nothing if the mount is in use.
 //!
-//! SIGHUP and `umemcg reload` have the daemon read its configuration again while it serves. A
-//! reload and an unmount take turns. A reload may wait for a silent store, so the flush of an end
-//! by a signal does not wait for it, and a reload leaves the rest when the mount ends. The service
-//! manager is told of each step.
+//! On SIGHUP and `umemcg reload` the daemon reads its configuration again while it serves. A reload
+//! and an unmount exclude each other. A reload may wait for a silent store. So after a signal, the
+//! flush does not wait for a reload, and the reload skips its remaining steps. Each step is
+//! reported to the service manager.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -35,20 +35,20 @@ use crate::log::tell;
 use crate::service_manager::ServiceManager;
 use crate::users::users_of;
 
-/// How long the end waits for requests on the socket to send their last replies.
+/// The longest wait of the end for last replies to requests on the socket.
 const LAST_REPLY_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the end may take beyond its deadline: closing what hangs, listing what is lost, the
-/// last replies.
+/// The time allowed for the end beyond its deadline: closing hung volumes, listing lost files,
+/// sending last replies.
 const AFTER_DEADLINE: Duration = Duration::from_secs(15);
 
-/// A daemon as a foreground mount uses it.
+/// The foreground mount's interface to its daemon.
 pub trait Served: Send + Sync + 'static {
-    /// Makes everything durable, and returns what is not by the deadline. Calls `progress` with the
-    /// bytes left.
+    /// Makes everything durable, and returns the files not durable by the deadline. Blocks. Calls
+    /// `progress` with the bytes left.
     fn flush(&self, deadline: Instant, progress: &mut dyn FnMut(u64)) -> Vec<LostFile>;
 
-    /// Unmounts the data mount, then the control files. With `detach`, hides a data mount that is
-    /// in use immediately, and lets its users finish.
+    /// Unmounts the data mount, then the control files. With `detach`, detaches a busy data mount
+    /// immediately, and lets its users finish.
     ///
     /// # Errors
     /// EBUSY when the data mount is in use; the system's errors.
@@ -61,8 +61,8 @@ pub trait Served: Send + Sync + 'static {
         Reply::Failed { message: "there are no volumes here".into() }
     }
 
-    /// Reads the configuration again, and applies it. Makes volumes that are removed durable by the
-    /// deadline. Leaves the other volumes once `ends` says that the mount ends.
+    /// Reads the configuration again, and applies it. Makes removed volumes durable by the
+    /// deadline. Stops adding and removing volumes once `ends` returns true: the mount ends.
     ///
     /// # Errors
     /// A message for the user; then nothing has changed.
@@ -83,12 +83,12 @@ pub trait Served: Send + Sync + 'static {
         String::new()
     }
 
-    /// Unmounts even if the mounts are in use, and flushes. Returns what is not durable by the
+    /// Unmounts even if the mounts are in use, and flushes. Returns the files not durable by the
     /// deadline.
     fn shut_down(&self, deadline: Instant) -> Vec<LostFile>;
 }
 
-/// An event that the foreground waits for.
+/// An event for the foreground thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// SIGINT or SIGTERM.
@@ -124,7 +124,7 @@ impl std::fmt::Debug for Lifecycle {
 }
 
 impl Lifecycle {
-    /// Creates the state of a mount that is being served.
+    /// Creates the state of a served mount.
     pub fn new(
         served: Arc<dyn Served>,
         mountpoint: &Path,
@@ -144,10 +144,10 @@ impl Lifecycle {
         })
     }
 
-    /// Serves until the mount has ended, and tells the service manager. Blocks.
+    /// Serves until the mount has ended, and notifies the service manager. Blocks.
     ///
     /// # Errors
-    /// [`Failure::Lost`] with what could not be made durable; when no thread can be started.
+    /// [`Failure::Lost`] with the files not made durable; when no thread can be started.
     pub fn run(self: &Arc<Self>, events: &Receiver<Event>, sender: &Sender<Event>) -> Result<(), Failure> {
         let Ok(end) = self.prepare_end(sender) else {
             tell(Level::ERROR, "cannot start a thread; the mount ends");
@@ -183,18 +183,18 @@ impl Lifecycle {
         let deadline = if insisted { Instant::now() } else { self.begin_end() };
         let mut lost = self.served.shut_down(deadline);
         if insisted {
-            // There was no wait for the host. Data that it has accepted may still become durable;
-            // only data in this process is lost.
+            // The end did not wait for the host. Data accepted by the host may still become
+            // durable; only data in this process is lost.
             lost.retain(|file| file.bytes > 0);
         }
         self.await_last_replies();
         if lost.is_empty() { Ok(()) } else { Err(Failure::Lost(lost)) }
     }
 
-    /// Starts the thread of an end by a signal, which begins with the deadline that is sent to it:
-    /// one of its own, because flushing may take as long as the timeout, and a second signal must
-    /// be received meanwhile; and from the beginning, because the system may have no thread to give
-    /// when the mount ends.
+    /// Starts the thread for an end by a signal. It begins when its deadline is sent to it.
+    /// Flushing may take as long as the timeout, and a second signal must be received meanwhile:
+    /// hence a thread of its own. It starts with the mount, because the system may refuse a thread
+    /// at the end.
     fn prepare_end(self: &Arc<Self>, sender: &Sender<Event>) -> io::Result<Sender<Instant>> {
         let (end, ends) = mpsc::channel();
         let (ending, sender) = (Arc::downgrade(self), sender.clone());
@@ -215,7 +215,7 @@ impl Lifecycle {
         }
     }
 
-    /// Sets the deadline unless it is set, and returns it. The service manager is told.
+    /// Sets the deadline unless it is set, notifies the service manager, and returns the deadline.
     fn begin_end(&self) -> Instant {
         let deadline = *self.deadline.lock().get_or_insert_with(|| Instant::now() + self.flush_timeout);
         self.manager.stopping(deadline.saturating_duration_since(Instant::now()) + AFTER_DEADLINE);
@@ -226,7 +226,8 @@ impl Lifecycle {
         format!("serving {}", self.mountpoint.display())
     }
 
-    /// Reloads on a thread of its own. One that waits for its turn already reads the newest file.
+    /// Reloads on a thread of its own. Does nothing if a reload is already waiting for its turn: it
+    /// will read the newest file.
     fn begin_reload(self: &Arc<Self>) {
         if std::mem::replace(&mut *self.reload_waits.lock(), true) {
             return;
@@ -239,7 +240,7 @@ impl Lifecycle {
         }
     }
 
-    /// Reads the configuration again; what came of it is logged, and told the service manager.
+    /// Reads the configuration again. Logs the result, and reports it to the service manager.
     fn reload(&self) -> Reply {
         let _one_at_a_time = self.ending.lock();
         // Before the file is read: a signal from now on may mean a newer one.
@@ -277,9 +278,9 @@ impl Lifecycle {
     }
 
     fn end_on_signal(&self, deadline: Instant, sender: &Sender<Event>) {
-        // Before the turn: a reload may wait for a silent store until the deadline, and the data of
-        // the other volumes can be made durable meanwhile. What remains is flushed again, and
-        // reported, when the mount has ended.
+        // Flush before taking the lock: a reload may wait for a silent store until the deadline,
+        // and the data of the other volumes can be made durable meanwhile. The rest is flushed
+        // again, and reported, when the mount has ended.
         let _ = self.served.flush(deadline, &mut |_| {});
         let _one_at_a_time = self.ending.lock();
         match self.served.unmount(false) {
@@ -382,7 +383,8 @@ mod tests {
     use super::*;
     use std::sync::mpsc::channel;
 
-    /// A daemon whose mount is busy until it is detached, and whose store may never take its data.
+    /// A daemon with a mount that is busy until detached, and a store that may never accept its
+    /// data.
     #[derive(Default)]
     struct Fake {
         busy: bool,
@@ -416,7 +418,8 @@ mod tests {
             Ok(())
         }
 
-        /// Is under way when the signal comes, and waits for a store until all else is flushed.
+        /// Still running when the signal comes; waits for a store until the other volumes are
+        /// flushed.
         fn reload(&self, _: Instant, ends: &dyn Fn() -> bool) -> Result<Reloaded, String> {
             let Some(sender) = self.signal_in_reload.lock().take() else {
                 return Err("there is no configuration here".into());
@@ -433,8 +436,8 @@ mod tests {
         }
 
         fn shut_down(&self, deadline: Instant) -> Vec<LostFile> {
-            // Whatever ends the wait for users, the thread that detaches the mount is at work. A
-            // wait without an end: how long that thread is kept from a busy processor says nothing.
+            // The detaching thread is running, whatever ends the wait for users. Wait without a
+            // timeout: a busy processor may delay that thread.
             let mut calls = self.calls.lock();
             while self.busy && !calls.contains(&"detach") {
                 self.called.wait(&mut calls);

@@ -1,4 +1,4 @@
-//! Limits of groups as a configuration sets them: through the control files, like a write to the
+//! Limits of groups set by a configuration. They go through the control files, like a write to the
 //! mounted file, so the same values are valid.
 
 use std::collections::BTreeMap;
@@ -6,13 +6,13 @@ use std::ffi::OsStr;
 
 use umemcg_control::{Access, Attr, ControlError, ControlTree, Credentials, NodeId, Request};
 
-/// Control files that move processes. Not allowed here: a configuration cannot know process ids.
+/// Control files to move processes. Not allowed here: a configuration cannot know process ids.
 const OF_PROCESSES: [&str; 2] = ["cgroup.procs", "tasks"];
 
 /// A limit: the path of the group, and the name of the control file.
 pub type LimitName = (String, String);
 
-/// The texts that limits were set to.
+/// The texts written to limits.
 pub type LimitTexts = BTreeMap<LimitName, String>;
 
 /// Creates the group at a path from the root, with its ancestors, unless it exists.
@@ -40,7 +40,7 @@ pub fn make_group(tree: &ControlTree, path: &str) -> Result<NodeId, ControlError
     Ok(node)
 }
 
-/// Sets a limit of a group to what a new group has. `fresh` is a tree without groups. Returns
+/// Resets a limit of a group to the value of a new group. `fresh` is a tree without groups. Returns
 /// `false` if the group is gone.
 ///
 /// # Errors
@@ -49,7 +49,7 @@ pub fn reset_limit(tree: &ControlTree, fresh: &ControlTree, limit: &LimitName) -
     let (path, file) = limit;
     let Some(node) = find_limit(tree, limit) else { return Ok(false) };
     if path.split('/').all(str::is_empty) {
-        // The root's depend on the machine, and on the pool.
+        // The limits of the root depend on the machine and the pool.
         return Err(ControlError::NotPermitted);
     }
     let example = match fresh.mkdir(NodeId::ROOT, OsStr::new("fresh"), 0o755, &daemon_user()) {
@@ -61,7 +61,7 @@ pub fn reset_limit(tree: &ControlTree, fresh: &ControlTree, limit: &LimitName) -
     Ok(true)
 }
 
-/// Returns what a limit is; none if there is no such limit, or it cannot be read.
+/// Returns the text of a limit; none if the limit does not exist or cannot be read.
 pub fn limit_text(tree: &ControlTree, limit: &LimitName) -> Option<String> {
     read_limit(tree, find_limit(tree, limit)?).ok()
 }
@@ -81,7 +81,7 @@ fn read_limit(tree: &ControlTree, file: NodeId) -> Result<String, ControlError> 
 /// Longest text of a limit.
 const TEXT_BYTES_MAX: usize = 4096;
 
-/// A request that no process made.
+/// A request of the daemon itself, not of a process.
 const OWN_REQUEST: Request<'_> = Request {
     tid: 0,
     descriptors: &umemcg_control::NoDescriptors,

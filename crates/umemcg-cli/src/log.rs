@@ -1,11 +1,11 @@
-//! Logs to stderr through `tracing`, and the messages of the program beside them, in one format.
+//! Logging to stderr through `tracing`, together with the program's own messages, in one format.
 //!
-//! What is logged follows, in this order, the environment (`UMEMCG_LOG`), the command line (`-v`),
-//! and the configuration (`log`), which may change while a mount is served. Messages that the user
-//! must get ([`tell`]) are not filtered. No warning comes more often than [`LogRate`] lets it.
+//! The filter comes from the environment (`UMEMCG_LOG`), else the command line (`-v`), else the
+//! configuration (`log`); a reload may change the last. Essential messages ([`tell`]) are not
+//! filtered. [`LogRate`] bounds the rate of warnings.
 //!
-//! stderr may be gone: a terminal that was closed, a pipe with no reader. That ends no daemon, so
-//! nothing here panics for it.
+//! stderr may be gone: a closed terminal, a pipe without a reader. This must not end a daemon, so
+//! nothing here panics on a failed write.
 
 use std::fmt::{self, Display};
 use std::io::{self, Write};
@@ -24,9 +24,10 @@ use tracing_subscriber::reload::{self, Handle};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry};
 
-/// Environment variable with a filter that overrides `-v`, for example `umemcg_fuse=trace,info`.
+/// Environment variable with a filter. Overrides `-v`. For example `umemcg_fuse=trace,info`.
 const FILTER_VARIABLE: &str = "UMEMCG_LOG";
-/// Set by systemd: device and inode of the journal's socket, if a service's output goes there.
+/// Set by systemd: the device and inode of the journal's socket, if the output of a service goes to
+/// the journal.
 const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
 /// The filter without `-v`.
 const DEFAULT_FILTER: &str = "warn";
@@ -43,7 +44,7 @@ pub enum LogFormat {
 }
 
 impl LogFormat {
-    /// Returns the format for stderr where none is given.
+    /// Returns the default format for stderr.
     fn of_stderr() -> Self {
         let stderr = rustix::fs::fstat(io::stderr()).ok();
         let journal = std::env::var(JOURNAL_VARIABLE).ok();
@@ -69,18 +70,18 @@ fn priority(level: Level) -> u8 {
     }
 }
 
-/// How this process logs.
+/// The logging state of this process.
 struct Logging {
     format: LogFormat,
     filter: Handle<EnvFilter, Registry>,
-    /// The environment or the command line says what is logged.
+    /// The environment or the command line sets the filter.
     is_filter_given: bool,
 }
 
 static LOGGING: OnceLock<Logging> = OnceLock::new();
 
-/// Starts logging. Without `-v` only warnings and errors appear; without a format, it is that of
-/// the journal if stderr goes there, else text.
+/// Starts logging. Without `-v`, only warnings and errors appear. Without a format, uses the
+/// journal's format if stderr goes to the journal, else text.
 pub fn start(verbose: u8, format: Option<LogFormat>) {
     let given = EnvFilter::try_from_env(FILTER_VARIABLE).ok().or(match verbose {
         0 => None,
@@ -94,8 +95,8 @@ pub fn start(verbose: u8, format: Option<LogFormat>) {
     let format = format.unwrap_or_else(LogFormat::of_stderr);
     // Fails only if this was called before.
     let _ = LOGGING.set(Logging { format, filter: handle, is_filter_given });
-    // Without `log_internal_errors`: it panics when stderr is gone.
-    // Without colours: what acts on a terminal is escaped.
+    // Without `log_internal_errors`: it panics when stderr is gone. Without colours: control
+    // sequences are escaped.
     let layer =
         tracing_subscriber::fmt::layer().log_internal_errors(false).with_writer(io::stderr).with_ansi(false);
     let layer = match format {
@@ -104,22 +105,22 @@ pub fn start(verbose: u8, format: Option<LogFormat>) {
         LogFormat::Json => layer.json().boxed(),
     };
     let rate = LogRate::new(|level, message| tell(level, message));
-    // Fails only if a subscriber is installed already; then that one logs.
+    // Fails only if a subscriber is already installed; that subscriber logs then.
     let _ = Registry::default().with(filter).with(layer.with_filter(rate)).try_init();
 }
 
-/// Sets what is logged as the configuration says, unless the environment or the command line says
-/// it. Returns whether what the configuration says is so.
+/// Sets the filter of the configuration, unless the environment or the command line sets one.
+/// Returns whether the configuration is in force.
 ///
 /// # Errors
-/// A message for the user if it is no filter; then nothing has changed.
+/// A message for the user if the filter is invalid; then nothing has changed.
 pub fn set_filter(configured: Option<&str>) -> Result<bool, String> {
     check_filter(configured)?;
     let Some(logging) = LOGGING.get() else { return Ok(configured.is_none()) };
     if logging.is_filter_given {
         return Ok(configured.is_none());
     }
-    // Fails only after the end of the subscriber, which is never ended.
+    // Fails only after the subscriber is dropped, and it never is.
     let _ = logging.filter.reload(EnvFilter::new(configured.unwrap_or(DEFAULT_FILTER)));
     Ok(true)
 }
@@ -138,7 +139,7 @@ pub fn check_filter(configured: Option<&str>) -> Result<(), String> {
     })
 }
 
-/// Tells the user something on stderr, whatever is logged.
+/// Prints a message for the user to stderr, regardless of the filter.
 pub fn tell(level: Level, message: impl Display) {
     let format = LOGGING.get().map_or(LogFormat::Text, |logging| logging.format);
     let text = told(format, level, &lines(&message.to_string()));
@@ -146,7 +147,7 @@ pub fn tell(level: Level, message: impl Display) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
-/// Returns the text of a message in a format.
+/// Formats a message.
 fn told(format: LogFormat, level: Level, message: &str) -> String {
     match format {
         LogFormat::Text => format!("umemcg: {message}\n"),
@@ -172,11 +173,11 @@ fn prefixed(level: Level, text: &str) -> String {
     text.lines().map(|line| format!("<{priority}>{line}\n")).collect()
 }
 
-/// Writes each event in one line, with what acts on a terminal escaped: it came with a name.
+/// Writes each event in one line. Escapes control sequences: file names may contain them.
 enum OneLine {
     /// With its time and level.
     Timed(Format<Full, SystemTime>),
-    /// For the journal, which has the time itself, and takes the level as a priority.
+    /// For the journal: it adds the time itself, and takes the level as a priority.
     Prioritized(Format<Full, ()>),
 }
 
@@ -248,7 +249,7 @@ mod tests {
         check_filter(None).unwrap();
     }
 
-    /// Collects what is written.
+    /// Collects written bytes.
     #[derive(Clone, Default)]
     struct Written(Arc<Mutex<Vec<u8>>>);
 
@@ -262,7 +263,7 @@ mod tests {
         }
     }
 
-    /// Returns what is written of three events.
+    /// Returns the output for three events.
     fn written(format: OneLine) -> String {
         let written = Written::default();
         let writer = written.clone();

@@ -1,8 +1,8 @@
-//! A bound on how often the log has each of its warnings and errors: what a tenant can cause to be
-//! logged fills no disk.
+//! A rate limit for each warning and error in the log, so a tenant cannot fill a disk with log
+//! messages.
 //!
-//! The next that is logged says how many were left out. Those with a bound for each volume or
-//! thread have a field for that, and none here.
+//! The next logged message reports the number of messages left out. Messages with a bound per
+//! volume or thread have a field for that number, and are not limited here.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,25 +13,26 @@ use tracing_subscriber::layer::{Context, Filter};
 use umemcg_base::clock::{Clock, SystemClock};
 use umemcg_base::{LeafMutex, Rank, RateLimit};
 
-/// The field of messages that have a bound of their own.
+/// The field of messages with a bound of their own.
 const OWN_BOUND: &str = "nr_left_out";
 
 /// See the module text.
 pub(crate) struct LogRate {
     clock: SystemClock,
-    /// By the place in the program.
+    /// By call site.
     limits: LeafMutex<HashMap<Identifier, RateLimit>>,
     tell: fn(Level, fmt::Arguments<'_>),
 }
 
 impl LogRate {
-    /// Creates one that tells with `tell` how many were left out.
+    /// Creates a rate limit. It reports the number of messages left out with `tell`.
     pub(crate) fn new(tell: fn(Level, fmt::Arguments<'_>)) -> Self {
         let limits = LeafMutex::with_rank(Rank::Innermost, HashMap::new());
         Self { clock: SystemClock::new(), limits, tell }
     }
 
-    /// Returns whether it may be logged now, and how many were left out before.
+    /// Returns the number of messages left out before, if this message may be logged now; else
+    /// none.
     fn ask(&self, metadata: &Metadata<'_>) -> Option<u64> {
         let is_asked_for = *metadata.level() > Level::WARN;
         if is_asked_for || metadata.fields().field(OWN_BOUND).is_some() {
@@ -76,7 +77,7 @@ mod tests {
         }
     }
 
-    /// Returns how many of a thousand each are logged.
+    /// Returns the number of logged messages out of a thousand calls.
     fn nr_logged(log: impl Fn()) -> u32 {
         let nr = Arc::new(AtomicU32::new(0));
         let layer = Count(Arc::clone(&nr)).with_filter(LogRate::new(|_, _| ()));

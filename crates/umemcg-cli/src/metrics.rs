@@ -30,7 +30,7 @@ pub fn metrics(arguments: &MetricsArguments) -> Result<(), Failure> {
     }
 }
 
-/// Listens for `--metrics`, or as the configuration says.
+/// Listens at the address of `--metrics`, else of the configuration.
 pub(crate) fn listen(
     arguments: &MountArguments,
     config: &Config,
@@ -41,7 +41,7 @@ pub(crate) fn listen(
     listener.map(Some).map_err(|error| Failure::Failed(format!("cannot serve metrics at {address}: {error}")))
 }
 
-/// Serves the metrics of a daemon until what is returned is dropped.
+/// Serves the metrics of a daemon until the returned server is dropped.
 pub(crate) fn serve(
     listener: MetricsListener,
     daemon: &Arc<Daemon>,

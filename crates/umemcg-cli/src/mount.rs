@@ -38,7 +38,7 @@ use crate::umount_helper;
 use crate::volumes;
 use crate::watchdog;
 
-/// The most arenas of the C library's allocator. With two of them, a walk over 500,000 files in a
+/// The most arenas of the C library's allocator. With two arenas, a walk over 500,000 files in a
 /// group of 16 MiB costs the daemon a quarter less memory, and no more time.
 const HEAP_ARENAS_MAX: u32 = 2;
 
@@ -114,8 +114,8 @@ fn read_config(arguments: &MountArguments) -> Result<Config, Failure> {
     Ok(config)
 }
 
-/// Ends a daemon whose last volumes cannot be added, or are not awaited because of a signal: those
-/// before may have been used.
+/// Ends a daemon when adding a volume fails, or a signal interrupts it: earlier volumes may have
+/// been used, so they are flushed.
 fn end_early(
     daemon: &Daemon,
     (arguments, start, manager): (&MountArguments, &Start, &ServiceManager),
@@ -130,7 +130,7 @@ fn end_early(
     Failure::Lost(lost.into_iter().map(LostFile::from).collect())
 }
 
-/// The groups of a daemon as it begins.
+/// The groups of a starting daemon.
 struct Control {
     engine: Arc<Engine>,
     tree: Arc<ControlTree>,
@@ -139,8 +139,8 @@ struct Control {
     in_force: InForce,
 }
 
-/// Adds the volumes of the configuration, and keeps it to be reloaded, if there is one. `None` when
-/// a signal came first.
+/// Adds the volumes of the configuration, and returns it for reloads, if there is one. The outer
+/// `None` means that a signal came first.
 fn live_config(
     arguments: &MountArguments,
     config: &Config,
@@ -171,9 +171,9 @@ fn pool_bytes(arguments: &MountArguments, settings: &Config) -> Result<u64, Fail
     pool.to_bytes(&usable).map_err(Failure::Failed)
 }
 
-/// Raises the soft limit of descriptors, which is often far below what the system allows. Open
-/// files, watched threads and cached descriptors all count against it. Their bounds follow the
-/// limit, so a failure to raise it is ignored.
+/// Raises the soft limit of descriptors to the hard limit, which is often far higher. Open files,
+/// watched threads and cached descriptors all count against it. Their bounds follow the limit, so a
+/// failure to raise it is ignored.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -235,7 +235,8 @@ fn start_daemon(
     let pages = keeps_pages(arguments, settings);
     config.lifetimes = match arguments.exclusive || settings.exclusive() {
         true => {
-            // A host that lets nothing be written has to say so when a file is opened.
+            // On a read-only host, opening a file for writing must fail with an error, so opens are
+            // not silent.
             let silent_opens = pages && arguments.data.as_deref().is_some_and(is_writable);
             Lifetimes { pages, silent_opens, ..Lifetimes::exclusive() }
         }
@@ -275,7 +276,7 @@ fn start_daemon(
     Ok(Some(daemon))
 }
 
-/// Returns the flags of the mount. One of a volume to which nothing can ever be written says so.
+/// Returns the flags of the mount. Adds the read-only flag for a read-only volume.
 fn flags_of(arguments: &MountArguments, volume: Option<&VolumeSpec>) -> Vec<MountFlag> {
     let mut flags = arguments.mount_flags.clone();
     if volume.is_some_and(VolumeSpec::is_read_only) && !flags.contains(&MountFlag::ReadOnly) {
@@ -284,7 +285,7 @@ fn flags_of(arguments: &MountArguments, volume: Option<&VolumeSpec>) -> Vec<Moun
     flags
 }
 
-/// Returns the volume of objects that the mount shows, if it is one.
+/// Returns the mount's volume of objects, if it shows one.
 fn store_of(arguments: &MountArguments) -> Result<Option<VolumeSpec>, Failure> {
     let url = arguments.data.as_ref().and_then(|data| data.to_str()).filter(|text| is_store_url(text));
     match url {
@@ -311,7 +312,7 @@ fn keeps_pages(arguments: &MountArguments, settings: &Config) -> bool {
     arguments.page_cache.or(settings.page_cache()) != Some(PageCache::Own)
 }
 
-/// Returns the source that the mount table shows.
+/// Returns the source for the mount table.
 fn source(arguments: &MountArguments) -> &OsStr {
     arguments.data.as_deref().map_or(OsStr::new("volumes"), Path::as_os_str)
 }
@@ -383,7 +384,7 @@ fn tell_when_ended(daemon: &Arc<Daemon>, events: mpsc::Sender<Event>) -> Result<
     waiting.map(drop).map_err(|error| Failure::Failed(format!("cannot start a thread: {error}")))
 }
 
-/// Prints one line when the mount is ready. Programs that start the daemon wait for it.
+/// Prints one line when the mount is ready. Programs starting the daemon wait for it.
 fn announce(arguments: &MountArguments, daemon: &Daemon, pool_bytes: u64) {
     if arguments.detached {
         detachment::leave_stderr();
@@ -397,7 +398,7 @@ fn announce(arguments: &MountArguments, daemon: &Daemon, pool_bytes: u64) {
     {
         line += &format!(", I/O mode {io_mode:?}");
     }
-    // The mount itself is not asked: its store may hang.
+    // Read the mount table, not the mount: its store may hang.
     let mount = mount_at(daemon.mounted().point());
     if mount.is_ok_and(|mount| mount.is_some_and(|mount| mount.options.split(',').any(|part| part == "ro"))) {
         line += ", read only";
@@ -408,7 +409,7 @@ fn announce(arguments: &MountArguments, daemon: &Daemon, pool_bytes: u64) {
     let keys = if io::stderr().is_terminal() { "Ctrl-C or " } else { "" };
     line += &format!("; {keys}`umemcg umount {point}` ends it\n");
     let mut stdout = io::stdout();
-    // The program that started the daemon may have closed the pipe. That does not end the mount.
+    // The parent process may have closed the pipe. This does not end the mount.
     let _ = stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush());
 }
 

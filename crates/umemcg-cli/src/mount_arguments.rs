@@ -1,6 +1,6 @@
 //! The arguments of `umemcg mount`.
 //!
-//! The helper of mount(8) takes them as options, too: `pool=1G` is `--pool 1G`.
+//! The helper of mount(8) accepts them as options, too: `pool=1G` is `--pool 1G`.
 
 use std::path::PathBuf;
 use std::time::Duration;

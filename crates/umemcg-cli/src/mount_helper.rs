@@ -1,10 +1,9 @@
-//! The helper of mount(8), so that `/etc/fstab` and `mount -t fuse.umemcg SOURCE POINT` serve a
-//! mount.
+//! The helper of mount(8), for `/etc/fstab` and `mount -t fuse.umemcg SOURCE POINT`.
 //!
-//! mount(8) calls `mount.TYPE` for a type that the kernel does not mount alone, and this program
-//! acts as that if it is called by that name. It starts `umemcg mount` with what the options say,
-//! shows what the daemon says on stderr until it serves ([`crate::detachment`]), and ends then. Its
-//! exit codes are those of mount(8).
+//! mount(8) calls `mount.TYPE` for a type with a helper, and this program acts as the helper when
+//! called by that name. It starts `umemcg mount` with arguments from the options, copies the
+//! daemon's stderr until the daemon serves ([`crate::detachment`]), and then exits. It uses the
+//! exit codes of mount(8).
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -19,13 +18,14 @@ use crate::detachment::has_journal;
 use crate::mount_options::{DaemonOptions, read_environment};
 use crate::stores::is_store_url;
 
-/// The name by which mount(8) calls this program.
+/// The name of this program when called by mount(8).
 const NAME: &str = "mount.fuse.umemcg";
-/// The source of a mount of volumes, as the mount table shows it.
+/// The source of a mount of volumes in the mount table.
 const VOLUMES: &str = "volumes";
 /// The exit code of `umemcg mount` for an invalid command line or configuration.
 const USAGE: i32 = 2;
-/// What tells a daemon of its service manager, which is not that of a program that runs mount(8).
+/// Environment variables of a service. Removed for the daemon: they belong to the program that runs
+/// mount(8).
 const SERVICE_VARIABLES: [&str; 4] = ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "JOURNAL_STREAM"];
 
 /// The arguments that mount(8) gives its helpers.
@@ -60,7 +60,7 @@ struct HelperArguments {
     namespace: Option<PathBuf>,
 }
 
-/// Why nothing is mounted.
+/// The reason why nothing is mounted.
 enum Refusal {
     /// The options or the configuration are wrong.
     Invocation(String),
@@ -110,7 +110,7 @@ fn mount(arguments: &HelperArguments) -> Result<(), Refusal> {
     if arguments.fake {
         return Ok(());
     }
-    // Below /run it is gone after each boot, and no other program would make it in time.
+    // A directory below /run is gone after each boot, and no other program would create it in time.
     for control in options.arguments.iter().filter_map(|argument| argument.strip_prefix("--control=")) {
         fs::create_dir_all(control)
             .map_err(|error| Refusal::Failed(format!("cannot make {control}: {error}")))?;
@@ -119,7 +119,7 @@ fn mount(arguments: &HelperArguments) -> Result<(), Refusal> {
     started.map_err(|error| Refusal::Failed(format!("cannot start the daemon: {error}")))?
 }
 
-/// Returns the command that serves the mount.
+/// Returns the command of the daemon.
 fn daemon_command(arguments: &HelperArguments, options: &DaemonOptions) -> Result<Command, String> {
     let program = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
     let absolute = |path: &Path| {
@@ -145,17 +145,17 @@ fn daemon_command(arguments: &HelperArguments, options: &DaemonOptions) -> Resul
     for name in SERVICE_VARIABLES {
         command.env_remove(name);
     }
-    // A daemon in a directory of a file system would keep it from being unmounted.
+    // The working directory of a daemon would keep its file system from being unmounted.
     command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     Ok(command)
 }
 
-/// Starts the daemon, and returns when it serves or has ended.
+/// Starts the daemon, and waits until it serves or has ended.
 fn start(command: &mut Command) -> io::Result<Result<(), Refusal>> {
     let mut daemon = command.spawn()?;
     let said = daemon.stderr.take().map(show);
     let serves = reads_line(&mut daemon)?;
-    // Once it serves, it writes elsewhere, so this ends in any case.
+    // Once the daemon serves, its stderr goes elsewhere, so this thread always ends.
     let _ = said.map(JoinHandle::join);
     if serves {
         return Ok(Ok(()));
@@ -168,7 +168,7 @@ fn start(command: &mut Command) -> io::Result<Result<(), Refusal>> {
     }))
 }
 
-/// Waits for the line that says that a daemon serves. Returns whether it came.
+/// Waits for the daemon's "serving" line. Returns whether it came.
 fn reads_line(daemon: &mut Child) -> io::Result<bool> {
     let Some(stdout) = daemon.stdout.take() else { return Ok(false) };
     Ok(BufReader::new(stdout).read_until(b'\n', &mut Vec::new())? > 0)

@@ -1,8 +1,8 @@
-//! The options of a mount in `/etc/fstab`, as mount(8) hands them to its helper.
+//! The options of a mount in `/etc/fstab`, as passed by mount(8) to its helper.
 //!
-//! Those of mount(8) itself become flags of the mount, or say nothing to a helper. Each option of
-//! `umemcg mount` is one here, too, by the name that it has there: `pool=1G` is `--pool 1G`. So
-//! that definition alone says which options there are.
+//! Options of mount(8) itself become flags of the mount, or are ignored. Each option of
+//! `umemcg mount` is also an option here, under the same name: `pool=1G` is `--pool 1G`. So the
+//! options are defined in one place.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,9 +15,9 @@ use umemcg_fuse::MountFlag;
 
 use crate::args::Arguments;
 
-/// Permission to write for others than the owner.
+/// Write permission for group and others.
 const OTHERS_WRITE: u32 = 0o022;
-/// Options of mount(8) that are its own business, or the way it is here in any case.
+/// Options of mount(8) without meaning for the helper, or always in effect here.
 const WITHOUT_MEANING: [&str; 24] = [
     "defaults",
     "auto",
@@ -45,21 +45,21 @@ const WITHOUT_MEANING: [&str; 24] = [
     "loud",
 ];
 
-/// What the options of a mount say.
+/// The parsed options of a mount.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct DaemonOptions {
     /// The flags of the mount.
     pub flags: Vec<MountFlag>,
     /// Arguments of `umemcg mount`.
     pub arguments: Vec<String>,
-    /// The file that sets the daemon's environment.
+    /// The file with the daemon's environment.
     pub environment: Option<PathBuf>,
     /// The mount shows volumes.
     pub shows_volumes: bool,
 }
 
 impl DaemonOptions {
-    /// Parses options that are separated by commas. If `sloppy`, unknown ones are passed over.
+    /// Parses options separated by commas. If `sloppy`, ignores unknown options.
     ///
     /// # Errors
     /// A message for the user.
@@ -95,7 +95,8 @@ impl DaemonOptions {
         Ok(options)
     }
 
-    /// Takes an option that mounts of any type have. Returns whether it is one. Later ones count.
+    /// Applies a generic mount option. Returns whether the name is one. Later options override
+    /// earlier ones.
     fn set_generic(&mut self, name: &str) -> Result<bool, String> {
         match name {
             "rw" => self.clear(MountFlag::ReadOnly),
@@ -156,7 +157,7 @@ fn unknown(option: &str, known: &BTreeMap<String, bool>) -> String {
     format!("unknown option `{option}`; beside those of mount(8) there are environment, {}", names.join(", "))
 }
 
-/// Splits at the commas that are not between quotes.
+/// Splits at commas outside quotes.
 fn split(text: &str) -> Vec<String> {
     let mut is_quoted = false;
     let parts = text.split(|char| {
@@ -166,9 +167,9 @@ fn split(text: &str) -> Vec<String> {
     parts.filter(|part| !part.is_empty()).map(str::to_owned).collect()
 }
 
-/// Reads a file of lines `NAME=VALUE`, as a service's `EnvironmentFile=`. A value may be in quotes;
-/// a line that begins with `#` says nothing. No other user but root may be able to change it: it
-/// also says which libraries the daemon loads.
+/// Reads a file of lines `NAME=VALUE`, in the format of a service's `EnvironmentFile=`. A value may
+/// be in quotes; a line beginning with `#` is a comment. Only this user and root may have write
+/// access to the file: its variables can make the daemon load libraries.
 ///
 /// # Errors
 /// A message for the user.
@@ -191,7 +192,7 @@ pub fn read_environment(path: &Path) -> Result<Vec<(String, String)>, String> {
         .collect()
 }
 
-/// Reads a file that only this user and root can change.
+/// Reads a file writable by this user and root only.
 fn read_unshared(path: &Path) -> io::Result<String> {
     let mut file = File::open(path)?;
     let found = file.metadata()?;

@@ -1,12 +1,12 @@
-//! Finds the umemcg mount that a path on the command line names. Apart from resolving the path
-//! itself, nothing here sends a request to a file system whose daemon may hang or have died.
+//! Finds the umemcg mount named by a path on the command line. Apart from resolving the path
+//! itself, nothing here sends a request to a file system with a possibly hung or dead daemon.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use umemcg_fuse::mountinfo::{Mount, mount_at};
 
-/// Returns whether a mount is one of umemcg: the data mount or the control mount.
+/// Returns whether a mount belongs to umemcg: a data mount or a control mount.
 pub fn is_umemcg(mount: &Mount) -> bool {
     mount.kind.strip_prefix("fuse.").is_some_and(|subtype| subtype.starts_with("umemcg"))
 }
@@ -23,7 +23,7 @@ pub fn find_mount(path: &Path) -> io::Result<(PathBuf, Option<Mount>)> {
 }
 
 /// Returns the absolute path without symlinks. If the last component cannot be examined, it is
-/// taken literally: it may be a mount of another user, or one whose daemon has died.
+/// taken literally: it may be a mount of another user, or of a dead daemon.
 fn resolve(path: &Path) -> io::Result<PathBuf> {
     match path.canonicalize() {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {

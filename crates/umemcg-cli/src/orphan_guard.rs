@@ -1,11 +1,11 @@
-//! The helper process that aborts the connection of a mount whose daemon was killed.
+//! The helper process to abort the FUSE connection of a killed daemon.
 //!
-//! The kernel ends a FUSE mount when the last thread of its daemon is gone. But a thread that has
-//! the kernel drop pages or a name waits, unkillably, for requests in progress. Once the daemon is
-//! killed, no thread answers those: the thread would wait for the requests, the mount for the
-//! thread, and every program that uses the mount with them, for ever. So the daemon starts this
-//! program a second time. The helper gets a signal when the daemon's main thread ends, which does
-//! not wait for the other threads, and aborts the connection. It does nothing else.
+//! The kernel ends a FUSE mount when the last thread of its daemon is gone. But a thread in an
+//! invalidation of pages or names waits, unkillably, for requests in progress. Once the daemon is
+//! killed, no thread answers those requests. The thread would wait for the requests, the mount for
+//! the thread, and every program using the mount with them, for ever. So the daemon starts this
+//! program a second time, as a helper. The helper gets a signal when the daemon's main thread ends,
+//! even if other threads remain, and aborts the connection. It does nothing else.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -28,8 +28,8 @@ use crate::exit::Failure;
 /// The running program, even if its file has been replaced.
 const PROGRAM: &str = "/proc/self/exe";
 
-/// Starts the helper for the daemon's mount. Must be called by the main thread. The helper outlives
-/// that thread by a moment even if the daemon ends normally, because a thread may be waiting then.
+/// Starts the helper for the daemon's mount. Must be called by the main thread. The helper acts
+/// even if the daemon ends normally, because a thread may still be waiting then.
 ///
 /// # Errors
 /// When the process cannot be started.
@@ -40,7 +40,7 @@ pub fn start(mounted: &Mounted) -> io::Result<()> {
     // In its own process group, so that a Ctrl-C for the daemon does not end the helper first.
     command.current_dir("/").process_group(0);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    // Not reaped: it ends after this process.
+    // Never reaped: the helper ends after this process.
     command.spawn().map(drop)
 }
 
@@ -68,8 +68,8 @@ pub fn run(arguments: &OrphanGuardArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Opens the file that aborts a connection. The open file refers to this connection even after the
-/// mount is detached, whereas the number may later be another connection's.
+/// Opens the abort file of a connection. The open file refers to this connection even after the
+/// mount is detached; its number may be reused by another connection.
 fn open_abort(minor: &str) -> Option<File> {
     let path = format!("/sys/fs/fuse/connections/{minor}/abort");
     File::options().write(true).open(path).ok().or_else(|| {

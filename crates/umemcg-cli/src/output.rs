@@ -1,5 +1,4 @@
-//! The output of commands. Output that cannot be written, as on a full disk, is a failure of the
-//! command.
+//! The output of commands. A failed write, as on a full disk, is a failure of the command.
 
 use std::io::{self, Write};
 
@@ -10,7 +9,8 @@ use crate::exit::Failure;
 /// # Errors
 /// The system's, except for a pipe without a reader.
 pub fn print(text: &str) -> Result<(), Failure> {
-    // Text after the last newline would be written at the exit of the program, and fail unseen.
+    // Without the flush, text after the last newline would be written at exit, and an error would
+    // go unseen.
     let mut stdout = io::stdout();
     told(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
 }

@@ -1,15 +1,15 @@
-//! Texts that may have names of tenants in them, as a terminal, a log or a table can show them: a
-//! name may hold anything but `/`, such as escape sequences and newlines.
+//! Escaping of texts with names chosen by tenants, for terminals, logs and tables. A name may
+//! contain any byte but `/` and NUL, such as escape sequences and newlines.
 
 use std::borrow::Cow;
 
-/// Returns whether a character has no shape of its own but acts on others.
+/// Returns whether a character is invisible itself but affects the display of others.
 pub fn is_invisible(c: char) -> bool {
     matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
         || matches!(c, '\u{2060}'..='\u{206f}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// Returns a text in one line, with escapes in place of what acts on a terminal.
+/// Returns a text in one line, with control and invisible characters escaped.
 pub fn one_line(text: &str) -> Cow<'_, str> {
     escaped(text, |c| c.is_control() || is_invisible(c))
 }

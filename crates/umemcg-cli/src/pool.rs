@@ -1,12 +1,12 @@
-//! The size of the pool: a number of bytes, or a share of the memory that this process may use.
+//! The size of the pool: a number of bytes, or a share of the memory usable by this process.
 //!
-//! A process may use the least of the machine's memory and all memory limits of the kernel cgroups
-//! that it is in, of version 1 and 2. In a container the mounted hierarchy is only a part of the
-//! whole; the path in `/proc/self/cgroup` is then resolved inside that part.
+//! The usable memory is the least of the machine's memory and all memory limits of the process's
+//! kernel cgroups, of version 1 and 2. In a container only a part of the hierarchy is mounted; the
+//! path in `/proc/self/cgroup` is then resolved inside that part.
 //!
 //! The daemon needs memory beside its pool. If the pool were too large, the kernel would kill the
-//! daemon once the pool has filled up, and dirty data would be lost. So a size that does not fit is
-//! refused, and a percentage is reduced to the largest size that fits.
+//! daemon once the pool has filled up, and dirty data would be lost. So a size in bytes that does
+//! not fit is refused, and a percentage is reduced to the largest size that fits.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -17,20 +17,20 @@ use umemcg_fuse::mountinfo::{Mount, parse};
 
 use crate::table::human_bytes;
 
-/// The smallest pool: a few blocks of frames, so that every thread finds one.
+/// The smallest pool: a few blocks of frames, enough for every thread.
 pub const MIN_POOL_BYTES: u64 = 8 << 20;
 
-/// The memory that the daemon needs beside its pool: `BESIDE_BYTES`, and one `BESIDE_PART`th of the
-/// remainder. The records of frames alone are a 64th of the pool.
+/// The daemon's memory beside its pool: `BESIDE_BYTES`, and one `BESIDE_PART`th of the remainder.
+/// The records of frames alone are a 64th of the pool.
 const BESIDE_BYTES: u64 = 16 << 20;
 const BESIDE_PART: u64 = 32;
 
-/// A pool size as the command line takes it.
+/// A pool size on the command line.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum PoolSize {
     /// This many bytes.
     Bytes(u64),
-    /// A percentage of the memory that this process may use, above 0 and at most 100.
+    /// A percentage of the memory usable by this process, above 0 and at most 100.
     Percent(f64),
 }
 
@@ -73,8 +73,8 @@ impl PoolSize {
     /// The default size.
     pub const DEFAULT: Self = Self::Percent(25.0);
 
-    /// Returns the size in bytes, rounded down to whole pages. A percentage is reduced to what
-    /// fits, but not below the smallest pool.
+    /// Returns the size in bytes, rounded down to whole pages. A percentage is reduced to the
+    /// largest size that fits, but not below the smallest pool.
     ///
     /// # Errors
     /// A message for the user if the size does not fit.
@@ -91,7 +91,7 @@ impl PoolSize {
     }
 }
 
-/// The memory that this process may use.
+/// The memory usable by this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Usable {
     bytes: u64,
@@ -100,13 +100,13 @@ pub struct Usable {
 }
 
 impl Usable {
-    /// Creates one for tests.
+    /// Creates a value for tests.
     #[cfg(test)]
     pub fn new(bytes: u64, limit: Option<PathBuf>) -> Self {
         Self { bytes, limit }
     }
 
-    /// Returns it in bytes.
+    /// Returns the usable memory, in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -116,7 +116,7 @@ impl Usable {
         self.limit.as_deref()
     }
 
-    /// Returns the largest pool that leaves enough memory for the rest of the daemon.
+    /// Returns the largest pool that leaves the rest of the daemon enough memory.
     fn largest_pool_bytes(&self) -> u64 {
         let room = self.bytes.saturating_sub(BESIDE_BYTES);
         room - room / BESIDE_PART
@@ -137,8 +137,8 @@ impl Usable {
     }
 }
 
-/// Returns the memory that this process may use: the least of the machine's memory and all limits
-/// of its cgroups.
+/// Returns the memory usable by this process: the least of the machine's memory and all limits of
+/// its cgroups.
 ///
 /// # Errors
 /// When `/proc` cannot be read.
@@ -153,7 +153,7 @@ pub fn usable_memory() -> std::io::Result<Usable> {
     .ok_or_else(|| std::io::Error::other("/proc/meminfo has no MemTotal line"))
 }
 
-/// Returns the least of the machine's memory and the limits of the cgroups that `cgroup` lists.
+/// Returns the least of the machine's memory and the limits of the cgroups in `cgroup`.
 pub(crate) fn least_of(
     meminfo: &str,
     cgroup: &str,
@@ -195,7 +195,7 @@ pub(crate) fn least_of(
     Some(usable)
 }
 
-/// Returns the directories of a cgroup and of its ancestors, as far as the mount shows them.
+/// Returns the directories of a cgroup and its ancestors visible in the mount.
 fn directories_up_from(mount: &Mount, path: &Path) -> Vec<PathBuf> {
     let below = path.strip_prefix(&mount.root).unwrap_or(Path::new(""));
     let below = below.strip_prefix("/").unwrap_or(below);

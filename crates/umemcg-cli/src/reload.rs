@@ -1,5 +1,5 @@
-//! The configuration of a mount that is served: read again on SIGHUP or `umemcg reload`, checked as
-//! a whole, and only then applied.
+//! Reloads of a served mount's configuration. On SIGHUP or `umemcg reload` the file is read again,
+//! checked as a whole, and only then applied.
 //!
 //! ```text
 //!   read and parse -> check everything --a mistake--> nothing changes, the mistake is reported
@@ -8,10 +8,10 @@
 //!   log, rules, groups and limits, volumes: what differs from what is *in force* is changed
 //! ```
 //!
-//! What is in force is noted for each limit and volume when it has been set. So a limit that an
-//! operator has set by hand stays until the file says something new about it, a volume that was
-//! added by hand is left alone, and what was refused, because it is busy, is tried again by the
-//! next reload. Limits are checked on a tree of groups of their own before any is set.
+//! Each limit and volume is noted as in force once it has been set. So a limit set by hand stays
+//! until its value in the file changes, and a volume added by hand is left alone. The next reload
+//! retries settings refused as busy. Limits are checked on a separate tree of groups before any is
+//! set.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -35,7 +35,7 @@ use crate::volumes;
 /// Runs `umemcg reload`.
 ///
 /// # Errors
-/// [`Failure::Failed`] if nothing was reloaded, or not all that the file says is in force.
+/// [`Failure::Failed`] if nothing was reloaded, or a setting of the file is not in force.
 pub fn ask(which: &DaemonArguments) -> Result<(), Failure> {
     let reloaded = match volumes::last_reply(which, &Request::Reload)? {
         Reply::Reloaded(reloaded) => reloaded,
@@ -54,29 +54,29 @@ pub fn ask(which: &DaemonArguments) -> Result<(), Failure> {
     }
 }
 
-/// The configuration of a daemon, and what of it is in force.
+/// The configuration of a daemon, and its settings in force.
 #[derive(Debug)]
 pub struct LiveConfig {
     path: PathBuf,
     style: Style,
     tree: Arc<ControlTree>,
     processes: Arc<ProcessClassifier>,
-    /// Those of the command line, which come before those of the file.
+    /// The rules of the command line; they precede the rules of the file.
     first_rules: Vec<Rule>,
     in_force: LeafMutex<InForce>,
 }
 
-/// What of a configuration is in force.
+/// The settings of a configuration that are in force.
 #[derive(Debug, Clone)]
 pub struct InForce {
-    /// Those that hold as long as the mount.
+    /// The settings fixed for the life of the mount.
     fixed: FixedSettings,
     log: Option<String>,
-    /// Those of the file.
+    /// The rules of the file.
     rules: Vec<Rule>,
     limits: LimitTexts,
-    /// The volumes that the file has added. With their serials: a volume that an operator puts in
-    /// the place of one has its name.
+    /// The volumes added by the file, with their serials: an operator may have replaced a volume by
+    /// another of the same name.
     volumes: BTreeMap<String, (VolumeSource, u64)>,
 }
 
@@ -92,13 +92,13 @@ impl InForce {
         Ok(Self { fixed, log, rules: config.rules()?, limits, volumes: BTreeMap::new() })
     }
 
-    /// Notes a volume that the file has added.
+    /// Notes a volume added by the file.
     pub fn add_volume(&mut self, name: &str, source: VolumeSource, serial: u64) {
         self.volumes.insert(name.to_owned(), (source, serial));
     }
 }
 
-/// A configuration that has been checked.
+/// A checked configuration.
 struct Checked<'a> {
     rules: Vec<Rule>,
     volumes: Vec<(VolumeEntry<'a>, VolumeSource)>,
@@ -107,8 +107,8 @@ struct Checked<'a> {
 }
 
 impl LiveConfig {
-    /// Creates the configuration of a daemon. `tree` has its groups, and `processes` the rules of
-    /// the command line, `first_rules`, and then those of the file.
+    /// Creates the configuration of a daemon. `tree` has its groups. `processes` has the rules of
+    /// the command line, `first_rules`, and then the rules of the file.
     pub fn new(
         path: PathBuf,
         style: Style,
@@ -121,8 +121,9 @@ impl LiveConfig {
         Self { path, style, tree, processes, first_rules, in_force: LeafMutex::new(in_force) }
     }
 
-    /// Reads the file again, and applies it. Volumes that leave are made durable by the deadline.
-    /// Volumes stay as they are once `ends` says that the mount ends. One call at a time.
+    /// Reads the file again, and applies it. Removed volumes are made durable by the deadline.
+    /// Volumes are left unchanged once `ends` returns true: the mount ends. Blocks. One call at a
+    /// time.
     ///
     /// # Errors
     /// A message with the line if anything in the file is wrong; then nothing has changed.
@@ -149,7 +150,7 @@ impl LiveConfig {
         Ok(reloaded)
     }
 
-    /// Checks all that can be checked without a change.
+    /// Checks the configuration without changing anything.
     fn check<'a>(&self, daemon: &Daemon, config: &'a Config) -> Result<Checked<'a>, Failure> {
         config.pool()?;
         config.metrics()?;
@@ -205,7 +206,7 @@ impl LiveConfig {
             let others: Vec<_> = others.map(|other| (other.clone(), limit_text(&self.tree, other))).collect();
             match reset_limit(&self.tree, fresh, &limit) {
                 Ok(true) => reloaded.changed.push(format!("{path}: `{file}` is that of a new group")),
-                // The group is gone, and with it all that was set.
+                // The group is gone, with all its limits.
                 Ok(false) => {
                     in_force.limits.retain(|(of_group, _), _| of_group != path);
                     continue;
@@ -216,8 +217,8 @@ impl LiveConfig {
                 }
             }
             in_force.limits.remove(&limit);
-            // One limit may have several files. Those that this has changed are written again, and
-            // no others: an operator may have set them.
+            // One limit may have several files. Write again the files changed by this reset, and no
+            // others: an operator may have set them.
             for (other, text) in others {
                 if limit_text(&self.tree, &other) != text {
                     in_force.limits.remove(&other);
@@ -235,7 +236,7 @@ impl LiveConfig {
     }
 }
 
-/// Checks the limits of a configuration on a tree of their own.
+/// Checks the limits of a configuration on a separate tree.
 ///
 /// # Errors
 /// The first failure, with its line.
@@ -243,7 +244,7 @@ pub fn check_limits(config: &Config, style: Style) -> Result<(), Failure> {
     config.set_limits(&empty_tree(style)?, &mut LimitTexts::new()).into_iter().next().map_or(Ok(()), Err)
 }
 
-/// Returns a tree with no groups, and an engine of its own.
+/// Returns a tree without groups, on an engine of its own.
 fn empty_tree(style: Style) -> Result<ControlTree, Failure> {
     let engine = Engine::new(EngineConfig::new(MIN_POOL_BYTES))
         .map_err(|error| Failure::Failed(format!("no memory to check the limits: {error}")))?;
@@ -277,7 +278,7 @@ fn apply_volumes(
     let served: BTreeMap<String, u64> =
         daemon.list_volumes().into_iter().map(|volume| (volume.name, volume.serial)).collect();
     in_force.volumes.retain(|name, (_, serial)| served.get(name) == Some(serial));
-    // Removals come first: what is added may need their directories.
+    // Removals come first: added volumes may need their directories.
     let leaving: Vec<(String, VolumeSource)> = in_force
         .volumes
         .iter()
@@ -308,7 +309,7 @@ fn apply_volumes(
     let served: BTreeSet<String> = daemon.list_volumes().into_iter().map(|volume| volume.name).collect();
     for (entry, source) in wanted.iter().take_while(|_| !ends()) {
         match (in_force.volumes.contains_key(entry.name()), served.contains(entry.name())) {
-            // It is as the file says, or has just been said to stay.
+            // It matches the file, or was just reported as kept.
             (true, _) => {}
             (false, true) => reloaded.left.push(
                 entry.wrong("a volume of this name was added with `umemcg volume add`; it stays").to_string(),
@@ -342,7 +343,7 @@ fn add(
     Ok(added.map_err(|error| entry.wrong(error))?.serial)
 }
 
-/// The processes of groups that are there only to be checked.
+/// Membership for the tree used for checks: no processes.
 #[derive(Debug)]
 struct NoProcesses(Arc<Group>);
 

@@ -1,9 +1,9 @@
-//! What a service manager is told of the daemon, by systemd's protocol (`sd_notify(3)`): that it
-//! serves, reloads or ends, how it is, and that it is alive.
+//! Notifications to a service manager by systemd's protocol (`sd_notify(3)`): ready, reloading,
+//! stopping, status, and watchdog.
 //!
-//! A message is a datagram of lines `NAME=VALUE` to the socket that `NOTIFY_SOCKET` names: a path,
-//! or, after an `@`, a name that no file system has. The crate for it (`sd-notify` 0.5) knows only
-//! paths, so these lines are our own. Without that variable nothing is sent.
+//! A message is a datagram of lines `NAME=VALUE` to the socket in `NOTIFY_SOCKET`: a path, or,
+//! after an `@`, an abstract address. The crate for it (`sd-notify` 0.5) supports only paths, hence
+//! this implementation. Without that variable nothing is sent.
 
 use std::ffi::OsStr;
 use std::io;
@@ -14,24 +14,24 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Names the socket of the service manager.
+/// The variable with the socket of the service manager.
 const SOCKET_VARIABLE: &str = "NOTIFY_SOCKET";
-/// Says within how many microseconds a sign of life must follow another.
+/// The variable with the watchdog timeout, in microseconds.
 const WATCHDOG_VARIABLE: &str = "WATCHDOG_USEC";
-/// Says which process the watchdog is for.
+/// The variable with the process to watch.
 const WATCHDOG_PROCESS_VARIABLE: &str = "WATCHDOG_PID";
-/// The longest time that a message waits for room in the socket of the service manager.
+/// The longest wait of a message for room in the socket of the service manager.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The service manager that started the daemon, if there is one.
+/// The service manager of the daemon, if there is one.
 #[derive(Debug, Default)]
 pub struct ServiceManager {
     socket: Option<(UnixDatagram, SocketAddr)>,
 }
 
 impl ServiceManager {
-    /// Returns the service manager that the environment names. One that cannot be reached is
-    /// logged, and is told nothing.
+    /// Returns the service manager from the environment. If its socket cannot be used, logs that
+    /// and sends nothing.
     pub fn from_environment() -> Self {
         let Some(address) = std::env::var_os(SOCKET_VARIABLE) else { return Self::default() };
         Self::at(&address).unwrap_or_else(|error| {
@@ -40,7 +40,7 @@ impl ServiceManager {
         })
     }
 
-    /// Returns the service manager that listens at an address.
+    /// Returns the service manager listening at an address.
     ///
     /// # Errors
     /// `InvalidInput` if it is neither an absolute path nor a name with an `@` before it.
@@ -55,20 +55,19 @@ impl ServiceManager {
         Ok(Self { socket: Some((socket, address)) })
     }
 
-    /// Says that the daemon serves.
+    /// Reports that the daemon serves.
     pub fn ready(&self, status: &str) {
         self.tell(&format!("READY=1\n{}", status_line(status)));
     }
 
-    /// Says that the configuration is being read again; [`ready`](Self::ready) says that it has
-    /// been.
+    /// Reports the start of a reload; [`ready`](Self::ready) reports its end.
     pub fn reloading(&self) {
         let now = clock_gettime(ClockId::Monotonic);
         let microseconds = now.tv_sec * 1_000_000 + now.tv_nsec / 1000;
         self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={microseconds}\n{}", status_line("reloading")));
     }
 
-    /// Says that the daemon ends, which may take this long.
+    /// Reports that the daemon ends, and asks for this much time.
     pub fn stopping(&self, within: Duration) {
         self.tell(&format!(
             "STOPPING=1\nEXTEND_TIMEOUT_USEC={}\n{}",
@@ -77,12 +76,12 @@ impl ServiceManager {
         ));
     }
 
-    /// Says how the daemon is, in a line for people.
+    /// Reports the state of the daemon, in a human-readable line.
     pub fn status(&self, status: &str) {
         self.tell(&status_line(status));
     }
 
-    /// Gives a sign of life to the watchdog.
+    /// Pings the watchdog.
     pub fn is_alive(&self) {
         self.tell("WATCHDOG=1\n");
     }
@@ -96,13 +95,12 @@ impl ServiceManager {
     }
 }
 
-/// Returns the line of a status, which has no line breaks.
+/// Returns the line of a status, with line breaks replaced.
 fn status_line(status: &str) -> String {
     format!("STATUS={}\n", status.trim_end().replace(['\n', '\r'], "; "))
 }
 
-/// Returns the time within which the service manager wants signs of life, if it wants them from
-/// this process.
+/// Returns the watchdog timeout, if the watchdog is for this process.
 pub fn watchdog_time() -> Option<Duration> {
     let variable = |name| std::env::var(name).ok();
     time_for(std::process::id(), variable(WATCHDOG_PROCESS_VARIABLE), variable(WATCHDOG_VARIABLE))

@@ -1,13 +1,13 @@
 //! The signals of a program in the foreground, turned into events. A mount reads its configuration
-//! again at a SIGHUP, which ends other commands like SIGINT and SIGTERM.
+//! again on SIGHUP; other commands end, as on SIGINT and SIGTERM.
 
 use std::io;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// Calls `forward` for each SIGINT, SIGTERM and SIGHUP from now on, until it returns `false`. A
-/// SIGHUP that was ignored when the program started (nohup) stays ignored.
+/// Calls `forward` for each SIGINT, SIGTERM and SIGHUP from now on, until it returns `false`. If
+/// SIGHUP was ignored at the start of the program (nohup), it stays ignored.
 ///
 /// # Errors
 /// When the handlers cannot be installed or no thread can be started.
@@ -15,7 +15,7 @@ pub fn forward_signals(forward: impl Fn() -> bool + Send + 'static) -> io::Resul
     forward_told(move |_| forward())
 }
 
-/// Like [`forward_signals`], with what the signal tells a daemon.
+/// Like [`forward_signals`], with the meaning of the signal for a daemon.
 ///
 /// # Errors
 /// When the handlers cannot be installed or no thread can be started.
@@ -37,7 +37,7 @@ pub fn forward_told(forward: impl Fn(Told) -> bool + Send + 'static) -> io::Resu
     Ok(())
 }
 
-/// What a signal tells the daemon.
+/// The meaning of a signal for a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Told {
     /// To end, by this signal.

@@ -1,5 +1,4 @@
-//! The start of a mount, as far as it waits for stores: they may be silent for minutes, and a
-//! signal ends the wait.
+//! Waits during the start of a mount. A store may be silent for minutes; a signal ends the wait.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -16,17 +15,17 @@ use crate::lifecycle::Event;
 use crate::log::tell;
 use crate::signals::{Told, forward_told};
 
-/// How often a start looks for a signal while it waits.
+/// The interval between checks for a signal during a wait.
 const LOOK: Duration = Duration::from_millis(20);
-/// When a start that waits says so.
+/// The time after which a wait is reported to the user.
 const TELL_AFTER: Duration = Duration::from_secs(3);
 
-/// The signals of a mount, from before its start on.
+/// The signals of a mount, received from before its start.
 #[derive(Debug)]
 pub struct Start {
     pub events: Receiver<Event>,
     pub sender: Sender<Event>,
-    /// The last signal to end.
+    /// The last signal to end the mount.
     signal: Arc<AtomicI32>,
 }
 
@@ -51,8 +50,8 @@ impl Start {
         Ok(Self { events, sender, signal })
     }
 
-    /// Opens something on a thread of its own, and waits for that; `None` when a signal came first.
-    /// Then the thread is left behind.
+    /// Runs `open` on a thread of its own, and waits for its result; `None` when a signal came
+    /// first. Then the thread is left behind.
     ///
     /// # Errors
     /// [`Failure::Failed`] when no thread can be started, or it panics.
@@ -88,15 +87,15 @@ impl Start {
         result
     }
 
-    /// Ends the process as the signal does to a program that takes no notice of it.
+    /// Ends the process with the default action of the signal.
     pub fn end_by_signal(&self) -> Failure {
         let signal = self.signal.load(Ordering::Relaxed);
         tell(Level::INFO, format_args!("ended by a signal before the mount was ready"));
-        // The first process of a namespace, as in a container, cannot be ended so.
+        // The first process of a pid namespace, as in a container, ignores default actions.
         if getpid() == Pid::INIT {
             std::process::exit(128 + signal);
         }
-        // Returns for signals that end nothing.
+        // Returns for signals without a terminating action.
         let _ = emulate_default_handler(signal);
         Failure::Failed(format!("ended by signal {signal}"))
     }

@@ -1,18 +1,18 @@
-//! The directory of what has to outlive the daemon and is no user's data.
+//! The directory for state that must outlive the daemon, other than user data.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Returns the directory in which uploads to stores are noted: below what systemd says
-/// (`StateDirectory=`), else `/var/lib/umemcg` for root, else the user's directory of state of the
-/// XDG specification. `None` for a user without a home.
+/// Returns the directory for records of uploads to stores: below systemd's `StateDirectory=`, else
+/// `/var/lib/umemcg` for root, else the user's state directory by the XDG specification. `None` for
+/// a user without a home.
 pub fn uploads() -> Option<PathBuf> {
     of(rustix::process::geteuid().is_root(), &|name| std::env::var_os(name)).map(|dir| dir.join("uploads"))
 }
 
 fn of(is_root: bool, variable: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let absolute = |name: &str| variable(name).map(PathBuf::from).filter(|dir| dir.is_absolute());
-    // The first of several.
+    // The variable may list several directories; use the first.
     let of_unit = variable("STATE_DIRECTORY").and_then(|dirs| std::env::split_paths(&dirs).next());
     if let Some(dir) = of_unit.filter(|dir| dir.is_absolute()) {
         return Some(dir);

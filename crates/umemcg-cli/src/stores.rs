@@ -1,4 +1,5 @@
-//! Volumes of objects on the command line, in the configuration and in requests to the daemon.
+//! Volumes of objects: options on the command line, settings in the configuration, fields of
+//! requests to the daemon.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -60,7 +61,7 @@ pub struct StoreOptions {
 }
 
 impl StoreOptions {
-    /// Returns whether nothing is said.
+    /// Returns whether no option is set.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -81,18 +82,18 @@ pub enum AttributeSource {
 pub struct StoreSource {
     /// The bucket and prefix.
     pub url: String,
-    /// How it is reached.
+    /// The options of its store.
     #[serde(flatten)]
     pub options: StoreOptions,
-    /// What the daemon knows of it; only in replies.
+    /// Its state in the daemon; only in replies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<StoreState>,
 }
 
-/// What a daemon knows of a store.
+/// The state of a store in a daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreState {
-    /// The last failure; none if the store has answered since.
+    /// The last failure; none once the store has answered since.
     pub trouble: Option<String>,
     /// Requests for bytes.
     pub gets: u64,
@@ -100,54 +101,54 @@ pub struct StoreState {
     pub heads: u64,
     /// Requests for a part of a listing.
     pub lists: u64,
-    /// Requests that store an object or a part of one.
+    /// Requests to store an object or a part of it.
     #[serde(default)]
     pub puts: u64,
-    /// Requests that copy an object.
+    /// Requests to copy an object.
     #[serde(default)]
     pub copies: u64,
-    /// Requests that remove an object.
+    /// Requests to delete an object.
     #[serde(default)]
     pub deletes: u64,
-    /// Bytes that came.
+    /// Bytes received.
     pub read_bytes: u64,
-    /// Bytes that the store took.
+    /// Bytes accepted by the store.
     #[serde(default)]
     pub written_bytes: u64,
-    /// Requests that the store refused or did not answer.
+    /// Requests refused or not answered by the store.
     pub refusals: u64,
-    /// Those of them to which the store said that requests come too fast.
+    /// Requests throttled by the store, among the refusals.
     #[serde(default)]
     pub throttles: u64,
-    /// How long requests waited so that they would not, together, in milliseconds.
+    /// Total time that requests were delayed to avoid throttling, in milliseconds.
     #[serde(default)]
     pub throttled_ms: u64,
-    /// Operations that failed in the end.
+    /// Operations that failed after all retries.
     pub failures: u64,
     /// Keys that cannot be shown as paths.
     pub hidden_keys: Vec<String>,
-    /// There are more of them.
+    /// There are more hidden keys than listed.
     pub has_more_hidden: bool,
-    /// Files that hold what is not in the store.
+    /// Staged files, not in the store yet.
     #[serde(default)]
     pub staged: Vec<StagedFile>,
 }
 
-/// A file that holds what is not in the store.
+/// A staged file, not in the store yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StagedFile {
-    /// The key that it was written as; empty if that is not known.
+    /// The key of its object; empty if not known.
     pub key: String,
-    /// The file.
+    /// The path of the staged file.
     pub path: PathBuf,
     /// Its length.
     pub bytes: u64,
-    /// It will not be stored any more.
+    /// It will never be stored.
     pub is_lost: bool,
 }
 
 impl StoreSource {
-    /// Returns the volume that the daemon has.
+    /// Returns the source of a volume in the daemon.
     pub fn of(known: &object::StoreState) -> Self {
         let BucketFigures {
             gets,
@@ -191,13 +192,13 @@ fn staged_file(known: &object::StagedFile) -> StagedFile {
     StagedFile { key, path, bytes, is_lost }
 }
 
-/// Returns whether a text is the URL of a store, and not a path.
+/// Returns whether a text is the URL of a store, not a path.
 pub fn is_store_url(text: &str) -> bool {
     let scheme = text.split_once("://").map(|(scheme, _)| scheme);
     scheme.is_some_and(|scheme| !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric()))
 }
 
-/// Returns the specification of a volume of objects, without asking the store.
+/// Returns the specification of a volume of objects. Sends the store no request.
 ///
 /// # Errors
 /// A message for the user.
@@ -242,7 +243,7 @@ fn open(
     ))
 }
 
-/// Returns where what is written is held, if the options say.
+/// Returns the configuration of the staging directory, if the options name one.
 ///
 /// # Errors
 /// A message for the user.
@@ -340,7 +341,7 @@ mod tests {
         }
         assert_eq!(json["state"]["staged"][0]["path"], "/staging/1");
         assert_eq!(serde_json::from_value::<StoreSource>(json.clone()).unwrap(), source);
-        // Of a daemon from before.
+        // A reply of an older daemon.
         let mut older = json;
         older["state"].as_object_mut().unwrap().remove("puts");
         assert_eq!(serde_json::from_value::<StoreSource>(older).unwrap().state.unwrap().puts, 0);

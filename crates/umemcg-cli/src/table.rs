@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::plain_text::one_line;
 
-/// Formats a number of bytes with the largest binary unit in which it is at least 1.
+/// Formats a number of bytes with the largest binary unit not above it.
 pub fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
@@ -32,7 +32,7 @@ impl TextTable {
         Self { rows: vec![headings.iter().map(|&heading| heading.to_owned()).collect()] }
     }
 
-    /// Adds a row; missing cells stay empty. A cell is one line, whatever name is in it.
+    /// Adds a row; missing cells stay empty. A cell is one line, even with line breaks in a name.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.rows.push(cells.into_iter().map(|cell| one_line(&cell).into_owned()).collect());
     }

@@ -1,11 +1,12 @@
-//! The helper process that reports changes of control files to inotify, and the daemon's end of it.
+//! The helper process for reporting changes of control files to inotify, and the daemon's end of
+//! it.
 //!
 //! Setting a modification time causes the inotify event `IN_MODIFY`, but the daemon must not wait
-//! for its own mounts. So at the first event of a file that the kernel knows, it starts this
-//! program a second time. The daemon writes paths below the mount point to the helper, each
-//! terminated by a NUL, and waits for one byte after each. The helper has a file open only while it
-//! touches it, so it does not keep the mount busy. It ends when its standard input is closed, and
-//! so with the daemon, however that ends.
+//! for its own mounts. So at the first event of a file known to the kernel, it starts this program
+//! a second time. The daemon writes paths below the mount point to the helper, each terminated by a
+//! NUL, and waits for one byte after each. The helper has a file open only while touching it, so it
+//! does not keep the mount busy. It ends when its standard input is closed, and so with the daemon,
+//! even if the daemon is killed.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -21,7 +22,7 @@ use crate::exit::Failure;
 
 /// The running program, even if its file has been replaced.
 const PROGRAM: &str = "/proc/self/exe";
-/// The byte that terminates a path, and the reply to it.
+/// The terminator of a path, and the reply to it.
 const END: u8 = 0;
 
 /// The daemon's end.
@@ -98,7 +99,7 @@ fn serve(arguments: &TouchControlArguments) -> io::Result<()> {
     while paths.read_until(END, &mut path)? > 0 {
         path.pop();
         let file = arguments.point.join(std::ffi::OsStr::from_bytes(&path));
-        // A file that cannot be touched has been removed, or cannot be reached from here.
+        // Ignore errors: the file has been removed, or cannot be reached from here.
         let _ = touch(&file, &arguments.device);
         answers.write_all(&[END])?;
         answers.flush()?;

@@ -1,8 +1,8 @@
 //! `umemcg trim`: drops the cached memory of groups and returns it to the operating system.
 //!
-//! It uses only the control files, so every user that may write them can run it. A group is idle if
-//! nothing was read, brought in or dirtied in it or below it while we watched. Of an idle subtree,
-//! the topmost group is trimmed.
+//! It uses only the control files, so every user with write access to them can run it. A group is
+//! idle if no page was read, brought in or dirtied in its subtree during the watch. Of an idle
+//! subtree, the topmost group is trimmed.
 
 use std::fs;
 use std::io;
@@ -24,14 +24,14 @@ struct Trimmed {
     after_bytes: u64,
 }
 
-/// Returns whether a group and those below it were idle between two samples.
+/// Returns whether the subtree of a group was idle between two samples.
 fn is_idle(before: &GroupSample, now: &GroupSample) -> bool {
     let same = |name| before.stat(name) == now.stat(name);
     ["total_cache_hit", "total_cache_miss", "total_pgpgin"].into_iter().all(same)
         && [before, now].iter().all(|sample| sample.stat("total_dirty") + sample.stat("total_writeback") == 0)
 }
 
-/// Returns the topmost groups at or below `top` that were idle and have memory charged.
+/// Returns the topmost idle groups at or below `top` with memory charged.
 fn idle_groups(before: &TreeSample, now: &TreeSample, top: &str) -> Vec<String> {
     let (known, top) = (before.by_inode(), place_of(now, top));
     let mut chosen = Vec::new();
@@ -74,7 +74,7 @@ fn usage(control: &Path, group: &str) -> io::Result<u64> {
     charged.map(|(_, bytes)| bytes.parse::<u64>()).sum::<Result<_, _>>().map_err(io::Error::other)
 }
 
-/// Reclaims everything reclaimable in a group and those below it.
+/// Reclaims everything reclaimable in the subtree of a group.
 fn trim_group(control: &Path, group: &str) -> io::Result<Trimmed> {
     let before_bytes = usage(control, group)?;
     let directory = control.join(group.trim_start_matches('/'));
@@ -84,11 +84,11 @@ fn trim_group(control: &Path, group: &str) -> io::Result<Trimmed> {
     } else if group == "/" {
         fs::write(directory.join("vm.drop_caches"), "3")
     } else {
-        // The name in version 1, which has no such file for the root.
+        // The file of version 1; the root has no such file.
         fs::write(directory.join("memory.force_empty"), "1")
     };
     match reclaimed {
-        // It reclaimed less than requested, because some memory is in use.
+        // Less was reclaimed than requested, because some memory is in use.
         Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
         _ => {}
     }
@@ -122,7 +122,7 @@ pub fn trim(arguments: &TrimArguments) -> Result<(), Failure> {
     for group in &groups {
         match trim_group(&control, group) {
             Ok(done) => trimmed.push(done),
-            // It has been removed meanwhile.
+            // The group has been removed meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound && arguments.idle.is_some() => {}
             Err(error) => return Err(failed(group, &error)),
         }

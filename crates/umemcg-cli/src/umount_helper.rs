@@ -1,11 +1,11 @@
-//! The helper that makes a plain `umount MNT` wait for the data, as `umemcg umount MNT` does.
+//! The helper of umount(8): a plain `umount MNT` waits for write-back, like `umemcg umount MNT`.
 //!
-//! The kernel tells a FUSE daemon of an unmount only after it, so umount(8) must ask the daemon
-//! first. umount(8) does that through a helper program, `umount.TYPE`, for mounts that are recorded
-//! with a helper type in `/run/mount/utab`. So where the helper is installed, the daemon records
-//! its mount, and this program acts as the helper if it is called by that name. `umount -i`,
-//! umount2(2) and ending containers call no helper. The daemon then writes its data afterwards, and
-//! keeps its lock on the directory until then.
+//! The kernel notifies a FUSE daemon of an unmount only afterwards, so umount(8) must ask the
+//! daemon first. umount(8) uses a helper program, `umount.TYPE`, for mounts recorded with a helper
+//! type in `/run/mount/utab`. So where the helper is installed, the daemon records its mount, and
+//! this program acts as the helper when called by that name. `umount -i`, umount2(2) and ending
+//! containers call no helper. The daemon then writes its data back after the unmount, and keeps its
+//! lock on the directory until then.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -21,12 +21,12 @@ use crate::args::{SyncArguments, UmountArguments};
 use crate::client::{self, is_dead, our_mount};
 use crate::exit::Failure;
 
-/// The type of data mounts, which names their helper.
+/// The type of data mounts; it names their helper.
 const TYPE: &str = "fuse.umemcg";
-/// The directories in which umount(8) looks for helpers.
+/// The directories searched by umount(8) for helpers.
 const DIRECTORIES: [&str; 3] = ["/sbin", "/sbin/fs.d", "/sbin/fs"];
-/// How long a lazy unmount tries to write back before it detaches the mount. The daemon continues
-/// after that.
+/// The timeout of write-back before a lazy unmount detaches the mount. The daemon continues
+/// write-back after that.
 const LAZY_FLUSH: Duration = Duration::from_secs(5);
 
 /// The arguments that umount(8) gives its helpers.
@@ -87,7 +87,7 @@ pub fn run() -> Result<(), Failure> {
         }
         (false, false) => {
             match client::umount(&UmountArguments { mountpoint, flush_timeout: None, json: false }) {
-                // It is unmounted, as requested.
+                // The mount is gone, as requested.
                 Err(failure @ Failure::NotServed(_)) if is_gone(&mount) => {
                     eprintln!("umemcg: {failure}");
                     return Ok(());
@@ -108,8 +108,7 @@ fn is_gone(mount: &Mount) -> bool {
     umemcg_fuse::mountinfo::mount_at(&mount.point).is_ok_and(|there| there.is_none())
 }
 
-/// Records a mount, so that umount(8) calls the helper for it. Does nothing if no helper is
-/// installed.
+/// Records a mount with its helper for umount(8). Does nothing if no helper is installed.
 pub fn record(source: &OsStr, point: &Path) {
     let is_installed = DIRECTORIES.iter().any(|directory| Path::new(directory).join(helper_name()).exists());
     if !rustix::process::geteuid().is_root() || !is_installed {
@@ -123,7 +122,7 @@ pub fn record(source: &OsStr, point: &Path) {
     }
 }
 
-/// Removes the record of a mount that is about to be unmounted without umount(8).
+/// Removes the record of a mount before an unmount without umount(8).
 pub fn forget(point: &Path) {
     if rustix::process::geteuid().is_root() && Path::new("/run/mount/utab").exists() {
         quietly(Command::new("umount").args(["--fake", "--internal-only"]).arg(point));

@@ -1,5 +1,5 @@
-//! The processes that keep a mount busy, for messages. A best effort: only root sees the processes
-//! of other users, and a machine may have too many of them to look at all while the mount waits. It
+//! The processes using a mount, for messages. This is a best effort: only root sees the processes
+//! of other users, and a machine may have too many processes to check all while the mount waits. It
 //! reads only links in `/proc`, so it sends no request to the mount.
 
 use std::fs;
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use crate::plain_text::one_line;
 
-/// The most processes that a message names.
+/// The most processes named in a message.
 const MAX_NAMED: usize = 8;
-/// The longest look: what comes after it waits.
+/// The time limit of the search. The caller waits for it.
 const LOOK_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Returns the processes that have a file open or their working directory below `mountpoint`, as
+/// Returns the processes with an open file or working directory below `mountpoint`, as
 /// `name (pid)`.
 pub fn users_of(mountpoint: &Path) -> Vec<String> {
     users_until(mountpoint, Instant::now() + LOOK_TIME_MAX)

@@ -1,5 +1,5 @@
-//! `umemcg volume`, both ends: the client that sends a request to the daemon, and the daemon's
-//! side, which adds, lists and removes volumes.
+//! Both ends of `umemcg volume`: the client sends a request to the daemon; the daemon adds, lists
+//! and removes volumes.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -24,12 +24,12 @@ use crate::plain_text::lines;
 use crate::stores::{self, StoreSource};
 use crate::table::{TextTable, human_bytes};
 
-/// How long adding a volume waits for a directory that a removed volume has not released yet.
+/// The longest wait of adding a volume for a directory not yet released by a removed volume.
 pub(crate) const ADD_WAIT: Duration = Duration::from_secs(2);
-/// The interval between checks whether a directory has been released.
+/// The interval between checks for the release of a directory.
 pub(crate) const DIRECTORY_LOOK: Duration = Duration::from_millis(50);
 
-/// The directories of the node, as its first process sees them.
+/// The root directory of the node, as seen by its first process.
 const NODE_ROOT: &str = "/proc/1/root";
 
 /// Runs `umemcg volume`.
@@ -140,7 +140,7 @@ pub(crate) fn unexpected(reply: Reply) -> Failure {
     Failure::Failed(format!("unexpected reply of the daemon: {reply:?}; is it of another version?"))
 }
 
-/// Sends a request to the daemon that the arguments name, and returns its last reply.
+/// Sends a request to the daemon named by the arguments, and returns its last reply.
 pub(crate) fn last_reply(which: &DaemonArguments, request: &Request) -> Result<Reply, Failure> {
     let terminal = std::io::stderr().is_terminal();
     let mut shown = false;
@@ -259,12 +259,12 @@ pub fn serve(daemon: &Daemon, request: Request, deadline: Instant, progress: &mu
     }
 }
 
-/// Checks that a directory is that of the node. A container has directories of its own at the same
-/// paths: what was written to them would go with it.
+/// Checks that a path is a directory of the node. A container may have a directory of its own at
+/// the same path: data written to it would be lost with the container.
 fn check_on_node(data: &VolumeSource, node_root: &Path) -> Result<(), String> {
     let VolumeSource::Dir { path } = data else { return Ok(()) };
     let identity = |root: &Path| {
-        // Also what an absolute link leads to is below that root.
+        // Resolve absolute symlinks below that root, too.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(root, flags, Mode::empty());
         let found = root.and_then(|root| openat2(root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT));
@@ -326,7 +326,7 @@ mod tests {
         assert!(check_on_node(&data, node.path()).unwrap_err().contains("cannot use"), "the node has none");
         std::fs::create_dir_all(&of_node).unwrap();
         assert!(check_on_node(&data, node.path()).unwrap_err().contains("hostPath"), "another at that path");
-        // A link to the same directory is the same on both sides, if the node's leads there.
+        // A symlink passes if the node's symlink leads to the same directory.
         let (link, of_node) = (container.path().join("link"), of_node.with_file_name("link"));
         for link in [&link, &of_node] {
             std::os::unix::fs::symlink(&path, link).unwrap();

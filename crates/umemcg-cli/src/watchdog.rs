@@ -1,13 +1,13 @@
-//! The watchdog of a foreground mount: gives the service manager a sign of life as long as no
-//! thread that receives requests is stuck.
+//! The watchdog of a foreground mount: pings the service manager as long as no reader thread is
+//! stuck.
 //!
-//! It looks four times within the time that the service manager waits for a sign. A look finds a
-//! thread stuck if it has the same request as at the look before, in the part that needs no sleep
-//! ([`umemcg_fuse::ReaderWatch`]). After two such looks there is no sign, and the service manager
-//! restarts the daemon, unless the thread comes back in time: it has been stuck for all of that
-//! time by then, because one such look still gives a sign. An idle mount is well, and so is one
-//! whose store does not answer: a restart would not bring the store back, and would lose what only
-//! the daemon has.
+//! It looks four times within the timeout of the service manager. A look finds a thread stuck if
+//! the thread has the same request as at the look before, in the part without sleeps
+//! ([`umemcg_fuse::ReaderWatch`]). From the second such look on, it sends no ping, and the service
+//! manager restarts the daemon unless the thread comes back in time. By then the thread has been
+//! stuck for the whole timeout, because the first such look still pings. An idle mount counts as
+//! healthy, and so does a mount with a silent store: a restart would not bring the store back, and
+//! would lose data held only by the daemon.
 
 use std::io;
 use std::sync::Arc;
@@ -18,26 +18,26 @@ use umemcg_fuse::{Daemon, ReaderWatch};
 
 use crate::service_manager::ServiceManager;
 
-/// Looks within the time that the service manager waits for a sign.
+/// Looks within the timeout of the service manager.
 const NR_LOOKS: u32 = 4;
 
-/// Looks at the threads that receive requests, and gives signs of life.
+/// Checks the reader threads, and pings the service manager.
 pub struct Watchdog<L> {
     manager: Arc<ServiceManager>,
-    /// Returns the threads that have been stuck since it was called last.
+    /// Returns the threads stuck since its last call.
     look: L,
-    /// Those of the last look.
+    /// The stuck threads of the last look.
     stuck_before: Vec<u32>,
     is_in_trouble: bool,
 }
 
 impl<L: FnMut() -> Vec<u32>> Watchdog<L> {
-    /// Creates a watchdog that gets the threads that are stuck from `look`.
+    /// Creates a watchdog. `look` returns the stuck threads.
     pub fn new(manager: Arc<ServiceManager>, look: L) -> Self {
         Self { manager, look, stuck_before: Vec::new(), is_in_trouble: false }
     }
 
-    /// Looks once, and gives a sign of life unless a thread is stuck for the second time.
+    /// Looks once, and pings unless a thread is stuck for the second time in a row.
     pub fn look(&mut self) {
         let found = (self.look)();
         let before = std::mem::replace(&mut self.stuck_before, found.clone());
@@ -50,7 +50,7 @@ impl<L: FnMut() -> Vec<u32>> Watchdog<L> {
                 self.manager.status("serving");
             }
         } else if !was_in_trouble {
-            // First, because a log that hangs may be what the threads are stuck in.
+            // Report first, log later: the threads may be stuck in a hung log.
             self.manager.status("stuck: a thread that receives requests does not come back");
             let process = std::process::id();
             tracing::error!(
@@ -62,7 +62,7 @@ impl<L: FnMut() -> Vec<u32>> Watchdog<L> {
     }
 }
 
-/// Watches a daemon until the process ends, with a sign of life at least every `within`.
+/// Watches a daemon until the process ends, with a ping at least every `within`.
 ///
 /// # Errors
 /// When the system refuses a thread.

@@ -1,5 +1,4 @@
-//! How files of a volume of objects are written: not at all, as streams, or through a staging
-//! directory.
+//! The write mode of a volume of objects: read only, streamed, or through a staging directory.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,10 +15,10 @@ pub enum Writes {
 }
 
 impl Writes {
-    /// Returns what is asked for, or what a staging directory stands for where nothing is.
+    /// Returns the requested mode, or the default: staged with a staging directory, else read only.
     ///
     /// # Errors
-    /// A message for the user, when the two do not go together.
+    /// A message for the user, when the mode and the staging directory contradict each other.
     pub fn checked(asked: Option<Self>, has_staging: bool) -> Result<Self, String> {
         match (asked, has_staging) {
             (None, true) => Ok(Self::Staged),

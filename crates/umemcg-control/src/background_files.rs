@@ -45,8 +45,8 @@ pub(crate) fn show_marks(context: &FileContext<'_>) -> ReadResult {
     Ok(format!("low_wmark {low}\nhigh_wmark {high}\n"))
 }
 
-/// Shows `memcg_` and the group's number, with the thread of its own worker; `memcg_null 0` while
-/// the pool of workers serves it.
+/// Shows `memcg_` with the group's number, and the thread id of its dedicated worker;
+/// `memcg_null 0` while the shared pool of workers serves it.
 pub(crate) fn show_kswapd_pid(context: &FileContext<'_>) -> ReadResult {
     Ok(match context.engine().kswapd().dedicated_tid(context.group) {
         Some(tid) => format!("memcg_{} {tid}\n", context.group.id()),
@@ -83,7 +83,8 @@ pub(crate) fn set_scale_factor(context: &FileContext<'_>, written: &[u8]) -> Wri
     Ok(context.engine().reclaimer().set_wmark_scale_factor(context.group, parse_number(written)?)?)
 }
 
-/// Shows the high mark in the names that count used memory: the high one is where reclaim starts.
+/// Shows the high mark in terms of usage: reclaim starts at it. The engine's `low` mark is the
+/// higher usage.
 pub(crate) fn show_mark_high(context: &FileContext<'_>) -> ReadResult {
     number(numbers::show_limit_v1(context.engine().reclaimer().marks(context.group).low))
 }

@@ -9,16 +9,16 @@ use crate::open_file::OpenFile;
 use crate::request::Request;
 use crate::state::ControlState;
 
-/// The context that a row's functions get.
+/// The context passed to a row's functions.
 #[derive(Debug)]
 pub struct FileContext<'a> {
-    /// The state that all files of the tree share.
+    /// The state shared by all files of the tree.
     pub state: &'a ControlState,
     /// The group whose file it is. Alive when the operation began.
     pub group: &'a Arc<Group>,
     /// The open file.
     pub file: &'a OpenFile,
-    /// The request, which tells whether it has been cancelled.
+    /// The request, with its cancellation state.
     pub request: &'a Request<'a>,
 }
 

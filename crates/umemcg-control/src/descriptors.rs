@@ -1,5 +1,5 @@
-//! Descriptors of the process that writes to `cgroup.event_control`. The layer that knows processes
-//! resolves their numbers and delivers events.
+//! Descriptors of a process writing to `cgroup.event_control`. The process layer resolves their
+//! numbers and delivers events.
 
 use std::fmt::Debug;
 
@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::node::NodeId;
 
-/// Why a descriptor's number cannot be used.
+/// The reason why a descriptor's number cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum DescriptorError {
     /// The process has no such descriptor open.
@@ -23,11 +23,11 @@ pub enum DescriptorError {
 }
 
 /// The target of a listener's events: an eventfd of a process. It is neither called nor dropped
-/// while a lock is held that others wait for.
+/// while a contended lock is held.
 pub trait EventSink: Debug + Send + Sync {
-    /// Adds events to the count that the process will read soon. Does not wait for the process.
+    /// Adds events to the count of the eventfd. Does not wait for the process.
     fn signal(&self, nr_events: u64);
-    /// Returns whether the process still has it open. May read much of `/proc`.
+    /// Returns whether the process still has the eventfd open. May read much of `/proc`.
     fn is_open(&self) -> bool;
 }
 
@@ -40,15 +40,15 @@ pub trait Descriptors: Debug + Send + Sync {
     /// [`DescriptorError`].
     fn eventfd(&self, tid: u32, fd: u32) -> Result<Box<dyn EventSink>, DescriptorError>;
 
-    /// Returns the control file that a thread has open under this number. Reads `/proc` and touches
-    /// no file system.
+    /// Returns the control file open in a thread under this number. Reads `/proc` and touches no
+    /// other file system.
     ///
     /// # Errors
     /// [`DescriptorError`].
     fn control_file(&self, tid: u32, fd: u32) -> Result<NodeId, DescriptorError>;
 }
 
-/// For writers that are not processes: no descriptor is open.
+/// For writers other than processes: no descriptor is open.
 #[derive(Debug, Clone, Copy)]
 pub struct NoDescriptors;
 

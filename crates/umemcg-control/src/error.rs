@@ -1,5 +1,5 @@
-//! Why an operation on the control tree failed. The errno of each error is chosen where replies to
-//! the kernel are made, not here.
+//! Errors of operations on the control tree. The errno of each error is chosen in the code for
+//! replies to the kernel, not here.
 
 use thiserror::Error;
 
@@ -13,16 +13,16 @@ pub enum ControlError {
     /// The name is taken, by a group or by a control file.
     #[error("the name is taken")]
     Exists,
-    /// A file was given where a directory is needed.
+    /// The operation needs a directory, not a file.
     #[error("not a group")]
     NotDirectory,
-    /// A directory was given where a file is needed.
+    /// The operation needs a file, not a directory.
     #[error("is a group")]
     IsDirectory,
-    /// The text is not what the file takes, or the file cannot be read or written at all.
+    /// The text is invalid for the file, or the file cannot be read or written at all.
     #[error("invalid value")]
     Invalid,
-    /// The text is longer than any control file takes.
+    /// The text is longer than the maximum of any control file.
     #[error("value too long")]
     TooLong,
     /// The name has more than 255 bytes.
@@ -32,7 +32,7 @@ pub enum ControlError {
     /// limit.
     #[error("busy")]
     Busy,
-    /// The opener's credentials do not allow it.
+    /// The opener's credentials do not allow the operation.
     #[error("permission denied")]
     Denied,
     /// No user may do this to a control file.
@@ -44,7 +44,7 @@ pub enum ControlError {
     /// The writer was interrupted while it waited.
     #[error("interrupted")]
     Interrupted,
-    /// Less was reclaimed than asked for. Everything that could be reclaimed has been.
+    /// Less was reclaimed than asked for. All reclaimable memory has been reclaimed.
     #[error("less was reclaimed than asked for")]
     Again,
     /// The group was removed while the file was open.
@@ -59,7 +59,7 @@ pub enum ControlError {
     /// The directory or file has no attribute of this name.
     #[error("no such attribute")]
     NoAttribute,
-    /// The directory or file has as many attributes, or as long ones, as it may have.
+    /// The directory or file has reached its bound on the number or size of attributes.
     #[error("no space for the attribute")]
     NoSpace,
     /// No attribute has a name of this kind.
@@ -68,7 +68,7 @@ pub enum ControlError {
     /// The writer has no such descriptor.
     #[error("no such descriptor")]
     BadDescriptor,
-    /// The system refused, for a reason of its own.
+    /// The system refused.
     #[error("{0}")]
     System(rustix::io::Errno),
 }

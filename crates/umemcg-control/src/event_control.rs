@@ -16,7 +16,7 @@ use crate::permission::READ;
 pub(crate) fn register(context: &FileContext<'_>, written: &[u8]) -> Result<(), ControlError> {
     let (eventfd, control, arguments) = parse(written).ok_or(ControlError::Invalid)?;
     let (descriptors, tid) = (context.request.descriptors, context.request.tid);
-    // The eventfd last: it is the one that is kept.
+    // Resolve the eventfd last: only it is kept.
     let node = descriptors.control_file(tid, control).map_err(refusal);
     let node = match node {
         Ok(node) => node,
@@ -33,7 +33,7 @@ pub(crate) fn register(context: &FileContext<'_>, written: &[u8]) -> Result<(), 
         return Err(ControlError::Denied);
     }
     let awaited = match file.name {
-        // Without swap the second is the same.
+        // Without swap both usages are the same.
         "memory.usage_in_bytes" | "memory.memsw.usage_in_bytes" => {
             ListenerEvent::usage(parse_threshold(arguments)?)
         }
@@ -49,8 +49,8 @@ pub(crate) fn register(context: &FileContext<'_>, written: &[u8]) -> Result<(), 
     context.state.listeners().add(engine, of, context.file.opener.uid, awaited, sink.into())
 }
 
-/// Shows nothing: `memory.pressure_level` can be opened to be named here, by every process that may
-/// read it, and has nothing to show.
+/// Shows nothing. Every process with read permission can open `memory.pressure_level` to name it
+/// here; the file has no content.
 #[doc(alias = "mem_cgroup_dummy_seq_show")]
 pub(crate) fn show_nothing(_context: &FileContext<'_>) -> Result<String, ControlError> {
     Err(ControlError::Invalid)
@@ -85,7 +85,7 @@ fn number(text: &[u8]) -> Option<(u32, &[u8])> {
     Some((fd, &text[len..]))
 }
 
-/// Parses a threshold. None is 0, as in the kernel.
+/// Parses a threshold. An empty text is 0, as in the kernel.
 fn parse_threshold(text: &[u8]) -> Result<u64, ControlError> {
     match text {
         [] => Ok(0),

@@ -1,14 +1,14 @@
 //! Registrations for events through `cgroup.event_control`, and the thread that detects events.
 //!
 //! One thread checks ten times a second, as long as there are listeners; groups without listeners
-//! cost nothing, and charges do not touch this. A usage that exceeded a threshold and fell again
-//! between two checks is detected by the group's peak, which each check resets for this purpose
-//! alone. A listener ends when its process has closed the eventfd, which is checked twice a second,
-//! and with the group, whose removal is its last event.
+//! cost nothing, and charges do not touch this. A short rise of usage above a threshold between two
+//! checks is detected by the group's peak; each check resets a peak kept for this purpose alone. A
+//! listener ends when its process has closed the eventfd, checked twice a second. It also ends with
+//! its group: the removal is its last event.
 //!
 //! A process that does not read its eventfd does not delay other listeners. The lock is held only
-//! to find the listeners of an event. They are signalled, looked up in `/proc` (by a separate
-//! thread) and dropped without it.
+//! to find the listeners of an event. Listeners are signalled, looked up in `/proc` (by a separate
+//! thread) and dropped without the lock.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -29,29 +29,29 @@ use crate::peak::{PeakNote, PeakOf, Peaks};
 const TICK: Duration = Duration::from_millis(100);
 /// Checks from one search for closed eventfds to the next.
 const TICKS_PER_SWEEP: u32 = 5;
-/// Each listener keeps a descriptor open.
+/// Most listeners: each keeps a descriptor open.
 const NR_LISTENERS_MAX: usize = 1024;
-/// Of one user other than root, so that no user takes all of them.
+/// Most listeners of one user other than root, so that no user takes all of them.
 const NR_LISTENERS_USER_MAX: usize = 128;
 
-/// The ancestors that a level of pressure is passed to.
+/// The ancestors notified of a level of pressure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "vmpressure_modes")]
 pub(crate) enum Propagation {
-    /// To the nearest group that listens.
+    /// The nearest group with a listener.
     UntilHeard,
-    /// To every group above.
+    /// Every ancestor.
     Always,
-    /// Not at all: only the group that was reclaimed.
+    /// No ancestor: only the reclaimed group.
     Never,
 }
 
-/// The event that a listener waits for.
+/// The event awaited by a listener.
 #[derive(Debug)]
 pub(crate) enum ListenerEvent {
     /// The usage crosses a threshold, either way.
     Usage { threshold: u64, was_at: bool },
-    /// A charge failed for good, here or above.
+    /// A charge failed for good, here or in an ancestor.
     Oom { seen: u64 },
     /// Reclaim reports this level of pressure, or a higher one.
     Level(PressureLevel, Propagation),
@@ -75,8 +75,8 @@ impl ListenerEvent {
         }
     }
 
-    /// Returns the events since the last check, in which the usage was at most `peak` and is
-    /// `usage` now.
+    /// Returns the number of events since the last check. `peak` is the highest usage since then,
+    /// `usage` the present usage.
     fn look(&mut self, group: &Group, usage: u64, peak: u64) -> u64 {
         match self {
             Self::Usage { threshold, was_at } => {
@@ -95,7 +95,7 @@ impl ListenerEvent {
     }
 }
 
-/// Charges that failed for good for lack of room in the group or in one above it.
+/// Returns the number of charges that failed for good for lack of room in the group or an ancestor.
 fn nr_oom(group: &Group) -> u64 {
     group.ancestors().map(|at| at.event_count_local(EventKind::Oom)).sum()
 }
@@ -108,8 +108,8 @@ struct Listener {
     sink: Arc<dyn EventSink>,
 }
 
-/// Signals to be sent when the lock has been released: listeners, each with its number of events.
-/// Listeners that have ended are dropped with it.
+/// Signals to send after the lock is released: listeners, each with its number of events. Ended
+/// listeners are dropped with it.
 #[derive(Debug, Default)]
 struct PendingSignals(Vec<(Arc<dyn EventSink>, u64)>);
 
@@ -135,7 +135,7 @@ struct GroupListeners {
 
 impl GroupListeners {
     fn look(&mut self, group: &Group, peaks: &Peaks, news: &mut PendingSignals) {
-        // Before the usage is read: what comes in between is in the next peak, or in the usage.
+        // Take the peak before the usage: a rise in between is in the usage or in the next peak.
         let peak = peaks.take(group, &self.peak);
         let usage = group.usage_bytes();
         for Listener { awaited, sink, .. } in &mut self.listeners {
@@ -146,8 +146,8 @@ impl GroupListeners {
         }
     }
 
-    /// Handles a window that ended at `level`; `is_above` is set for a group above the one that was
-    /// reclaimed. Returns whether a listener was signalled.
+    /// Handles the end of a window at `level`; `is_above` is set for an ancestor of the reclaimed
+    /// group. Returns whether a listener was signalled.
     #[doc(alias = "vmpressure_event")]
     fn notify(
         &self,
@@ -177,12 +177,12 @@ impl GroupListeners {
 #[derive(Debug, Default)]
 pub(crate) struct Listeners(Arc<ListenThread>);
 
-/// What the thread and its callers share.
+/// The state shared by the thread and its callers.
 #[derive(Debug)]
 struct ListenThread {
     state: LeafMutex<ListenerTable>,
     wake: Condvar,
-    /// Windows that ended since the last check, by group and level; a leaf lock.
+    /// Windows ended since the last check, by group and level; a leaf lock.
     levels: LeafMutex<HashMap<(u64, PressureLevel), Weak<Group>>>,
 }
 
@@ -193,7 +193,7 @@ impl Default for ListenThread {
     }
 }
 
-/// The listeners by group, and the work that is due.
+/// The listeners by group, and the pending work.
 #[derive(Debug, Default)]
 struct ListenerTable {
     /// By the group's id.
@@ -212,8 +212,8 @@ impl Listeners {
     /// Adds a listener of the user `uid`. Starts the thread with the first.
     ///
     /// # Errors
-    /// ENFILE when there are too many, EMFILE when the user has too many, EAGAIN when there is no
-    /// thread to be had.
+    /// ENFILE when there are too many listeners, EMFILE when the user has too many, EAGAIN when no
+    /// thread can be started.
     pub(crate) fn add(
         &self,
         engine: &Arc<Engine>,
@@ -240,7 +240,7 @@ impl Listeners {
                 }
             });
         }
-        // Its first check begins before it is in the list, so that no later event is missed.
+        // The base state is taken before the listener is in the list, so no later event is missed.
         let heard = state.groups.entry(group.id()).or_insert_with(|| {
             let peak = Arc::default();
             peaks.reset(group, PeakOf::OpenFile(&peak));
@@ -317,8 +317,8 @@ impl ListenThread {
         }
     }
 
-    /// Looks for eventfds that have been closed. It may take long with a process that has many
-    /// descriptors; events do not wait for it.
+    /// Looks for closed eventfds. The search may take long for a process with many descriptors;
+    /// events do not wait for it.
     fn start_sweep(self: &Arc<Self>, open: Vec<(u64, Arc<dyn EventSink>)>) {
         let shared = Arc::clone(self);
         let sweep = move || {
@@ -331,7 +331,7 @@ impl ListenThread {
             shared.state.lock().is_sweeping = false;
         };
         if spawn_detached("umemcg-sweep", sweep).is_err() {
-            // It is tried again later.
+            // A later check tries again.
             self.state.lock().is_sweeping = false;
         }
     }
@@ -363,7 +363,7 @@ impl ListenerTable {
         self.nr_listeners = self.groups.values().map(|heard| heard.listeners.len()).sum();
     }
 
-    /// Returns all eventfds, each with its group's id; none while they are being looked at.
+    /// Returns all eventfds, each with its group's id; none while a sweep runs.
     fn begin_sweep(&mut self) -> Option<Vec<(u64, Arc<dyn EventSink>)>> {
         if std::mem::replace(&mut self.is_sweeping, true) {
             return None;
@@ -387,7 +387,7 @@ impl ListenerTable {
         Some(listener)
     }
 
-    /// Propagates a level upwards from the group that was reclaimed.
+    /// Propagates a level upwards from the reclaimed group.
     #[doc(alias = "vmpressure_work_fn")]
     fn notify(&self, group: &Group, level: PressureLevel, news: &mut PendingSignals) {
         let mut is_heard = false;

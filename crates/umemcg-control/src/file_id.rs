@@ -1,4 +1,4 @@
-//! The identity of a control file of a group: the part of its row that lower modules need.
+//! The identity of a control file of a group: the part of its row used by lower modules.
 
 /// See the module text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

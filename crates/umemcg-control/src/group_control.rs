@@ -1,6 +1,6 @@
-//! Owners and mode bits of a group's directory and files, which `chown` and `chmod` change to
-//! delegate a subtree. A group and its files belong to the user that created the group. A group
-//! that was not created by hand belongs to the daemon's user.
+//! Owners and mode bits of a group's directory and files. `chown` and `chmod` change them to
+//! delegate a subtree. A group and its files belong to the user that created the group. A group not
+//! created by hand belongs to the daemon's user.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
@@ -18,7 +18,7 @@ use crate::populated::Populated;
 use crate::waiters::EventWaiters;
 use crate::xattrs::Xattrs;
 
-/// Mode bits of a directory that was not created by hand.
+/// Mode bits of a directory not created by hand.
 pub const DIRECTORY_MODE: u16 = 0o755;
 
 /// Owner and mode bits of a directory or file.
@@ -72,10 +72,10 @@ pub(crate) struct Times {
 struct Owners {
     directory: Owner,
     times: Times,
-    /// Owner of a file that is not listed below.
+    /// Owner of a file without an entry in `files`.
     file_uid: u32,
     file_gid: u32,
-    /// Those that were changed, and when.
+    /// Files with a changed owner or mode, and the time of the change.
     files: HashMap<u8, (Owner, SystemTime)>,
 }
 
@@ -135,8 +135,8 @@ impl GroupControl {
         self.owners.lock().times = Times { modified: now, changed: now };
     }
 
-    /// Returns when the directory or a file was last changed. The content of a file is generated
-    /// when it is read, so it has no modification time of its own.
+    /// Returns the times of the last changes of the directory or a file. The content of a file is
+    /// generated on read, so it has no modification time of its own.
     pub(crate) fn times(&self, file: Option<FileId>) -> Times {
         let owners = self.owners.lock();
         match file {

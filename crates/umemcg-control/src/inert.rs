@@ -1,4 +1,4 @@
-//! Values of files that have no effect here and that Linux shows when they are read.
+//! Stored values of files without effect here, for files that Linux shows on a read.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 
@@ -22,7 +22,7 @@ pub(crate) struct Inert {
 const SWAPPINESS: u8 = 60;
 
 impl Inert {
-    /// Returns the values of a fresh group below one with `parent`'s.
+    /// Returns the values of a new child of a group with the values `parent`.
     pub(crate) fn below(parent: Option<&Inert>) -> Self {
         let inherited = |of: fn(&Inert) -> &AtomicBool| {
             AtomicBool::new(parent.is_some_and(|parent| of(parent).load(Relaxed)))
@@ -39,7 +39,7 @@ impl Inert {
         }
     }
 
-    /// Returns the limit of memory and swap, which that of memory may not exceed.
+    /// Returns the limit of memory and swap. The limit of memory may not exceed it.
     pub(crate) fn memsw_limit(&self) -> u64 {
         self.memsw_limit.load(Relaxed)
     }

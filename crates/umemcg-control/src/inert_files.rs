@@ -1,6 +1,6 @@
-//! Files that tools written for Linux expect and that have no effect here: there is no swap, no
-//! socket is charged, no process is killed. Written values are checked as in Linux and, where Linux
-//! shows them when read, stored.
+//! Files expected by tools written for Linux, without effect here: there is no swap, no socket is
+//! charged, no process is killed. Written values are checked as in Linux, and stored where Linux
+//! shows them on a read.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 

@@ -1,5 +1,5 @@
-//! The control tree: groups as directories, and in them files that show usage and set limits. One
-//! table of rows ([`ControlTree::rows`]) defines the files; listings, permissions, dispatch and
+//! The control tree: groups as directories, with files to show usage and set limits. One table of
+//! rows ([`ControlTree::rows`]) defines the files; listings, permissions, dispatch and
 //! documentation come from it. This crate is independent of FUSE and of processes: requests come
 //! through [`ControlTree`], processes are behind [`Membership`].
 #![forbid(unsafe_code)]

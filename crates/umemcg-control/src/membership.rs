@@ -1,5 +1,5 @@
 //! The processes of each group. The control tree shows and changes membership and enforces
-//! permissions; the layer that knows processes stores it and follows forks.
+//! permissions; the process layer stores membership and follows forks.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use umemcg::Group;
 
-/// Why a process could not be moved.
+/// The reason why a process could not be moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum MembershipError {
     /// No such process or thread, or it is a zombie.
@@ -39,7 +39,7 @@ pub trait Membership: Debug + Send + Sync {
     /// # Errors
     /// [`MembershipError`].
     fn threads(&self, group: &Arc<Group>) -> Result<Vec<u32>, MembershipError>;
-    /// Moves all threads of a process; children that it forks from now on follow it.
+    /// Moves all threads of a process; children forked from now on follow it.
     ///
     /// # Errors
     /// [`MembershipError::NoSuchProcess`], or [`MembershipError::Gone`].
@@ -49,12 +49,12 @@ pub trait Membership: Debug + Send + Sync {
     /// # Errors
     /// [`MembershipError::NoSuchProcess`], or [`MembershipError::Gone`].
     fn attach_thread(&self, group: &Arc<Group>, tid: u32) -> Result<(), MembershipError>;
-    /// Returns the group that a thread was explicitly moved into; the root if there is none.
+    /// Returns the group of the last explicit move of a thread; the root if it was never moved.
     ///
     /// # Errors
     /// [`MembershipError::NoSuchProcess`].
     fn explicit_group(&self, tid: u32) -> Result<Arc<Group>, MembershipError>;
-    /// Kills a process if it is in this group itself. A process that has ended is no error.
+    /// Kills a process if it is in this group itself. Succeeds if the process has already ended.
     ///
     /// # Errors
     /// [`MembershipError::System`].
@@ -69,14 +69,14 @@ pub trait Membership: Debug + Send + Sync {
     /// Undoes a [`close`](Self::close), because the group could not be removed for another reason.
     fn reopen(&self, group: &Arc<Group>);
 
-    /// Returns the id, in the daemon's pid namespace, of the process or thread that has `id` in the
+    /// Returns the id, in the daemon's pid namespace, of the process or thread with `id` in the
     /// namespace of thread `viewer`.
     ///
     /// # Errors
     /// [`MembershipError::NoSuchProcess`].
     fn id_from_viewer(&self, viewer: u32, id: u32) -> Result<u32, MembershipError>;
-    /// Returns the ids that these processes or threads have in the pid namespace of thread
-    /// `viewer`; 0 for one that is not visible there.
+    /// Translates ids of processes or threads into the pid namespace of thread `viewer`; 0 for an
+    /// id not visible there.
     fn ids_for_viewer(&self, viewer: u32, ids: Vec<u32>) -> Vec<u32>;
     /// Returns the process of a thread.
     ///

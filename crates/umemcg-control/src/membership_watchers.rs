@@ -2,8 +2,8 @@
 //!
 //! No layer reports the end of a process, so one thread checks ten times a second, as long as a
 //! file is polled; groups without pollers cost nothing. A file has changed when the last check
-//! found another value than was last read through it. A read counts as a check, so no later change
-//! is missed; a change that is undone between two checks is.
+//! found a value different from the last read through it. A read counts as a check, so no later
+//! change is missed, except a change undone between two checks.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -20,18 +20,18 @@ use crate::waiters::Waiters;
 /// Time from one check to the next.
 const TICK: Duration = Duration::from_millis(100);
 
-/// The groups of a tree that are polled, and the thread that looks at them.
+/// The polled groups of a tree, and the thread that checks them.
 #[derive(Debug, Default)]
 pub(crate) struct Watchers(Arc<WatchThread>);
 
-/// What the thread and its callers share.
+/// The state shared by the thread and its callers.
 #[derive(Debug, Default)]
 struct WatchThread {
     state: LeafMutex<WatchedGroups>,
     ended: Condvar,
 }
 
-/// The groups that are polled, and the state of the thread.
+/// The polled groups, and the state of the thread.
 #[derive(Debug, Default)]
 struct WatchedGroups {
     groups: Vec<(Weak<Group>, Arc<Waiters>)>,
@@ -53,15 +53,15 @@ impl Watchers {
 }
 
 impl WatchedGroups {
-    /// Adds a group, unless it is there: the thread may have it out to look at it when another poll
-    /// comes.
+    /// Adds a group, unless it is present: the thread may have taken it out for a check when
+    /// another poll adds it.
     fn add(&mut self, group: Weak<Group>, waiters: Arc<Waiters>) {
         if !self.groups.iter().any(|(known, _)| known.ptr_eq(&group)) {
             self.groups.push((group, waiters));
         }
     }
 
-    /// Puts back the groups that the thread has looked at, with those that were added meanwhile.
+    /// Puts back the checked groups, together with groups added meanwhile.
     fn put_back(&mut self, groups: Vec<(Weak<Group>, Arc<Waiters>)>) {
         let added = std::mem::replace(&mut self.groups, groups);
         added.into_iter().for_each(|(group, waiters)| self.add(group, waiters));

@@ -1,4 +1,4 @@
-//! Limits, usage, peaks, and the commands that reclaim.
+//! Limits, usage, peaks, and commands to reclaim.
 
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ pub(crate) fn show_soft_limit(context: &FileContext<'_>) -> ReadResult {
     number(numbers::show_limit_v1(context.group.soft_limit_bytes()))
 }
 
-/// Stores the soft limit, which determines the groups that are reclaimed first.
+/// Stores the soft limit. Groups above their soft limit are reclaimed first.
 pub(crate) fn set_soft_limit(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     context.engine().set_soft_limit(context.group, numbers::parse_limit_v1(written)?);
     Ok(())

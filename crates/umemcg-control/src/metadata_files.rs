@@ -1,4 +1,4 @@
-//! Memory that is not page data: the `memory.kmem.*` files, the table of objects, `vm.drop_caches`
+//! Memory other than page data: the `memory.kmem.*` files, the table of objects, `vm.drop_caches`
 //! and `vm.compact_memory`.
 
 use std::fmt::Write;
@@ -23,12 +23,12 @@ pub(crate) fn reset_peak(context: &FileContext<'_>, _written: &[u8]) -> WriteRes
     Ok(())
 }
 
-/// Shows no limit: there is none of its own.
+/// Shows "no limit": metadata has no limit of its own.
 pub(crate) fn show_limit(_context: &FileContext<'_>) -> ReadResult {
     Ok(format!("{}\n", numbers::UNLIMITED_V1_SHOWN))
 }
 
-/// Checks what is written, and ignores it, as Linux does since 6.1.
+/// Checks the written value, and ignores it, like Linux since 6.1.
 pub(crate) fn set_limit(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     numbers::parse_limit_v1(written)?;
     if context.group.is_root() { Err(ControlError::Invalid) } else { Ok(()) }
@@ -48,8 +48,8 @@ const WITH_INODES: [(&str, StatItem, u64); 2] = [
     ("file-content", StatItem::SlabContents, umemcg::internal::CONTENT_BYTES),
 ];
 
-/// Returns a line for each shrinker, for the objects that belong to inodes, and for the objects
-/// that no shrinker can free. The bytes add up to the group's own `memory.kmem` bytes.
+/// Returns a line for each shrinker, for the objects of inodes, and for objects that no shrinker
+/// can free. The bytes add up to the group's own `memory.kmem` bytes.
 pub(crate) fn show_slabinfo(context: &FileContext<'_>) -> ReadResult {
     let mut table = context.engine().reclaimer().slab_usage(context.group);
     table.sort_by_key(|line| std::cmp::Reverse(line.usage.bytes));
@@ -65,7 +65,7 @@ pub(crate) fn show_slabinfo(context: &FileContext<'_>) -> ReadResult {
             let _ = writeln!(text, "{name} {} 0 {bytes}", bytes / bytes_each);
         }
     }
-    // Those that hold nothing but shadows are a shrinker's.
+    // Index nodes with only shadow entries are counted by a shrinker.
     let indexes =
         context.group.stat_local(StatItem::IndexNodes) - context.group.stat_local(StatItem::ShadowNodes);
     if indexes > 0 {

@@ -10,17 +10,17 @@ pub struct NodeId(u64);
 
 /// Bits for the row.
 const ROW_BITS: u32 = 8;
-/// In place of a row: the directory.
+/// The row bits of a directory.
 const DIRECTORY: u64 = 1;
 /// The number of the first row.
 const FIRST_ROW: u64 = 2;
 
 impl NodeId {
-    /// The top directory. Its number is 1, which a mount's root must have.
+    /// The top directory. Its number is 1, the required inode number of a FUSE root.
     pub const ROOT: NodeId = NodeId(DIRECTORY);
 
-    /// Returns a group's directory. `serial` 0 stands for the root group, whatever its own serial
-    /// is.
+    /// Returns a group's directory. `serial` 0 stands for the root group, regardless of its own
+    /// serial.
     pub(crate) fn directory(serial: u64) -> Self {
         NodeId(serial << ROW_BITS | DIRECTORY)
     }
@@ -39,23 +39,23 @@ impl NodeId {
         Some((self.0 >> ROW_BITS, row))
     }
 
-    /// Returns the serial of the group that it belongs to; 0 for the root group.
+    /// Returns the serial of the node's group; 0 for the root group.
     pub fn group_serial(self) -> u64 {
         self.0 >> ROW_BITS
     }
 
-    /// Returns the number, as an inode's.
+    /// Returns the inode number.
     pub fn into_raw(self) -> u64 {
         self.0
     }
 
-    /// Returns the node of a number that came back. May name nothing.
+    /// Returns the node of an inode number from the kernel. It may name no existing file.
     pub fn from_raw(raw: u64) -> Self {
         NodeId(raw)
     }
 }
 
-/// The attributes that `stat` shows.
+/// The attributes shown by `stat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attr {
     /// The node.
@@ -68,16 +68,16 @@ pub struct Attr {
     pub uid: u32,
     /// Owning user group.
     pub gid: u32,
-    /// 1 for files; for directories 2 and one for each group below, as `find` expects.
+    /// 1 for files; for directories 2 plus the number of child groups, as `find` expects.
     pub nlink: u32,
-    /// The size shown for a file; larger than its content, as in sysfs, since the content is made
-    /// when it is read. 0 for a file that cannot be read.
+    /// The size shown for a file; larger than its content, as in sysfs, because the content is
+    /// generated on read. 0 for a file that cannot be read.
     pub size: u64,
-    /// The time at which the group was made.
+    /// The creation time of the group.
     pub created: SystemTime,
-    /// The time at which a group was last made, removed or renamed in the directory.
+    /// The time of the last creation, removal or renaming of a group in the directory.
     pub modified: SystemTime,
-    /// The time at which that, the owner or the mode bits were last changed.
+    /// The time of the last change of the entries, the owner or the mode bits.
     pub changed: SystemTime,
 }
 
@@ -86,11 +86,11 @@ pub struct Attr {
 pub struct DirEntry {
     /// The name.
     pub name: std::ffi::OsString,
-    /// The node that it names.
+    /// The named node.
     pub node: NodeId,
     /// True if it is a group.
     pub is_directory: bool,
-    /// The position at which a listing that ended with this entry continues.
+    /// The position from which a listing continues after this entry.
     pub cookie: u64,
 }
 

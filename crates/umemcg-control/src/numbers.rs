@@ -1,13 +1,13 @@
-//! Numbers as control files take and show them.
+//! Parsing and formatting of numbers in control files.
 //!
 //! Limits are bytes, kept in whole pages: text is rounded *down* to a page, so `4095` is 0 and
 //! `4097` reads back as 4096. The two generations of files spell "no limit" differently and agree
 //! on everything else. The text ends at the first NUL, and white space around it is ignored:
 //! `echo` adds a newline, and some writers add NULs.
 //!
-//! Numbers are written as in C: `0x` begins a hexadecimal one and any other `0` an octal one. Linux
-//! accepts some texts that cannot be meant as numbers (nothing at all, a suffix alone, more than 64
-//! bits); they are refused here.
+//! Numbers are written as in C: `0x` begins a hexadecimal number and any other leading `0` an octal
+//! number. Linux accepts some malformed numbers (an empty text, a suffix alone, more than 64 bits);
+//! they are refused here.
 
 use umemcg_base::PAGE_SIZE_U64;
 
@@ -15,12 +15,12 @@ use crate::error::ControlError;
 
 /// No limit, in bytes.
 pub const UNLIMITED: u64 = u64::MAX;
-/// The value that a v1 file shows for "no limit": the largest whole number of pages whose bytes fit
-/// a signed 64-bit number.
+/// The value shown by a v1 file for "no limit": the largest whole number of pages whose bytes fit a
+/// signed 64-bit number.
 pub const UNLIMITED_V1_SHOWN: u64 = i64::MAX as u64 / PAGE_SIZE_U64 * PAGE_SIZE_U64;
 
-/// Returns the meaningful part of what was written: up to the first NUL, white space around it
-/// removed.
+/// Returns the meaningful part of a written text: up to the first NUL, without surrounding white
+/// space.
 #[doc(alias = "strstrip")]
 pub fn strip(written: &[u8]) -> &[u8] {
     let text = written.split(|&byte| byte == 0).next().unwrap_or_default();
@@ -30,7 +30,7 @@ pub fn strip(written: &[u8]) -> &[u8] {
     &text[start..end]
 }
 
-/// Returns a limit for a v1 file: bytes rounded down to a page, or `-1` for [`UNLIMITED`].
+/// Parses a limit of a v1 file: bytes rounded down to a page, or `-1` for [`UNLIMITED`].
 ///
 /// # Errors
 /// [`ControlError::Invalid`] for anything else.
@@ -39,7 +39,7 @@ pub fn parse_limit_v1(written: &[u8]) -> Result<u64, ControlError> {
     parse_limit(written, b"-1")
 }
 
-/// Returns a limit for a v2 file: bytes rounded down to a page, or `max` for [`UNLIMITED`].
+/// Parses a limit of a v2 file: bytes rounded down to a page, or `max` for [`UNLIMITED`].
 ///
 /// # Errors
 /// [`ControlError::Invalid`] for anything else.
@@ -58,7 +58,7 @@ fn parse_limit(written: &[u8], unlimited: &[u8]) -> Result<u64, ControlError> {
     Ok(if whole >= UNLIMITED_V1_SHOWN { UNLIMITED } else { whole })
 }
 
-/// Returns a number of bytes with an optional suffix, as it is.
+/// Parses a number of bytes with an optional suffix, without rounding.
 ///
 /// # Errors
 /// [`ControlError::Invalid`] for anything else.
@@ -66,21 +66,21 @@ pub fn parse_size_v1(written: &[u8]) -> Result<u64, ControlError> {
     parse_bytes(strip(written)).ok_or(ControlError::Invalid)
 }
 
-/// Returns a limit as a v1 file shows it.
+/// Returns the value of a limit in a v1 file.
 pub fn show_limit_v1(bytes: u64) -> u64 {
     bytes.min(UNLIMITED_V1_SHOWN)
 }
 
-/// Returns a limit as a v2 file shows it.
+/// Returns the text of a limit in a v2 file.
 pub fn show_limit_v2(bytes: u64) -> String {
     if bytes >= UNLIMITED_V1_SHOWN { "max".to_owned() } else { bytes.to_string() }
 }
 
-/// Returns a process or thread id; 0 stands for the writer.
+/// Parses a process or thread id; 0 stands for the writer.
 ///
 /// # Errors
-/// [`ControlError::Invalid`] for text, fractions, negative numbers, and numbers that no id can
-/// have.
+/// [`ControlError::Invalid`] for text, fractions, negative numbers, and numbers outside the range
+/// of ids.
 pub fn parse_pid(written: &[u8]) -> Result<u32, ControlError> {
     let number = parse_number(written)?;
     if number > i32::MAX as u64 {
@@ -89,8 +89,8 @@ pub fn parse_pid(written: &[u8]) -> Result<u32, ControlError> {
     Ok(number as u32)
 }
 
-/// Returns a number without a suffix, as files take it that hold a switch, a percentage or an id. A
-/// `+` may stand before it.
+/// Parses a number without a suffix, such as a switch, a percentage or an id. A leading `+` is
+/// accepted.
 ///
 /// # Errors
 /// [`ControlError::Invalid`] for anything else.
@@ -103,7 +103,7 @@ pub fn parse_number(written: &[u8]) -> Result<u64, ControlError> {
     }
 }
 
-/// Returns a number of bytes, with a suffix or without.
+/// Parses a number of bytes, with or without a suffix.
 #[doc(alias = "memparse")]
 fn parse_bytes(text: &[u8]) -> Option<u64> {
     let (number, suffix) = split_number(text)?;
@@ -123,7 +123,7 @@ fn parse_bytes(text: &[u8]) -> Option<u64> {
     number.checked_mul(1 << shift)
 }
 
-/// Returns the number that a text begins with, in the radix that it says itself, and what follows.
+/// Splits a text into its leading number, in the radix given by its prefix, and the rest.
 #[doc(alias = "simple_strtoull")]
 fn split_number(text: &[u8]) -> Option<(u64, &[u8])> {
     let (radix, digits) = match text {
@@ -140,8 +140,9 @@ fn split_number(text: &[u8]) -> Option<(u64, &[u8])> {
 /// The largest `swappiness`.
 pub const SWAPPINESS_MAX: u64 = 200;
 
-/// Returns what `memory.reclaim` takes: a size in bytes, and optionally `swappiness=N` with N from
-/// 0 to 200, or `max`. There is no swap, so the second part is checked and has no effect.
+/// Parses a write to `memory.reclaim`: a size in bytes, and optionally `swappiness=N` with N from 0
+/// to 200, or `max`. There is no swap, so the second part is checked and has no effect. Returns the
+/// size.
 ///
 /// # Errors
 /// [`ControlError::Invalid`] for anything else.

@@ -1,5 +1,5 @@
 //! `memory.oom_control`. No process is killed here: a charge that fails for good is an error of its
-//! request. So the switch changes nothing, and no group is ever "under" it. The file is kept for
+//! request. So the switch changes nothing, and no group is ever "under OOM". The file is kept for
 //! programs that set it or listen to it.
 
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,4 +1,4 @@
-//! An open control file: its group, its opener, and the text that is being read.
+//! An open control file: its group, its opener, and the text being read.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -24,11 +24,11 @@ pub struct OpenFile {
     pub(crate) group: Weak<Group>,
     pub(crate) id: FileId,
     pub(crate) opener: Credentials,
-    /// (C) The group that opened it; none for a file that the daemon itself has open.
+    /// (C) The group that opened it; none for a file opened by the daemon itself.
     pub(crate) payer: Option<Weak<Group>>,
     /// The text of the present sequence of reads.
     pub(crate) content: RankedMutex<Content>,
-    /// This file's own peak, once it was reset through it.
+    /// The peak of this open file, once it was reset through the file.
     pub(crate) peak: LeafMutex<Option<Arc<PeakNote>>>,
     /// The trigger of a pressure file.
     pub(crate) trigger: RankedMutex<Option<Arc<Trigger>>>,
@@ -36,12 +36,12 @@ pub struct OpenFile {
     pub(crate) watch: Watch,
 }
 
-/// A text that is read piece by piece. A read that continues where the previous one ended sees the
-/// same text, even after the group was removed; any other read makes a new one.
+/// A text read piece by piece. A read at the end of the previous read sees the same text, even
+/// after the group was removed; any other read generates a new text.
 ///
-/// A text is kept until its end was read, and charged to the group that opened the file. One that
-/// is longer than [`KEPT_BYTES`] and finds no room there is not kept: the next piece is that of a
-/// new text.
+/// A text is kept until its end was read, and charged to the group that opened the file. A text
+/// longer than [`KEPT_BYTES`] is not kept if the charge fails: the next piece then comes from a new
+/// text.
 #[derive(Debug, Default)]
 #[doc(alias = "seq_file")]
 pub(crate) struct Content {
@@ -64,13 +64,13 @@ impl Content {
         offset > 0 && offset == self.next && (self.is_read || !self.text.is_empty())
     }
 
-    /// Returns whether all of it was read.
+    /// Returns whether the text was read to its end.
     pub(crate) fn is_read(&self) -> bool {
         self.is_read
     }
 
     /// Returns at most `len` bytes from `offset`. The rest is kept and charged to `payer`. Also
-    /// returns the charge to be dropped, which must happen with no lock held.
+    /// returns a charge for the caller to drop with no lock held.
     pub(crate) fn take(
         &mut self,
         offset: usize,
@@ -89,7 +89,7 @@ impl Content {
         (piece, self.charge.take())
     }
 
-    /// Charges the text; false when there is no room for it.
+    /// Charges the text. Returns false when the charge of a long text fails.
     fn keep(&mut self, payer: &Group) -> bool {
         let bytes = self.text.len() as u64;
         self.charge = match payer.try_charge(bytes) {
@@ -121,8 +121,7 @@ impl OpenFile {
         self.group.upgrade().filter(|group| !group.is_dead()).ok_or(ControlError::Gone)
     }
 
-    /// Returns whether a write may wait for reclaim, so that it should not be served by a thread
-    /// that must not wait.
+    /// Returns whether a write may wait for reclaim. Such a write needs a thread that may block.
     pub fn write_reclaims(&self) -> bool {
         self.id.write_reclaims
     }

@@ -1,10 +1,10 @@
-//! One high-water mark, shown to several parties that each reset it independently.
+//! One high-water mark, shown to several parties with independent resets.
 //!
-//! A group's counter keeps the highest usage since its last reset. Three kinds of readers want more
-//! than that: the v1 file (reset for all readers of that file), the v2 file (never reset), and
-//! every open v2 file that was written to (reset for itself alone). So before the counter is reset
-//! for one party, what it has seen is noted for all others; what a party sees is the greater of its
-//! note and the counter.
+//! A group's counter keeps the highest usage since its last reset. Three kinds of readers need
+//! separate marks: the v1 file (reset for all its readers), the v2 file (never reset), and every
+//! open v2 file after a write to it (reset for itself alone). So before the counter is reset for
+//! one party, its value is noted for all others. A party sees the greater of its note and the
+//! counter.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -32,28 +32,29 @@ pub struct Peaks {
     open_files: LeafMutex<Vec<Weak<PeakNote>>>,
 }
 
-/// The party whose peak is meant.
+/// The party whose peak is read or reset.
 #[derive(Debug, Clone, Copy)]
 pub enum PeakOf<'a> {
-    /// The group's, ever.
+    /// The group, over its lifetime.
     Lifetime,
-    /// The v1 file's.
+    /// The v1 file.
     V1,
-    /// That of the v1 file for memory and swap together.
+    /// The v1 file for memory and swap together.
     Memsw,
-    /// An open v2 file's.
+    /// An open v2 file.
     OpenFile(&'a Arc<PeakNote>),
 }
 
 impl Peaks {
-    /// Returns the peak in bytes, as that party sees it.
+    /// Returns the peak of a party, in bytes.
     pub fn read(&self, group: &Group, whose: PeakOf<'_>) -> u64 {
         // The lock keeps a reset from coming between the reads of the note and the counter.
         let _no_reset = self.open_files.lock();
         self.note(whose).0.load(Ordering::Relaxed).max(group.peak_bytes())
     }
 
-    /// Starts the peak from present usage, for that party alone. The group's own is never reset.
+    /// Restarts the peak from present usage, for that party alone. The lifetime peak is never
+    /// reset.
     pub fn reset(&self, group: &Group, whose: PeakOf<'_>) {
         let mut open_files = self.restart(group);
         if let PeakOf::OpenFile(note) = whose
@@ -65,13 +66,13 @@ impl Peaks {
         self.note(whose).0.store(0, Ordering::Relaxed);
     }
 
-    /// Starts the peak afresh for an open file that was reset before, and returns what it was.
+    /// Restarts the peak of an open file with an earlier reset, and returns the old peak in bytes.
     pub fn take(&self, group: &Group, whose: &Arc<PeakNote>) -> u64 {
         let _no_reset = self.restart(group);
         whose.0.swap(0, Ordering::Relaxed)
     }
 
-    /// Starts the counter's peak afresh, and notes for all parties what it was.
+    /// Restarts the counter's peak, and notes the old peak for all parties.
     fn restart(&self, group: &Group) -> LeafMutexGuard<'_, Vec<Weak<PeakNote>>> {
         let mut open_files = self.open_files.lock();
         open_files.retain(|note| note.strong_count() > 0);

@@ -1,7 +1,7 @@
-//! Permissions of control files: classic mode bits, judged with the credentials of the process that
-//! *opened* the file. A descriptor that is handed to a more privileged writer gains nothing by it.
+//! Permissions of control files: classic mode bits, checked against the credentials of the process
+//! that *opened* the file. Passing a descriptor to a more privileged writer gains nothing.
 
-/// The identity of a process as far as mode bits are concerned. Taken once, at open.
+/// The identity of a process for checks of mode bits. Taken once, at open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credentials {
     /// File-system user id.
@@ -13,7 +13,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Root, which may do everything.
+    /// Root: passes every check.
     pub const ROOT: Credentials = Credentials { uid: 0, gid: 0, supplementary: Vec::new() };
 
     /// Returns a user without supplementary groups.

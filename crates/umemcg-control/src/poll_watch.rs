@@ -1,4 +1,4 @@
-//! The changes that an open file has seen, for polls.
+//! The changes seen by an open file, for polls.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use umemcg_base::LeafMutex;
 
 use crate::waiters::Waker;
 
-/// The state of an open file that can be polled.
+/// The poll state of an open file.
 #[derive(Debug)]
 pub(crate) struct Watch {
     /// Count of changes when the file was last read; [`NEVER`] before.
@@ -19,10 +19,10 @@ pub(crate) struct Watch {
 
 /// Shows whether a process lives in the group.
 pub(crate) const POPULATED_FILE: &str = "cgroup.events";
-/// The files that have events.
+/// The files with events.
 const EVENT_FILES: [&str; 3] = ["memory.events", "memory.events.local", POPULATED_FILE];
 
-/// A file that has not been read yet counts as changed, as in the kernel.
+/// A file not read yet counts as changed, as in the kernel.
 const NEVER: u64 = u64::MAX;
 
 impl Default for Watch {
@@ -47,12 +47,12 @@ pub fn is_event_file(name: &OsStr) -> bool {
 }
 
 impl Watch {
-    /// Notes that the file shows whether its group is populated.
+    /// Records the state of the group shown by the file.
     pub(crate) fn note_populated(&self, is_populated: bool) {
         self.seen.store(is_populated.into(), Ordering::Relaxed);
     }
 
-    /// Notes that the file is about to be read.
+    /// Records the count of changes before a read.
     pub(crate) fn note_read(&self, name: &str, group: &Group) {
         if let Some(changes) = nr_changes(name, group) {
             self.seen.store(changes, Ordering::Relaxed);
@@ -60,7 +60,7 @@ impl Watch {
     }
 }
 
-/// The result of a poll of an open file, besides that it can be read and written.
+/// The result of a poll of an open file. A file is always readable and writable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PollResult {
     /// Nothing.

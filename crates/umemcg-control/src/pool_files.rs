@@ -1,4 +1,4 @@
-//! The files of the root that concern the whole pool. Linux has them as sysctls.
+//! The files of the root for the whole pool. Linux has them as sysctls.
 
 use crate::row::{READ_WRITE, Row, Scope, WRITE_ONLY};
 use crate::style::Version;

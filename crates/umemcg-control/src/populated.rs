@@ -12,7 +12,7 @@ use crate::waiters::Waiters;
 #[derive(Debug, Default)]
 pub(crate) struct Populated {
     pub(crate) waiters: Arc<Waiters>,
-    /// The result of the last look. (A)
+    /// The result of the last check. (A)
     last: AtomicU64,
 }
 

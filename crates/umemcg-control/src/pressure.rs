@@ -1,7 +1,7 @@
-//! `memory.pressure`: time lost for lack of memory, and triggers on it (`kernel-semantics` §7.4).
+//! `memory.pressure`: stall time for lack of memory, and triggers on it (`kernel-semantics` §7.4).
 //!
-//! A trigger belongs to the open file that it was written to and goes with it. One thread looks at
-//! all triggers, ten times in the shortest window, as long as there is one.
+//! A trigger belongs to the open file it was written to, and ends with that file. While a trigger
+//! exists, one thread checks all triggers, ten times in the shortest window.
 
 use std::fmt::Write;
 use std::time::Duration;

@@ -1,9 +1,9 @@
-//! Membership files, and core files that are constant here.
+//! Membership files, and core files with constant content.
 //!
 //! Permission to move a process: the opener must be allowed to write the `cgroup.procs` of the
-//! group that it goes to, and that of the lowest group above both it and the group that it comes
-//! from. So a user that is given a subtree moves processes within it, and neither in nor out. The
-//! same holds for `tasks`.
+//! target group, and the `cgroup.procs` of the lowest common ancestor of source and target. So a
+//! user with a delegated subtree moves processes within it, and neither in nor out. The same holds
+//! for `tasks`.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -38,8 +38,8 @@ pub(crate) fn show_threads(context: &FileContext<'_>) -> ReadResult {
     show_ids(context, context.state.membership().threads(context.group)?, false)
 }
 
-/// Shows ids. Ids that are not visible in the reader's pid namespace are omitted in version 1 and
-/// shown as 0 in version 2, as in Linux.
+/// Shows ids. Ids not visible in the reader's pid namespace are omitted in version 1 and shown as 0
+/// in version 2, as in Linux.
 fn show_ids(context: &FileContext<'_>, ids: Vec<u32>, leave_out: bool) -> ReadResult {
     let ids = context.state.membership().ids_for_viewer(context.request.tid, ids);
     Ok(ids.iter().filter(|&&id| id != 0 || !leave_out).map(|id| format!("{id}\n")).collect())
@@ -61,7 +61,7 @@ pub(crate) fn attach_thread(context: &FileContext<'_>, written: &[u8]) -> WriteR
     Ok(context.state.membership().attach_thread(context.group, thread)?)
 }
 
-/// Refuses to move a thread alone: in Linux it moves between threaded groups only.
+/// Refuses to move a single thread: Linux allows it between threaded groups only.
 pub(crate) fn refuse_thread(_context: &FileContext<'_>, _written: &[u8]) -> WriteResult {
     Err(ControlError::System(Errno::OPNOTSUPP))
 }
@@ -97,7 +97,7 @@ pub(crate) fn kill(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     Ok(())
 }
 
-/// Returns the thread whose id was written, in the daemon's pid namespace; 0 is the writer.
+/// Returns the thread named by a written id, in the daemon's pid namespace; 0 is the writer.
 fn named_thread(context: &FileContext<'_>, written: &[u8]) -> Result<u32, ControlError> {
     let writer = context.request.tid;
     match parse_pid(written)? {
@@ -108,7 +108,7 @@ fn named_thread(context: &FileContext<'_>, written: &[u8]) -> Result<u32, Contro
     }
 }
 
-/// Returns whether the opener may move a thread here from where it is.
+/// Checks that the opener may move a thread from its present group into this group.
 fn check_move(context: &FileContext<'_>, thread: u32) -> WriteResult {
     let from = context.state.membership().explicit_group(thread)?;
     let above = common_ancestor(&from, context.group);

@@ -6,7 +6,7 @@ use crate::descriptors::Descriptors;
 
 /// A read or a write of an open control file.
 pub struct Request<'a> {
-    /// The thread that reads or writes; 0 when it is not in our pid namespace.
+    /// The reading or writing thread; 0 when it is not in our pid namespace.
     pub tid: u32,
     /// Resolves that thread's descriptors.
     pub descriptors: &'a dyn Descriptors,
@@ -14,8 +14,8 @@ pub struct Request<'a> {
     pub nonblocking: bool,
     /// Called now and then while waiting; returns `true` once the request is cancelled.
     pub cancelled: &'a dyn Fn() -> bool,
-    /// Called when a write has taken effect although work for it continues: from then on an
-    /// interrupt is no failure.
+    /// Called once a write has taken effect, even if its work continues: from then on an interrupt
+    /// is not a failure.
     pub accepted: &'a dyn Fn(),
 }
 

@@ -30,23 +30,23 @@ pub type ReadResult = Result<String, ControlError>;
 pub type WriteResult = Result<(), ControlError>;
 /// Makes the content of a file.
 pub type ReadFn = fn(&FileContext<'_>) -> ReadResult;
-/// Acts on what was written to a file.
+/// Handles a text written to a file.
 pub type WriteFn = fn(&FileContext<'_>, &[u8]) -> WriteResult;
 
-/// A control file as every group has it.
+/// A control file, present in every group of its scope.
 #[derive(Debug, Clone, Copy)]
 pub struct Row {
     /// The file's name.
     pub name: &'static str,
-    /// The version of Linux that the name comes from.
+    /// The version of Linux's interface with this name.
     pub version: Version,
     /// Mode bits of the file in a fresh group.
     pub mode: u16,
-    /// The groups that have it.
+    /// The groups with this file.
     pub scope: Scope,
-    /// Makes the content; none for a file that cannot be read.
+    /// Makes the content; none for an unreadable file.
     pub read: Option<ReadFn>,
-    /// Handles a write; none for a file that cannot be written.
+    /// Handles a write; none for a read-only file.
     pub write: Option<WriteFn>,
     /// True if a write may wait for reclaim.
     pub write_reclaims: bool,
@@ -54,17 +54,17 @@ pub struct Row {
     pub doc: &'static str,
 }
 
-/// The size that `stat` shows of a file that can be read. As in sysfs, a page: tools know that less
-/// may be there, and those that let the kernel copy would take a file of size 0 for an empty one.
+/// The size shown by `stat` for a readable file. One page, as in sysfs: tools expect less content,
+/// and tools with in-kernel copies would treat a file of size 0 as empty.
 const SHOWN_BYTES: u64 = 4096;
 
 impl Row {
-    /// Returns the size that `stat` shows.
+    /// Returns the size shown by `stat`.
     pub(crate) fn shown_bytes(&self) -> u64 {
         if self.read.is_some() { SHOWN_BYTES } else { 0 }
     }
 
-    /// Returns what of it is needed below the table.
+    /// Returns the part of the row used by lower modules.
     pub(crate) fn id(&self, number: u8) -> FileId {
         FileId { number, name: self.name, mode: self.mode, write_reclaims: self.write_reclaims }
     }

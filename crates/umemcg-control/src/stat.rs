@@ -1,11 +1,11 @@
-//! The statistics files. Every number is read at the time of the request; none is estimated, and
-//! what is not counted here has no line. Lines of Linux that are always zero here are kept, for
-//! programs that add them up.
+//! The statistics files. Every number is read at the time of the request; none is estimated, and a
+//! quantity not counted here has no line. Linux's lines with a constant zero are kept, for programs
+//! that add them up.
 //!
-//! `memory.stat` has the v1 names first, with the group's own numbers, then the same under `total_`
-//! with everything below the group included, then those v2 names that v1 does not have, which
-//! always include everything below. Each name appears once: a name that both generations have means
-//! what it means in v1. In a strict style it is what that version of Linux shows.
+//! `memory.stat` has three parts: the v1 names with the group's own numbers, the same names under
+//! `total_` for the whole subtree, and the v2 names missing from v1, always for the subtree. Each
+//! name appears once: a name in both generations has its v1 meaning. In a strict style the file has
+//! the lines of that version of Linux.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::style::Style;
 
 use StatItem::*;
 
-/// A line: a name and what it sums up. An empty sum is a true zero.
+/// A line: a name and its summands. An empty sum is a true zero.
 type Line = (&'static str, &'static [StatItem]);
 
 /// File and swap-backed pages.
@@ -56,7 +56,7 @@ const V1_LINES: &[Line] = &[
     ("unevictable", &[Unevictable, Reserved]),
 ];
 
-/// v2 names that v1 does not have, shown for the subtree.
+/// v2 names missing from v1, shown for the subtree.
 const V2_LINES: &[Line] = &[
     ("anon", &[Reserved]),
     ("file", CACHE),
@@ -86,7 +86,7 @@ const V2_LINES: &[Line] = &[
     ("uncached_io", &[UncachedIo]),
 ];
 
-/// The lines of version 2 of Linux, in its order; nothing of ours. Nodes of indexes are slab there.
+/// The lines of version 2 of Linux, in its order, without our own. Index nodes count as slab.
 const V2_STRICT_LINES: &[Line] = &[
     ("anon", &[Reserved]),
     ("file", CACHE),
@@ -200,7 +200,7 @@ fn lines(lines: &[Line], prefix: &str, read: impl Fn(StatItem) -> i64) -> String
     lines.iter().map(|&(name, items)| format!("{prefix}{name} {}\n", sum(items, &read))).collect()
 }
 
-/// Shows `memory.numa_stat`: all memory counts as that of node 0.
+/// Shows `memory.numa_stat`: all memory counts for node 0.
 pub(crate) fn show_numa_stat(context: &FileContext<'_>) -> ReadResult {
     apply_pending();
     let group = context.group;
@@ -249,7 +249,7 @@ fn protection(engine: &Engine, group: &Arc<Group>) -> String {
 
 pub(crate) fn memory_stat(group: &Group) -> String {
     collect_hits();
-    // Once for all lines.
+    // Apply pending updates once for all lines.
     apply_pending();
     let mut text = String::with_capacity(2048);
     let mut line = |prefix: &str, name: &str, value: u64| {
@@ -276,7 +276,7 @@ fn sum(items: &[StatItem], read: impl Fn(StatItem) -> i64) -> u64 {
     items.iter().map(|&item| read(item)).sum::<i64>().max(0) as u64
 }
 
-/// Returns the lowest limit of the group and those above it.
+/// Returns the lowest limit of the group and its ancestors.
 fn hierarchical_limit(group: &Group) -> u64 {
     let lowest = group.ancestors().map(Group::max_bytes).min().unwrap_or(u64::MAX);
     show_limit_v1(lowest / PAGE_SIZE_U64 * PAGE_SIZE_U64)
@@ -365,7 +365,7 @@ mod tests {
         let mut kernel = of("kernel").to_vec();
         kernel.sort_unstable();
         assert_eq!(kernel, metadata);
-        // And what `kernel` adds up has lines that say what it is.
+        // Every summand of `kernel` is also in a line of its own.
         let parts =
             [of("slab_reclaimable"), of("slab_unreclaimable"), of("index_nodes"), of("percpu")].concat();
         assert!(kernel.iter().all(|item| parts.contains(item)));
@@ -380,7 +380,7 @@ mod tests {
         b.stat_add(IndexNodes, MIB);
         b.stat_add(SlabReclaimable, 2 * MIB);
         let text = memory_stat_v2(&a);
-        // As readers of version 2 look for it: the first line that has the word.
+        // Like parsers of version 2: the first line with the word.
         let find =
             |word: &str| text[text.find(word).unwrap() + word.len()..].split('\n').next().unwrap().to_owned();
         assert_eq!([find("file "), find("inactive_file ")], [(5 * MIB).to_string(), (5 * MIB).to_string()]);

@@ -1,5 +1,5 @@
-//! The state that all files of a control tree share: the engine, the processes, the style, and the
-//! parties that wait for events.
+//! The state shared by all files of a control tree: the engine, the processes, the style, and the
+//! waiters for events.
 
 use std::sync::Arc;
 
@@ -19,9 +19,9 @@ use crate::trigger::Triggers;
 pub struct ControlState {
     engine: Arc<Engine>,
     membership: Arc<dyn Membership>,
-    /// (C) Which generation's files are shown.
+    /// (C) The generation of files to show.
     style: Style,
-    /// (C) Owner of groups that were not created by hand.
+    /// (C) Owner of groups not created by hand.
     default_owner: Owner,
     /// (C) All files, in the order of the table.
     files: Box<[FileId]>,
@@ -92,8 +92,7 @@ impl ControlState {
         &*self.membership
     }
 
-    /// Starts a move of processes. Moves are made one at a time, so that the checks still hold when
-    /// a move is made.
+    /// Starts a move of processes. Moves are serialised, so the checks still hold during the move.
     pub(crate) fn begin_move(&self) -> RankedMutexGuard<'_, ()> {
         self.moves.lock()
     }

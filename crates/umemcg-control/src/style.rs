@@ -1,10 +1,9 @@
-//! The versions of Linux's interface that files come from, and the choice of those that a tree
-//! shows.
+//! The versions of Linux's interface, and the choice of versions shown by a tree.
 
-/// The generation of the interface that a name comes from.
+/// The generation of the interface with a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
-    /// The names of version 1, which the mails use.
+    /// The names of version 1, as used in the mails.
     V1,
     /// The names of version 2.
     V2,
@@ -14,12 +13,13 @@ pub enum Version {
     Own,
 }
 
-/// The version whose files the tree shows, and whose meaning a name has that is in both.
+/// The version of the files shown by the tree. It also decides the meaning of a name in both
+/// versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Style {
-    /// Those of version 1 alone.
+    /// The files of version 1 alone.
     V1,
-    /// Those of version 2 alone.
+    /// The files of version 2 alone.
     V2,
     /// All in one directory; `memory.stat` has the names of both.
     #[default]
@@ -27,8 +27,7 @@ pub enum Style {
 }
 
 impl Style {
-    /// Returns whether there is a file of that generation. Our own can be opened whatever the
-    /// style.
+    /// Returns whether files of that generation exist. Our own files can be opened in every style.
     pub(crate) fn has(self, version: Version) -> bool {
         match version {
             Version::V1 => self != Self::V2,
@@ -37,8 +36,8 @@ impl Style {
         }
     }
 
-    /// Returns whether it is listed: in a strict style our own are not, so that a directory looks
-    /// as Linux's does.
+    /// Returns whether files of that generation are listed. A strict style does not list our own,
+    /// so a directory looks like Linux's.
     pub(crate) fn lists(self, version: Version) -> bool {
         self.has(version) && (self == Self::Both || version != Version::Own)
     }

@@ -32,7 +32,7 @@ const fn concat<const NR: usize>(tables: [&[Row]; 3]) -> [Row; NR] {
     all
 }
 
-/// The files of a group that do something.
+/// The files of a group with an effect.
 const GROUP: &[Row] = &[
     Row {
         name: "cgroup.procs",
@@ -538,8 +538,7 @@ const GROUP: &[Row] = &[
     },
 ];
 
-/// Returns whether a group cannot have this name, because a control file has it or may have it one
-/// day.
+/// Returns whether this name is reserved: a control file has it or may get it in a later version.
 pub fn is_control_file_name(name: &OsStr) -> bool {
     let name = name.as_encoded_bytes();
     [b"memory.".as_slice(), b"cgroup.", b"vm.", b"umemcg."].iter().any(|prefix| name.starts_with(prefix))

@@ -1,6 +1,6 @@
-//! Triggers on time lost for lack of memory, and the thread that looks at them, ten times in the
-//! shortest window, as long as there is one. A trigger belongs to the open file that it was written
-//! to and goes with it.
+//! Triggers on stall time for lack of memory, and the thread that checks them. While a trigger
+//! exists, the thread checks ten times in the shortest window. A trigger belongs to the open file
+//! it was written to, and ends with that file.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -16,22 +16,22 @@ use crate::waiters::{Waiters, Waker};
 pub(crate) const WINDOW_MIN: Duration = Duration::from_millis(500);
 /// Longest.
 pub(crate) const WINDOW_MAX: Duration = Duration::from_secs(10);
-/// Looks in one window.
+/// Checks in one window.
 const CHECKS_PER_WINDOW: u32 = 10;
 
-/// A window that slides: what was lost in it is what was lost since it began, and a share of what
-/// was lost in the one before.
+/// A sliding window. Its stall time is the stall time since it began, plus a share of the stall
+/// time of the window before.
 #[derive(Debug, Default)]
 #[doc(alias = "psi_window")]
 struct Window {
-    /// None until the first look.
+    /// None until the first check.
     began: Option<(Duration, Duration)>,
     lost_before: Duration,
     fired: Option<Duration>,
 }
 
 impl Window {
-    /// Returns whether to fire at `now`, when `total` has been lost ever.
+    /// Returns whether to fire at `now`, with a stall time of `total` so far.
     fn look(&mut self, now: Duration, total: Duration, threshold: Duration, window: Duration) -> bool {
         let (began, total_then) = *self.began.get_or_insert((now, total));
         let (passed, mut lost) = (now.saturating_sub(began), total.saturating_sub(total_then));
@@ -49,7 +49,7 @@ impl Window {
     }
 }
 
-/// The event that an open pressure file waits for.
+/// The event awaited by an open pressure file.
 #[derive(Debug)]
 #[doc(alias = "psi_trigger")]
 pub(crate) struct Trigger {
@@ -57,9 +57,9 @@ pub(crate) struct Trigger {
     is_full: bool,
     threshold: Duration,
     window: Duration,
-    /// Of the thread that looks.
+    /// Used by the checking thread.
     state: LeafMutex<Window>,
-    /// Until a poll has said so. (A)
+    /// Set until a poll has reported it. (A)
     has_fired: AtomicBool,
     waiters: Waiters,
 }
@@ -82,24 +82,24 @@ impl Trigger {
         let pressure = umemcg::internal::pressure(&group);
         let total = if self.is_full { pressure.full.total } else { pressure.some.total };
         if self.state.lock().look(now, total, self.threshold, self.window) {
-            // Before the waiters' lock, through which a later poll sees it.
+            // Before the waiters' lock: through it a later poll sees the flag.
             self.has_fired.store(true, Ordering::Relaxed);
             self.waiters.wake_all();
         }
     }
 
-    /// Leaves a waker; to be done before the look.
+    /// Leaves a waker. Call it before [`take`](Self::take).
     pub(crate) fn wait(&self, waker: &Arc<Waker>) {
         self.waiters.add(waker);
     }
 
-    /// Returns whether it has fired since this was last asked.
+    /// Returns whether the trigger has fired since the last call.
     pub(crate) fn take(&self) -> bool {
         self.has_fired.swap(false, Ordering::Relaxed)
     }
 }
 
-/// All triggers of a tree, and the thread that looks at them.
+/// All triggers of a tree, and the thread that checks them.
 #[derive(Debug, Default)]
 pub(crate) struct Triggers(Arc<LeafMutex<TriggerList>>);
 
@@ -140,7 +140,7 @@ fn watch(looked: &LeafMutex<TriggerList>) {
         let now = clock.now();
         triggers.iter().for_each(|trigger| trigger.look(now));
         let shortest = triggers.iter().map(|trigger| trigger.window).min().unwrap_or(WINDOW_MIN);
-        // A thread that closes its file meanwhile does not wait for this one.
+        // Hold no references during the sleep: closing a file then ends its trigger at once.
         drop(triggers);
         std::thread::sleep(shortest / CHECKS_PER_WINDOW);
     }

@@ -1,4 +1,4 @@
-//! Pollers that wait for news: wakers, and the groups' lists of them.
+//! Pollers waiting for changes: wakers, and the groups' lists of them.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use umemcg::Group;
 use umemcg_base::{LeafMutex, WakeSignal};
 
-/// Tells a poller to look again. Called by the thread that counts an event: must be brief and must
+/// Wakes a poller to look again. Called by the thread that counts an event: must be brief and must
 /// not sleep.
 pub struct Waker(Box<dyn Fn() + Send + Sync>);
 
@@ -27,19 +27,19 @@ impl fmt::Debug for Waker {
     }
 }
 
-/// The pollers that wait for news of a group. Each is gone with its open file.
+/// The pollers waiting for changes of a group. Each ends with its open file.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters(LeafMutex<Vec<Weak<Waker>>>);
 
 impl Waiters {
-    /// Adds a waker that is not there yet.
+    /// Adds a waker, unless it is present.
     pub(crate) fn add(&self, waker: &Arc<Waker>) {
         let mut wakers = self.0.lock();
         wakers.retain(|known| known.strong_count() > 0 && !std::ptr::eq(known.as_ptr(), Arc::as_ptr(waker)));
         wakers.push(Arc::downgrade(waker));
     }
 
-    /// Returns whether a file that waits is still open.
+    /// Returns whether a waiting file is still open.
     pub(crate) fn is_waited_for(&self) -> bool {
         self.0.lock().iter().any(|waker| waker.strong_count() > 0)
     }
@@ -50,7 +50,7 @@ impl Waiters {
     }
 }
 
-/// The pollers that wait for a group's events.
+/// The pollers waiting for a group's events.
 #[derive(Debug, Default)]
 pub(crate) struct EventWaiters {
     pub(crate) waiters: Arc<Waiters>,
@@ -58,7 +58,7 @@ pub(crate) struct EventWaiters {
 }
 
 impl EventWaiters {
-    /// Lets the next event wake all that have left a waker.
+    /// Arms the wake signal: the next event wakes all pollers of the list.
     pub(crate) fn arm(&self, group: &Group) {
         let wake_signal = self.wake_signal.get_or_init(|| {
             let waiters = Arc::clone(&self.waiters);

@@ -1,4 +1,4 @@
-//! Extended attributes as they are kept: by file and name, bounded, charged to the group.
+//! Storage of extended attributes: by file and name, bounded, charged to the group.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -13,7 +13,7 @@ use crate::file_id::FileId;
 /// root's places.
 #[doc(alias = "KERNFS_MAX_USER_XATTRS")]
 pub const NR_XATTRS_MAX: usize = 128;
-/// Most bytes that their values have together, of each kind again.
+/// Most bytes of their values together, for each namespace.
 #[doc(alias = "KERNFS_USER_XATTR_SIZE_LIMIT")]
 pub const XATTR_VALUES_BYTES_MAX: usize = 128 << 10;
 /// The charge of an attribute beside its name and its value.
@@ -46,7 +46,7 @@ impl Namespace {
     }
 }
 
-/// Returns the namespace of a name that an attribute can have.
+/// Returns the namespace of an attribute name.
 pub(crate) fn namespace(name: &OsStr) -> Result<Namespace, ControlError> {
     for namespace in [Namespace::User, Namespace::Trusted] {
         match name.as_encoded_bytes().strip_prefix(namespace.prefix()) {
@@ -69,14 +69,14 @@ pub fn check_xattr_name(name: &OsStr) -> Result<(), ControlError> {
 #[derive(Debug)]
 pub(crate) struct Xattr {
     pub(crate) value: Box<[u8]>,
-    /// For it and its name.
+    /// Covers the value, the name and [`XATTR_BYTES`].
     pub(crate) _charge: AccountedCharge,
 }
 
 /// The attributes by file (by row; none for the directory) and by name.
 pub(crate) type XattrMap = BTreeMap<(Option<u8>, Box<[u8]>), Xattr>;
 
-/// The attributes of a group's directory and files. Charges are given back with the lock released.
+/// The attributes of a group's directory and files. Charges are released without the lock held.
 #[derive(Debug, Default)]
 pub(crate) struct Xattrs(pub(crate) LeafMutex<XattrMap>);
 
@@ -137,7 +137,7 @@ impl Xattrs {
         removed.map(drop).ok_or(ControlError::NoAttribute)
     }
 
-    /// Drops the attributes of a removed group: nothing of it stays charged.
+    /// Drops the attributes of a removed group, with their charges.
     pub(crate) fn clear(&self) {
         let names = std::mem::take(&mut *self.0.lock());
         drop(names);

@@ -1,4 +1,4 @@
-//! How a volume may be used: what a request asks for, and what its kind of data allows.
+//! The access of a volume, as a request asks for it and its kind of data allows it.
 
 use tonic::Status;
 
@@ -20,10 +20,10 @@ pub struct Access {
 }
 
 impl Access {
-    /// Returns the use that a capability asks for, of a volume whose data is of that kind.
+    /// Returns the access requested by a capability, for a volume with this kind of data.
     ///
     /// # Errors
-    /// `InvalidArgument` if it is missing, or asks for what such a volume cannot do.
+    /// `InvalidArgument` if the capability is missing, or not supported by such a volume.
     pub fn of(capability: Option<&VolumeCapability>, data: &VolumeData) -> Result<Self, Status> {
         let capability =
             capability.ok_or_else(|| Status::invalid_argument("the request has no volume capability"))?;

@@ -1,4 +1,4 @@
-//! The attributes of a volume: what a StorageClass, a PersistentVolume or a pod says of it.
+//! The attributes of a volume, set by a StorageClass, a PersistentVolume or a pod.
 //!
 //! ```text
 //! type        tmpfs, store, dir or existing
@@ -11,7 +11,7 @@
 //! memory.max  512Mi; and the other limits of the pod's group, by the names of the control files
 //! ```
 //!
-//! A key that is none of these is refused: a limit with a typo would be no limit.
+//! Any other key is refused: a limit with a typo would otherwise be silently ignored.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -21,7 +21,7 @@ use umemcg_control::numbers::{parse_limit_v1, parse_limit_v2, parse_number, pars
 use crate::daemon::VolumeData;
 use crate::pod::KUBERNETES;
 
-/// Control files that an attribute may set.
+/// The control files that attributes may set.
 const LIMITS: [&str; 14] = [
     "memory.dirty_background_limit_in_bytes",
     "memory.dirty_background_ratio",
@@ -38,7 +38,7 @@ const LIMITS: [&str; 14] = [
     "memory.wmark_ratio",
     "memory.wmark_scale_factor",
 ];
-/// Attributes that say how a store is reached, and the options of `umemcg volume add`.
+/// Attributes of a store, each with its option of `umemcg volume add`.
 const STORE_OPTIONS: [(&str, &str); 9] = [
     ("endpoint", "endpoint"),
     ("region", "region"),
@@ -56,13 +56,13 @@ const STORE_OPTIONS: [(&str, &str); 9] = [
 pub struct Attributes {
     /// Where its data is.
     pub data: VolumeData,
-    /// Limits of the pod's group: the control file, and the text to write.
+    /// Limits of the pod's group: the text to write, by control file.
     pub limits: BTreeMap<String, String>,
 }
 
 impl Attributes {
     /// Parses a volume context, or the parameters of a StorageClass. Keys of Kubernetes itself are
-    /// left out.
+    /// ignored.
     ///
     /// # Errors
     /// `InvalidArgument` if a key is missing, unknown, or does not go with another.
@@ -114,8 +114,8 @@ fn take_data(left: &mut BTreeMap<&str, &str>) -> Result<VolumeData, Status> {
     }
 }
 
-/// Returns the text to write into a control file. The daemon has the last word. A StorageClass with
-/// a text that is no limit is better refused before volumes of it are made.
+/// Returns the text to write into a control file. The daemon checks it again; checking it here
+/// refuses a StorageClass with an invalid limit before any of its volumes is made.
 fn limit_of(file: &str, value: &str) -> Result<String, Status> {
     let text = of_quantity(value);
     let written = text.as_bytes();
@@ -131,7 +131,8 @@ fn limit_of(file: &str, value: &str) -> Result<String, Status> {
     }
 }
 
-/// Returns a quantity of Kubernetes (`512Mi`) as control files take it (`512M`, of 1024 each).
+/// Returns a quantity of Kubernetes (`512Mi`) in the notation of control files (`512M`, with powers
+/// of 1024).
 fn of_quantity(text: &str) -> String {
     let is_binary = |rest: &str| rest.ends_with(['K', 'M', 'G', 'T', 'P', 'E']);
     text.strip_suffix('i').filter(|rest| is_binary(rest)).unwrap_or(text).to_owned()

@@ -1,21 +1,21 @@
-//! What the plugin works on at the moment. One operation at a time on each volume: another is told
-//! to try again, as the specification says, so it holds no thread. One at a time on the groups of a
-//! namespace: another waits, for as long as it takes to write some control files.
+//! Mutual exclusion of the plugin's operations. One operation at a time runs on a volume: a second
+//! fails with `Aborted`, as the specification says, so it holds no thread. One operation at a time
+//! runs on the groups of a namespace: a second waits while the first writes some control files.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use umemcg_base::{Condvar, LeafMutex};
 
-/// The keys that are in use.
+/// The keys in use.
 #[derive(Debug, Default)]
 pub struct BusyKeys {
     keys: LeafMutex<HashSet<String>>,
-    /// Signalled when a key is given back.
+    /// Signalled when a key is released.
     freed: Condvar,
 }
 
-/// A key in use; dropping it gives the key back.
+/// A key in use; released on drop.
 #[derive(Debug)]
 pub struct BusyKey {
     keys: Arc<BusyKeys>,

@@ -1,4 +1,4 @@
-//! A client of the plugin that blocks, for tests: what kubelet asks.
+//! A blocking client of the plugin, for tests: the requests of kubelet.
 
 use std::path::Path;
 use std::time::Duration;
@@ -23,10 +23,10 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the plugin that listens at a path. Blocks.
+    /// Connects to the plugin listening at a path. Blocks.
     ///
     /// # Errors
-    /// `Unavailable` if none does.
+    /// `Unavailable` if no plugin listens there.
     pub fn connect(socket: &Path) -> Result<Self, Status> {
         let away = |error: &dyn std::error::Error| Status::unavailable(error.to_string());
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -40,7 +40,7 @@ impl Client {
         Ok(Self { runtime, channel, limit: None })
     }
 
-    /// Says with each request how long it waits.
+    /// Sends this timeout with each request.
     #[must_use]
     pub fn waiting(self, limit: Duration) -> Self {
         Self { limit: Some(limit), ..self }
@@ -54,7 +54,7 @@ impl Client {
         request
     }
 
-    /// Asks whether the plugin is ready, and the daemon serves.
+    /// Returns whether the plugin is ready. If it is, also checks that the daemon serves.
     ///
     /// # Errors
     /// The plugin's.
@@ -104,7 +104,7 @@ impl Client {
         self.runtime.block_on(client.node_unstage_volume(self.request(request))).map(drop)
     }
 
-    /// Asks for the numbers of a volume.
+    /// Requests the statistics of a volume.
     ///
     /// # Errors
     /// The plugin's.

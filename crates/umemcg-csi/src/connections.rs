@@ -1,5 +1,5 @@
-//! The connections to the plugin's socket, of which there is a bounded number at a time. One too
-//! many is closed at once: its client sees that the plugin is unavailable, and asks again.
+//! The connections to the plugin's socket, a bounded number at a time. A connection above the bound
+//! is closed at once: its client sees an unavailable plugin, and retries.
 
 use std::io;
 use std::pin::Pin;
@@ -17,14 +17,14 @@ use tonic::transport::server::Connected;
 /// sidecar keeps one.
 const NR_CONNECTIONS_MAX: usize = 64;
 
-/// A connection; dropping it gives its place to another.
+/// A connection; dropping it frees its place.
 #[derive(Debug)]
 pub struct Connection {
     stream: UnixStream,
     _place: OwnedSemaphorePermit,
 }
 
-/// Returns the connections that clients make.
+/// Returns the stream of accepted connections.
 pub fn accepted(listener: UnixListener) -> impl Stream<Item = io::Result<Connection>> {
     let places = Arc::new(Semaphore::new(NR_CONNECTIONS_MAX));
     let mut is_full = false;
@@ -33,7 +33,7 @@ pub fn accepted(listener: UnixListener) -> impl Stream<Item = io::Result<Connect
             let place = Arc::clone(&places).try_acquire_owned().ok()?;
             Some(Connection { stream, _place: place })
         });
-        // Told once, until there is room again.
+        // Logged once, until a place is free again.
         let was_full = std::mem::replace(&mut is_full, matches!(connection, Ok(None)));
         if is_full && !was_full {
             tracing::warn!("{NR_CONNECTIONS_MAX} connections are open; others are refused");

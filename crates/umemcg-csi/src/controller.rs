@@ -1,9 +1,9 @@
-//! The work of the controller: volumes that a StorageClass asks for.
+//! The work of the controller: dynamically provisioned volumes of a StorageClass.
 //!
-//! A prefix of a bucket needs no making: it is there when an object below it is. A tmpfs volume is
-//! made on the node where it is staged. So a new volume is a record, and the attributes with which
-//! nodes find its data. Deleting one forgets the record; objects stay in the store, as the daemon
-//! alone may write there.
+//! A prefix of a bucket needs no creation: it exists as soon as an object below it does. A tmpfs
+//! volume is made on the node where it is staged. So a new volume is a record, with the attributes
+//! by which nodes find its data. Deleting a volume removes the record. Objects stay in the store,
+//! because only the daemon may write there.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -34,7 +34,7 @@ pub struct Controller {
 pub struct VolumePage {
     /// The volumes.
     pub volumes: Vec<Created>,
-    /// Where the next part begins; empty at the end.
+    /// The token of the next part; empty at the end.
     pub next_token: String,
 }
 
@@ -44,10 +44,10 @@ impl Controller {
         Self { records, busy: Arc::default() }
     }
 
-    /// Makes a volume, or returns the one that was made for the same request.
+    /// Creates a volume, or returns the volume created earlier for the same request.
     ///
     /// # Errors
-    /// The code that the specification names.
+    /// The code given by the specification.
     pub fn create(&self, request: &CreateVolumeRequest) -> Result<Created, Status> {
         if request.name.len() > NAME_BYTES_MAX {
             return Err(Status::invalid_argument(format!("a name has at most {NAME_BYTES_MAX} bytes")));
@@ -96,7 +96,7 @@ impl Controller {
         }
     }
 
-    /// Forgets a volume. What is in its store stays there.
+    /// Removes the record of a volume. Its objects stay in the store.
     ///
     /// # Errors
     /// `InvalidArgument` without an id; `Internal`.
@@ -105,7 +105,7 @@ impl Controller {
         self.records.forget_created(&name).map_err(failed)
     }
 
-    /// Returns why a volume cannot be used as these capabilities say; none if it can.
+    /// Returns the reason why a volume does not support these capabilities; none if it does.
     ///
     /// # Errors
     /// `NotFound` if the controller did not make it.
@@ -125,13 +125,13 @@ impl Controller {
         Ok(refused.map(|status| status.message().to_owned()))
     }
 
-    /// Returns a part of the volumes, in the order of their names, from a token on.
+    /// Returns a part of the volumes in order of name, beginning at a token.
     ///
     /// # Errors
-    /// `Aborted` if there never was such a token.
+    /// `Aborted` if the token is malformed.
     pub fn list(&self, token: &str, max_entries: i32) -> Result<VolumePage, Status> {
         let max = usize::try_from(max_entries).map_err(|_| Status::invalid_argument("a negative number"))?;
-        // A token is the name of the next volume, with a mark in front that no caller makes up.
+        // A token is the name of the next volume, with a prefix to reject made-up tokens.
         let from = match token.strip_prefix("from:") {
             Some(name) => name,
             None if token.is_empty() => "",
@@ -150,7 +150,7 @@ impl Controller {
     }
 }
 
-/// Returns the capacity to give; 0 if none is asked for.
+/// Returns the capacity to provide; 0 if the request gives none.
 fn capacity(range: Option<&CapacityRange>) -> Result<i64, Status> {
     let Some(&CapacityRange { required_bytes, limit_bytes }) = range else { return Ok(0) };
     if required_bytes < 0 || limit_bytes < 0 {

@@ -1,4 +1,4 @@
-//! The Controller service: requests of the provisioner, given to [`Controller`].
+//! The Controller service: passes requests of the provisioner to [`Controller`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -98,7 +98,8 @@ impl controller_server::Controller for ControllerService {
 }
 
 impl ControllerService {
-    /// Runs a request. All of them are one tenant's: they wait for the plugin's own disk only.
+    /// Runs a request. All requests count for one tenant, because they wait for the plugin's own
+    /// disk only.
     async fn change<T: Send + 'static>(
         &self,
         limit: Option<Duration>,

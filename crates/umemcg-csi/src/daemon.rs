@@ -1,5 +1,5 @@
-//! The daemon of the node, as the plugin needs it. The program implements it over the admin socket,
-//! a test in memory.
+//! The plugin's interface to the daemon of the node. The program implements it over the admin
+//! socket, tests in memory.
 //!
 //! Groups and limits are not here: the plugin makes and sets them through the control files.
 
@@ -15,14 +15,14 @@ use tonic::Status;
 pub enum VolumeData {
     /// In the pool of the daemon.
     Tmpfs {
-        /// The most bytes that it may hold; if absent, only the groups' limits apply.
+        /// Its size limit in bytes; if absent, only the limits of groups apply.
         size_bytes: Option<u64>,
     },
-    /// In a store of objects.
+    /// In an object store.
     Store {
         /// The bucket and prefix.
         url: String,
-        /// How it is reached: options of `umemcg volume add` by name, without dashes in front.
+        /// Options of `umemcg volume add` by name, without leading dashes.
         options: BTreeMap<String, String>,
     },
     /// In a directory of the node.
@@ -30,8 +30,7 @@ pub enum VolumeData {
         /// Its absolute path.
         path: String,
     },
-    /// In a volume that the daemon has by its configuration; the plugin neither adds nor removes
-    /// it.
+    /// In a volume from the daemon's configuration; the plugin neither adds nor removes it.
     Existing {
         /// Its name.
         volume: String,
@@ -43,20 +42,20 @@ pub enum VolumeData {
 pub struct KnownVolume {
     /// Its name.
     pub name: String,
-    /// The last failure of its store; none if the store has answered since.
+    /// The last failure of its store; none once the store has answered since.
     pub trouble: Option<String>,
 }
 
-/// Why the daemon did not do what the plugin asked.
+/// The reason why a request to the daemon failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum DaemonError {
-    /// It does not run: what it served is gone.
+    /// The daemon does not run: its mounts are gone.
     #[error("{0}")]
     Absent(String),
-    /// It did not answer, and may have done it.
+    /// The daemon did not answer. The request may have been carried out.
     #[error("{0}")]
     Unknown(String),
-    /// It serves too many requests at the same time, and has not begun this one.
+    /// The daemon serves too many requests at the same time, and has not begun this one.
     #[error("the daemon serves too many requests at the same time; try again")]
     Crowded,
     /// The volume or its directory is in use.
@@ -65,7 +64,7 @@ pub enum DaemonError {
     /// Data of the volume cannot be made durable.
     #[error("{0}")]
     Lost(String),
-    /// It refused.
+    /// The daemon refused.
     #[error("{0}")]
     Refused(String),
 }
@@ -84,7 +83,7 @@ impl From<DaemonError> for Status {
     }
 }
 
-/// The daemon of the node. Calls block, for as long as the daemon takes.
+/// The daemon of the node. Calls block until the daemon answers.
 pub trait Daemon: Send + Sync + 'static {
     /// Returns its volumes.
     ///
@@ -98,19 +97,19 @@ pub trait Daemon: Send + Sync + 'static {
     /// [`DaemonError`].
     fn add_volume(&self, name: &str, data: &VolumeData) -> Result<(), DaemonError>;
 
-    /// Makes a volume durable and removes it.
+    /// Makes the data of a volume durable and removes the volume.
     ///
     /// # Errors
     /// [`DaemonError`].
     fn remove_volume(&self, name: &str) -> Result<(), DaemonError>;
 
-    /// Places the processes of a pod into a group, unless it does so.
+    /// Adds the rule that places the processes of a pod into a group, unless it exists.
     ///
     /// # Errors
     /// [`DaemonError`].
     fn add_pod(&self, uid: &str, group: &str) -> Result<(), DaemonError>;
 
-    /// Removes the rule for a pod, if there is one.
+    /// Removes the rule for a pod, if it exists.
     ///
     /// # Errors
     /// [`DaemonError`].

@@ -1,4 +1,5 @@
-//! The Identity service: what the plugin is, whether it is ready, and whether the daemon serves.
+//! The Identity service: the plugin's name and capabilities, its readiness, and a check of the
+//! daemon.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use crate::v1::{
     PluginCapability, ProbeRequest, ProbeResponse,
 };
 
-/// The name of the plugin, as StorageClasses and CSIDriver objects have it.
+/// The name of the plugin in StorageClass and CSIDriver objects.
 pub const DRIVER: &str = "csi.umemcg.github.io";
 
 /// The service.
@@ -47,7 +48,7 @@ impl Identity for IdentityService {
     }
 
     async fn probe(&self, request: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
-        // Not ready and not in trouble, as the specification tells them apart.
+        // The specification distinguishes "not ready" from an error.
         let is_ready = self.readiness.is_ready();
         if is_ready {
             self.readiness.probe(time_limits::of_client(&request)).await?;

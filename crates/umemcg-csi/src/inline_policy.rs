@@ -1,18 +1,19 @@
-//! What the author of a pod may mount by an ephemeral inline volume, beside memory.
+//! The policy for ephemeral inline volumes: the data that the author of a pod may mount, beside
+//! memory.
 //!
 //! The daemon reads and writes with its own rights and credentials. A PersistentVolume or
-//! StorageClass is written by an administrator; an inline volume by every user that may start a
-//! pod. So inline volumes have neither directories of the node nor volumes of the configuration nor
-//! a server of their own choice, and only stores that the administrator has named.
+//! StorageClass is written by an administrator, an inline volume by any user with the right to
+//! start a pod. So an inline volume cannot show a directory of the node or a volume of the
+//! configuration, and cannot choose a server. It may show only stores named by the administrator.
 
 use tonic::Status;
 
 use crate::daemon::VolumeData;
 
-/// Attributes of a store that an inline volume may have.
+/// Store options allowed in an inline volume.
 const OPTIONS: [&str; 3] = ["anonymous", "attributes", "freshness"];
 
-/// The stores that inline volumes may show.
+/// The stores allowed in inline volumes.
 #[derive(Debug, Clone, Default)]
 pub struct InlinePolicy {
     stores: Vec<String>,
@@ -52,8 +53,8 @@ impl InlinePolicy {
     }
 }
 
-/// Returns whether a URL is a prefix or below it. With a `..` or an escape it is neither: the store
-/// might read it differently.
+/// Returns whether a URL equals a prefix or lies below it. A URL with `..` or an escape never does:
+/// the store might resolve it differently.
 fn is_below(url: &str, prefix: &str) -> bool {
     let has_tricks =
         url.split('/').any(|part| part == "." || part == "..") || url.contains(['%', '?', '#', '@', '\\']);

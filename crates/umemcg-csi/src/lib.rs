@@ -1,13 +1,13 @@
 //! The Kubernetes CSI plugin of umemcg: `umemcg csi`.
 //!
 //! Kubelet asks the plugin over gRPC to show volumes to pods. The plugin asks the daemon of the
-//! node to serve them, makes a group for each pod, sets its limits, tells the daemon which
-//! processes belong to it, and mounts the volume where kubelet wants it. The daemon serves files,
-//! and lives outside the plugin: a plugin that is rolled interrupts nothing.
+//! node to serve them. It makes a group for each pod, sets its limits, adds a rule to the daemon
+//! for the processes of the pod, and mounts the volume at kubelet's target path. The daemon serves
+//! files, and lives outside the plugin: rolling out a new plugin interrupts no I/O.
 //!
-//! The layers: [`Daemon`] is what the plugin needs of the daemon; `node` and `controller` have the
-//! work; the services are their gRPC faces, which take a place of `requests` for each. `records` is
-//! all that the plugin knows, on disk, and `readiness` gives it to a daemon that was started anew.
+//! The layers: [`Daemon`] is the interface to the daemon. `node` and `controller` do the work. The
+//! services are their gRPC front ends, and take a place of `requests` for each request. `records`
+//! holds all of the plugin's state, on disk; `readiness` restores it in a restarted daemon.
 #![forbid(unsafe_code)]
 
 mod access;

@@ -1,6 +1,6 @@
-//! The mounts of the plugin: each volume's directory of the daemon's mount, shown again at the
-//! target paths of pods. The mount table is asked first, never the path: that could wait for a
-//! daemon that hangs.
+//! The mounts of the plugin: bind mounts of each volume's directory, from the daemon's mount to the
+//! target paths of pods. Look-ups read the mount table first, never the path: an access to the path
+//! could block on a hung daemon.
 
 use std::fs;
 use std::io;
@@ -13,11 +13,11 @@ use umemcg_fuse::mountinfo::{Mount, mount_at, parse};
 
 /// The type of the daemon's data mount in the mount table.
 const DATA: &str = "fuse.umemcg";
-/// The type of its control files.
+/// The type of the mount of its control files.
 const CONTROL: &str = "fuse.umemcg-control";
-/// Mounts on top of each other at one target that are removed.
+/// The most mounts to remove at one target, stacked on top of each other.
 const NR_STACKED_MAX: usize = 16;
-/// Mount options that a StorageClass or a volume may ask for.
+/// Mount options allowed in a StorageClass or volume.
 const FLAGS: [(&str, MountFlags); 7] = [
     ("ro", MountFlags::RDONLY),
     ("noexec", MountFlags::NOEXEC),
@@ -54,7 +54,7 @@ pub fn data_mount(point: &Path) -> Result<Mount, Status> {
 }
 
 /// Returns the mount of the daemon's control files at a path. Without it, groups would be ordinary
-/// directories that limit nothing.
+/// directories and limit nothing.
 ///
 /// # Errors
 /// `Unavailable` if it is not there.
@@ -78,11 +78,11 @@ fn find(table: &ReadTable, point: &Path, kind: &str) -> Result<Option<Mount>, St
     Ok(found.filter(|mount| mount.kind == kind))
 }
 
-/// Shows a volume at a target. Leaves a mount that shows it with these options, and replaces any
-/// other of the daemon.
+/// Mounts a volume at a target. Keeps an existing mount of the volume with these options, and
+/// replaces any other mount of the daemon.
 ///
 /// # Errors
-/// `Aborted` while what is to be replaced is in use; `Internal` with what failed.
+/// `Aborted` while the mount to replace is in use; `Internal` with the failed step.
 pub fn show(
     root: &Path,
     volume: &str,
@@ -98,7 +98,7 @@ pub fn show(
         _ => {}
     }
     let asked = flags.iter().filter_map(|flag| flag_of(flag));
-    // What the daemon's own mount has, which setting others would take away.
+    // The options of the daemon's own mount. A remount without them would clear them.
     let always = MountFlags::NOSUID | MountFlags::NODEV;
     let flags = asked.fold(always, |all, flag| all | flag);
     let flags = if read_only { flags | MountFlags::RDONLY } else { flags };
@@ -110,13 +110,14 @@ pub fn show(
     mount_bind(root.join(volume), target).map_err(mount)?;
     mount_remount(target, flags | MountFlags::BIND, c"")
         .map_err(|errno| failed("set the options of", target, &errno.into()))?;
-    // Set on a mount, options stay in the plugin's own namespace. A mount that is made of one with
-    // options brings them along, also to the node and its pods. `hide` removes both.
+    // Options set by a remount stay in the plugin's own mount namespace. A bind mount of the
+    // remounted one carries the options along, also to the node and its pods. `hide` removes both
+    // mounts.
     mount_bind(target, target).map_err(mount)
 }
 
-/// Returns whether both mounts of a target have these options: the plugin may have been killed
-/// between them.
+/// Returns whether both mounts of a target exist and have these options: the plugin may have been
+/// killed between the two.
 fn has_flags(target: &Path, flags: MountFlags) -> bool {
     let point = in_mount_table(target);
     let Ok(text) = fs::read("/proc/self/mountinfo") else { return false };
@@ -128,21 +129,20 @@ fn has_flags(target: &Path, flags: MountFlags) -> bool {
     mounts.len() == 2 && mounts.iter().all(has_all)
 }
 
-/// Returns whether a target shows a volume, and the daemon answers.
+/// Returns whether a target shows a volume and the daemon answers. Blocks while the daemon hangs.
 pub fn is_shown(root: &Path, volume: &str, target: &Path) -> bool {
     let (Ok(served), Ok(shown)) = (data_mount(root), mount_of(target, DATA)) else { return false };
     let is_same = shown.device == served.device && shown.root == Path::new("/").join(volume);
     is_same && rustix::fs::stat(target).is_ok()
 }
 
-/// Returns whether an error says that a mount is there and its daemon or volume is not.
+/// Returns whether an error means a mount without its daemon or volume.
 fn is_dead(error: &io::Error) -> bool {
     let dead = [Errno::NOTCONN, Errno::STALE, Errno::NODEV, Errno::IO];
     error.raw_os_error().is_some_and(|code| dead.iter().any(|errno| errno.raw_os_error() == code))
 }
 
-/// Removes the daemon's mounts at a target. A path where nothing of the daemon is mounted is left
-/// as it is.
+/// Removes the daemon's mounts at a target. Leaves a path without such a mount unchanged.
 ///
 /// # Errors
 /// `Aborted` while it is in use; `Internal`, also if the mount table cannot be read.
@@ -169,7 +169,7 @@ fn hide_by(table: &ReadTable, target: &Path) -> Result<(), Status> {
 /// Removes the directory of a target.
 ///
 /// # Errors
-/// `Internal`, also if it is not empty: what is in it is not the plugin's.
+/// `Internal`, also if it is not empty: its content is not the plugin's.
 pub fn remove_target(target: &Path) -> Result<(), Status> {
     match fs::remove_dir(target) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", target, &error)),
@@ -177,8 +177,8 @@ pub fn remove_target(target: &Path) -> Result<(), Status> {
     }
 }
 
-/// Returns a path as the mount table has it: without links, except in its last part, which may be
-/// the mount point of a daemon that hangs.
+/// Returns a path as the mount table shows it, with symlinks resolved except in the last component:
+/// it may be the mount point of a hung daemon.
 fn in_mount_table(path: &Path) -> PathBuf {
     match (path.parent().map(Path::canonicalize), path.file_name()) {
         (Some(Ok(parent)), Some(name)) => parent.join(name),

@@ -1,4 +1,4 @@
-//! Names that the plugin gives: of volumes in the daemon, of groups, of rules.
+//! Names given by the plugin: to volumes in the daemon, to groups, to rules.
 
 use std::ffi::OsStr;
 use std::fmt::Write;
@@ -8,9 +8,9 @@ use tonic::Status;
 /// Longest name of a volume or a group, in bytes.
 const NAME_BYTES_MAX: usize = 255;
 
-/// Returns the name of a volume in the daemon: its id, with `%XX` for each byte that is no letter,
-/// digit, dash, underscore or dot, and for a dot in front. So different ids have different names,
-/// whatever another program put into them.
+/// Returns the name of a volume in the daemon: its id, with `%XX` for a leading dot and for each
+/// byte other than a letter, digit, dash, underscore or dot. So different ids have different names,
+/// whatever bytes they contain.
 ///
 /// # Errors
 /// `InvalidArgument` if the id is empty or the name is too long.
@@ -34,11 +34,11 @@ pub fn volume_name(id: &str) -> Result<String, Status> {
     }
 }
 
-/// Returns the name of the group of a namespace or pod: its own, with an underscore in front if a
-/// control file has that name, as rules do it.
+/// Returns the name of the group of a namespace or pod: its own name, with a leading underscore if
+/// a control file has that name. Rules name groups in the same way.
 ///
 /// # Errors
-/// `InvalidArgument` unless it is a name that Kubernetes gives: letters, digits, dashes, dots.
+/// `InvalidArgument` unless it is a valid Kubernetes name: letters, digits, dashes, dots.
 pub fn group_name(what: &str, name: &str) -> Result<String, Status> {
     let is_usual = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.';
     if name.is_empty() || name.starts_with('.') || !name.bytes().all(is_usual) || name.len() >= NAME_BYTES_MAX

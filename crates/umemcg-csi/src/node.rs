@@ -7,9 +7,9 @@
 //! unstage    the daemon makes the volume durable and removes it
 //! ```
 //!
-//! Each step looks first whether it is done, so each request can be repeated, also by a plugin that
-//! was started after another one was killed in the middle. Kubelet repeats publishing now and then
-//! (`requiresRepublish`), which mends what a daemon that was started anew does not know.
+//! Each step first checks whether it is done, so each request can be repeated, also by a new plugin
+//! after the old one was killed halfway. Kubelet publishes again now and then
+//! (`requiresRepublish`), and so restores the state missing in a restarted daemon.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -49,10 +49,10 @@ impl std::fmt::Debug for Node {
     }
 }
 
-/// What is known of a volume on this node.
+/// The health of a volume on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeHealth {
-    /// What is wrong; none if nothing is.
+    /// The fault of the volume; none if it is healthy.
     pub trouble: Option<String>,
 }
 
@@ -70,7 +70,7 @@ impl Node {
         Self { daemon, root: root.to_owned(), groups, volumes, records, busy: Arc::default(), inline }
     }
 
-    /// Asks the daemon whether it serves.
+    /// Checks that the daemon serves.
     ///
     /// # Errors
     /// `FailedPrecondition` if it does not.
@@ -106,14 +106,15 @@ impl Node {
             }
         }
         self.volumes.ensure(&staged).inspect_err(|status| {
-            // Otherwise the daemon may have it: the record stays, and the next request sees.
+            // After other errors the daemon may have the volume: the record stays for the next
+            // request.
             if matches!(status.code(), Code::InvalidArgument | Code::NotFound) {
                 let _ = self.records.forget_staged(&staged.name);
             }
         })
     }
 
-    /// Makes a volume durable and removes it from the daemon.
+    /// Makes the data of a volume durable and removes the volume from the daemon.
     ///
     /// # Errors
     /// `FailedPrecondition` while it is published; `Internal` if data cannot be made durable.
@@ -137,9 +138,9 @@ impl Node {
     /// Shows a volume to a pod, in a group with the pod's limits.
     ///
     /// # Errors
-    /// The code that the specification names. Then nothing is left that was not there before,
-    /// unless it was there because of an earlier request for the same target, or the daemon did not
-    /// answer (`Unavailable`).
+    /// The code given by the specification. A failed request leaves nothing behind, unless an
+    /// earlier request for the same target had left it, or the daemon did not answer
+    /// (`Unavailable`).
     pub fn publish(&self, request: &NodePublishVolumeRequest) -> Result<(), Status> {
         let name = volume_name(&request.volume_id)?;
         absolute("target path", &request.target_path)?;
@@ -164,7 +165,7 @@ impl Node {
         }
     }
 
-    /// Removes a volume from a target, and what was there for its pod alone.
+    /// Removes a volume from a target, with the rule, groups and volume made for its pod alone.
     ///
     /// # Errors
     /// `Aborted` while the target or the pod's group is in use; `Internal` if data of an ephemeral
@@ -185,7 +186,7 @@ impl Node {
         self.undo(&record, &known)
     }
 
-    /// Returns what is known of a volume at a path.
+    /// Returns the health of a volume at a path.
     ///
     /// # Errors
     /// `NotFound` if the volume is not published there.
@@ -198,7 +199,7 @@ impl Node {
         let known = published.values().find(|known| known.volume.name == name && known.target == path);
         let known =
             known.ok_or_else(|| Status::not_found(format!("the volume is not published at {path}")))?;
-        // The path is asked only if the daemon answers: it could wait for one that hangs.
+        // Access the path only if the daemon answers: the access would block on a hung daemon.
         let at_target = || {
             let is_shown = mounts::is_shown(&self.root, known.volume.served_name(), Path::new(path));
             (!is_shown).then(|| format!("{path} does not show the volume"))
@@ -206,7 +207,7 @@ impl Node {
         Ok(VolumeHealth { trouble: self.volumes.trouble_of(&known.volume).or_else(at_target) })
     }
 
-    /// Returns what is known of a volume of this node.
+    /// Returns the health of a volume of this node.
     ///
     /// # Errors
     /// `NotFound` if it is not staged or published here.
@@ -220,21 +221,21 @@ impl Node {
         Ok(VolumeHealth { trouble: self.volumes.trouble_of(&volume) })
     }
 
-    /// Gives a daemon that was started anew a staged volume, unless a request is at it.
+    /// Adds a staged volume to a restarted daemon, unless a request is working on it.
     ///
     /// # Errors
     /// As [`stage`](Self::stage).
     pub fn restore_staged(&self, name: &str) -> Result<(), Status> {
         let Some(_one_at_a_time) = self.busy.try_take(&volume_key(name)) else { return Ok(()) };
-        // A request may have ended it since the caller read the records.
+        // A request may have unstaged it since the caller read the records.
         match self.records.staged(name).map_err(records_failed)? {
             Some(volume) => self.volumes.ensure(&volume),
             None => Ok(()),
         }
     }
 
-    /// Gives a daemon that was started anew what the record of a target of this volume says, unless
-    /// a request is at it.
+    /// Restores a published target of this volume in a restarted daemon from its record, unless a
+    /// request is working on the volume.
     ///
     /// # Errors
     /// As [`publish`](Self::publish).
@@ -247,7 +248,7 @@ impl Node {
         }
     }
 
-    /// Returns the record of what a request to publish wants.
+    /// Returns the record for a request to publish.
     fn wanted(&self, request: &NodePublishVolumeRequest, name: String) -> Result<Published, Status> {
         let attributes = Attributes::parse(&request.volume_context)?;
         let access = Access::of(request.volume_capability.as_ref(), &attributes.data)?;
@@ -293,7 +294,7 @@ impl Node {
         }
         let (record, known) = self.begin(wanted)?;
         self.ensure(&record, &known).inspect_err(|status| {
-            // Otherwise the daemon may be at it: the record stays, and the next request sees.
+            // The daemon may still be working on it: the record stays for the next request.
             if status.code() == Code::Unavailable {
                 return;
             }
@@ -303,7 +304,7 @@ impl Node {
         })
     }
 
-    /// Decides what the plugin makes for a new target, and keeps the record.
+    /// Decides which groups the plugin owns for a new target, and writes the record.
     fn begin(&self, mut wanted: Published) -> Result<(String, Published), Status> {
         let _groups = self.groups_of(&wanted);
         let published = self.records.published().map_err(records_failed)?;
@@ -325,7 +326,7 @@ impl Node {
         Ok((record, wanted))
     }
 
-    /// Does what a record says and is not done. Limits that were set are left: an operator may have
+    /// Carries out the missing steps of a record. Limits already set are kept: an operator may have
     /// changed them since.
     fn ensure(&self, record: &str, known: &Published) -> Result<(), Status> {
         self.volumes.ensure(&known.volume)?;
@@ -337,7 +338,8 @@ impl Node {
                 if known.is_ephemeral && matches!(known.volume.data, VolumeData::Tmpfs { .. }) {
                     self.groups.bound_namespace(pod)?;
                 }
-                // The pod may run once one of its volumes is there: a new group gets all limits.
+                // The pod may already run with another of its volumes: a new group gets the limits
+                // of all.
                 let published = self.records.published().map_err(records_failed)?;
                 for other in published.values().filter(|other| !has_group && other.is_of_group(pod)) {
                     self.groups.limit(pod, &other.limits)?;
@@ -352,7 +354,7 @@ impl Node {
         mounts::show(&self.root, name, Path::new(&known.target), &known.flags, known.is_read_only)
     }
 
-    /// Undoes what a record says, as far as no other record says it too, and forgets it.
+    /// Undoes the steps of a record, except those needed by another record, and removes the record.
     fn undo(&self, record: &str, known: &Published) -> Result<(), Status> {
         let target = Path::new(&known.target);
         mounts::hide(target)?;
@@ -366,19 +368,19 @@ impl Node {
         if known.is_ephemeral && !is_shared {
             self.volumes.remove(&known.volume)?;
         }
-        // Together, so that of two targets of a pod that end at the same time one is the last.
+        // Under one lock: when two targets of a pod end at the same time, exactly one is the last.
         let _groups = self.groups_of(known);
         self.undo_pod(known, &others()?)?;
         self.records.forget_published(record).map_err(records_failed)
     }
 
     /// Removes the rule of a pod and its group, and the group of its namespace, if no other record
-    /// is of that pod, group or namespace.
+    /// belongs to that pod, group or namespace.
     fn undo_pod(&self, known: &Published, others: &BTreeMap<String, Published>) -> Result<(), Status> {
         let Some(pod) = &known.pod else { return Ok(()) };
         if !others.values().any(|other| other.pod.as_ref() == Some(pod)) {
             match self.daemon.remove_pod(&pod.uid) {
-                // Its rules and groups ended with it.
+                // The daemon's rules and groups ended with it.
                 Ok(()) | Err(DaemonError::Absent(_)) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -392,13 +394,13 @@ impl Node {
         Ok(())
     }
 
-    /// Takes the groups of a target's namespace. Held for as long as it takes to write control
-    /// files and records, and never while a store is waited for.
+    /// Locks the groups of a target's namespace. Held while control files and records are written,
+    /// never during a wait for a store.
     fn groups_of(&self, known: &Published) -> Option<BusyKey> {
         known.pod.as_ref().map(|pod| self.busy.take(&namespace_key(pod)))
     }
 
-    /// Takes a volume for one operation.
+    /// Locks a volume for one operation.
     fn only(&self, name: &str) -> Result<BusyKey, Status> {
         let taken = self.busy.try_take(&volume_key(name));
         taken.ok_or_else(|| Status::aborted("another operation on the volume is not finished; try again"))
@@ -441,7 +443,8 @@ fn absolute(what: &str, path: &str) -> Result<(), Status> {
     }
 }
 
-/// Credentials of stores are the daemon's: one that was passed over would seem to be used.
+/// Refuses secrets. The daemon has the credentials of stores; a secret silently ignored would seem
+/// to be used.
 fn no_secrets(secrets: &HashMap<String, String>) -> Result<(), Status> {
     match secrets.is_empty() {
         true => Ok(()),
@@ -465,11 +468,11 @@ mod tests {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// A daemon that is still adding what another plugin asked it for.
+    /// A daemon still adding a volume for an earlier plugin.
     #[derive(Default)]
     struct AddingDaemon {
         nr_adds: AtomicUsize,
-        /// It does not answer that it adds one.
+        /// It does not answer the request to add a volume.
         is_silent: bool,
         busy: OnceLock<Arc<BusyKeys>>,
     }

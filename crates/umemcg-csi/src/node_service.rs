@@ -1,4 +1,4 @@
-//! The Node service: requests of kubelet, given to [`Node`].
+//! The Node service: passes requests of kubelet to [`Node`].
 
 use std::path::Path;
 use std::sync::Arc;
@@ -104,7 +104,8 @@ impl node_server::Node for NodeService {
         let node = Arc::clone(&self.node);
         let work = move || {
             let health = node.health_at(&request.volume_id, &request.volume_path)?;
-            // The path is a directory of the node then, and its numbers those of the node's disk.
+            // The path of a faulty volume may be a plain directory, with the usage of the node's
+            // disk.
             health.trouble.map_or(Ok(()), |trouble| Err(Status::internal(trouble)))?;
             usage_of(Path::new(&request.volume_path))
         };
@@ -172,7 +173,7 @@ impl node_server::Node for NodeService {
     }
 }
 
-/// Returns what a volume has and holds, as its file system says.
+/// Returns the capacity and usage of a volume from `statvfs`.
 fn usage_of(path: &Path) -> Result<Vec<VolumeUsage>, Status> {
     let found = rustix::fs::statvfs(path)
         .map_err(|errno| Status::internal(format!("cannot ask the volume at {}: {errno}", path.display())))?;

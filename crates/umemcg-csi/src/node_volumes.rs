@@ -1,4 +1,4 @@
-//! The volumes of a node in its daemon: added, looked for and removed as the records say.
+//! The volumes of a node in its daemon: added, checked and removed as the records say.
 
 use std::sync::Arc;
 
@@ -19,10 +19,10 @@ impl NodeVolumes {
         Self { daemon, records }
     }
 
-    /// Adds a volume to the daemon, unless it has it.
+    /// Adds a volume to the daemon, unless the daemon has it.
     ///
     /// # Errors
-    /// `NotFound` if it is one of the daemon's own that is not there; the daemon's.
+    /// `NotFound` if it is missing from the daemon's configuration; the daemon's errors.
     pub fn ensure(&self, volume: &Staged) -> Result<(), Status> {
         match (self.has(volume.served_name())?, &volume.data) {
             (true, _) => Ok(()),
@@ -30,17 +30,18 @@ impl NodeVolumes {
                 Err(Status::not_found(format!("the daemon has no volume `{volume}`")))
             }
             (false, data) => match self.daemon.add_volume(&volume.name, data) {
-                // A plugin that was killed had asked for it, and the daemon has done it meanwhile.
+                // An earlier plugin, killed since, had asked for it, and the daemon has added it
+                // meanwhile.
                 Err(DaemonError::Refused(_)) if self.has(&volume.name)? => Ok(()),
                 added => Ok(added?),
             },
         }
     }
 
-    /// Checks that a volume that is added now cannot be taken for another one.
+    /// Checks that the name of a volume to add is free.
     ///
     /// # Errors
-    /// `FailedPrecondition` if the daemon has one of that name; the daemon's.
+    /// `FailedPrecondition` if the daemon has a volume of that name; the daemon's errors.
     pub fn check_free(&self, volume: &Staged) -> Result<(), Status> {
         let is_own = matches!(volume.data, VolumeData::Existing { .. });
         if !is_own && self.has(&volume.name)? {
@@ -52,11 +53,11 @@ impl NodeVolumes {
         Ok(())
     }
 
-    /// Checks that nothing is left of a volume whose record was damaged, so that the plugin does
-    /// not know whether it added the volume.
+    /// Checks that the daemon does not have a volume with a damaged record: the plugin cannot know
+    /// whether it added that volume.
     ///
     /// # Errors
-    /// `FailedPrecondition` if the daemon has it; the daemon's.
+    /// `FailedPrecondition` if the daemon has it; the daemon's errors.
     pub fn check_gone(&self, name: &str) -> Result<(), Status> {
         match self.records.has_damaged_staged(name) && self.has(name)? {
             false => Ok(()),
@@ -66,10 +67,11 @@ impl NodeVolumes {
         }
     }
 
-    /// Makes a volume durable and removes it, unless it is another's or gone.
+    /// Makes the data of a volume durable and removes the volume, unless it is from the
+    /// configuration or gone.
     ///
     /// # Errors
-    /// `Aborted` while it is in use or an earlier request is at it; the daemon's.
+    /// `Aborted` while it is in use or an earlier request is working on it; the daemon's errors.
     pub fn remove(&self, volume: &Staged) -> Result<(), Status> {
         if matches!(volume.data, VolumeData::Existing { .. }) {
             return Ok(());
@@ -81,9 +83,10 @@ impl NodeVolumes {
             known => known.map(drop),
         };
         match removed {
-            // Nothing of it is served any more.
+            // The daemon no longer serves it.
             Ok(()) | Err(DaemonError::Absent(_)) => Ok(()),
-            // A plugin that was killed had asked for it, and the daemon has done it or is at it.
+            // An earlier plugin, killed since, had asked for it, and the daemon has removed it or
+            // is removing it.
             Err(DaemonError::Refused(why)) => match self.has(&volume.name)? {
                 true => Err(Status::aborted(why)),
                 false => Ok(()),
@@ -92,7 +95,7 @@ impl NodeVolumes {
         }
     }
 
-    /// Returns what is wrong with a volume in the daemon.
+    /// Returns the fault of a volume in the daemon; none if it is healthy.
     pub fn trouble_of(&self, volume: &Staged) -> Option<String> {
         match self.daemon.volumes() {
             Err(error) => Some(error.to_string()),

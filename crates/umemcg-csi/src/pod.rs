@@ -1,4 +1,4 @@
-//! The pod that a volume is published for, as kubelet tells it (`podInfoOnMount`).
+//! The pod of a published volume, as passed by kubelet (`podInfoOnMount`).
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use tonic::Status;
 
 use crate::names::group_name;
 
-/// Keys of the volume context that Kubernetes itself sets begin like this.
+/// Prefixes of the keys of the volume context set by Kubernetes itself.
 pub const KUBERNETES: [&str; 2] = ["csi.storage.k8s.io/", "storage.kubernetes.io/"];
 const NAME: &str = "csi.storage.k8s.io/pod.name";
 const NAMESPACE: &str = "csi.storage.k8s.io/pod.namespace";
@@ -27,7 +27,7 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// Returns the pod of a volume context; none if it names no pod, as other orchestrators do.
+    /// Returns the pod of a volume context; none if it names no pod, as with other orchestrators.
     ///
     /// # Errors
     /// `InvalidArgument` if a part is missing or impossible.
@@ -55,8 +55,8 @@ impl Pod {
     }
 }
 
-/// Returns the namespace that a volume context names: of the pod, else of the claim (which the
-/// provisioner puts there with `--extra-create-metadata`); empty without either.
+/// Returns the namespace in a volume context: the pod's, else the claim's (set by the provisioner
+/// with `--extra-create-metadata`); empty without either.
 pub fn namespace_of(context: &HashMap<String, String>) -> &str {
     context.get(NAMESPACE).or_else(|| context.get(CLAIM_NAMESPACE)).map_or("", String::as_str)
 }

@@ -1,5 +1,5 @@
-//! The groups of pods, made and limited through the daemon's control files, as an operator would do
-//! it: `mkdir NAMESPACE/POD`, and a write for each limit.
+//! The groups of pods. The plugin makes and limits them through the daemon's control files, as an
+//! operator would: `mkdir NAMESPACE/POD`, and a write for each limit.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -14,9 +14,9 @@ use crate::pod::Pod;
 
 /// The hard limit of a group; the root's is the pool.
 const LIMIT: &str = "memory.limit_in_bytes";
-/// What it says without one, at least: it is rounded to pages.
+/// A lower bound of its value without a limit, as the exact value is rounded to pages.
 const UNLIMITED: u64 = 1 << 62;
-/// The hard limit by its newer name, which takes effect whatever is in use.
+/// The hard limit by its newer name; unlike the older file, it takes effect whatever the usage.
 const MAX: &str = "memory.max";
 
 /// The control files of a daemon.
@@ -66,10 +66,10 @@ impl PodGroups {
     }
 
     /// Gives the group of a pod's namespace half of the pool as its limit, if it has none: the
-    /// memory of an inline volume cannot be reclaimed, and its author chooses how large it is.
+    /// memory of an inline volume cannot be reclaimed, and its author chooses its size.
     ///
     /// # Errors
-    /// `FailedPrecondition` if the control files do not tell the pool; `Internal`.
+    /// `FailedPrecondition` if the control files do not show the size of the pool; `Internal`.
     pub fn bound_namespace(&self, pod: &Pod) -> Result<(), Status> {
         let group = self.dir.join(&pod.namespace);
         let Some(pool_bytes) = bytes_in(&self.dir.join(LIMIT)) else {
@@ -77,11 +77,11 @@ impl PodGroups {
             return Err(Status::failed_precondition(text));
         };
         let Some(limit) = bytes_in(&group.join(LIMIT)) else {
-            // It may have one.
+            // The group may have a limit.
             let unread = io::Error::other(format!("{LIMIT} cannot be read"));
             return Err(failed("bound the namespace of", pod, &unread));
         };
-        // Another one was set on purpose, however large.
+        // Any lower value was set on purpose, however large.
         if limit < UNLIMITED {
             return Ok(());
         }
@@ -93,8 +93,8 @@ impl PodGroups {
     /// Sets limits of a pod's group.
     ///
     /// # Errors
-    /// `InvalidArgument` if the daemon does not have that limit or refuses the value; then others
-    /// may have been set.
+    /// `InvalidArgument` if the daemon does not have a limit or refuses its value; other limits may
+    /// have been set by then.
     pub fn limit(&self, pod: &Pod, limits: &BTreeMap<String, String>) -> Result<(), Status> {
         for (file, value) in limits {
             write_control(&self.group(pod).join(file), value).map_err(|error| {
@@ -127,7 +127,7 @@ impl PodGroups {
     }
 
     /// Removes the group of a pod's namespace, unless it is gone, or an operator uses it too: with
-    /// processes in it, or groups below it that are no pods'.
+    /// processes in it, or groups below it other than pods'.
     ///
     /// # Errors
     /// `Internal`.

@@ -1,5 +1,5 @@
-//! Whether the plugin is ready: it gives a daemon that was started anew what its records say,
-//! before kubelet changes anything.
+//! The plugin's readiness. After a start, the plugin restores volumes, groups and rules in the
+//! daemon from its records, before kubelet changes anything.
 //!
 //! ```text
 //! Begun     the first try has not ended; requests that change something wait, for a while
@@ -7,8 +7,8 @@
 //! Over      the daemon has what the records say, or kubelet's next requests mend what failed
 //! ```
 //!
-//! It takes places of [`Requests`] as a client does. So a store that hangs holds as many threads as
-//! its tenant may have, and a record that takes too long is left to kubelet.
+//! Recovery takes places of [`Requests`] like a client. So a hung store blocks at most the threads
+//! of its tenant. A record that takes too long is left to kubelet's next request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,14 +20,14 @@ use crate::node::Node;
 use crate::records::Records;
 use crate::requests::{PATIENCE, PLUGIN, Requests};
 
-/// The pause before a daemon that did not answer is asked again.
+/// The pause before a daemon without an answer is asked again.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// The time that one record has.
+/// The timeout of one record.
 const RECORD_WITHIN: Duration = Duration::from_secs(10);
-/// The time that all records have, once the daemon answers.
+/// The timeout of all records, once the daemon answers.
 const RECORDS_WITHIN: Duration = Duration::from_mins(5);
 
-/// How far recovery is.
+/// The progress of recovery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
     Begun,
@@ -35,7 +35,7 @@ enum State {
     Over,
 }
 
-/// Recovery, and what waits for it.
+/// Recovery, and the requests waiting for it.
 #[derive(Debug)]
 pub struct Readiness {
     node: Arc<Node>,
@@ -46,14 +46,14 @@ pub struct Readiness {
 }
 
 impl Readiness {
-    /// Returns that of a plugin that has just been started.
+    /// Returns the readiness of a newly started plugin.
     pub fn new(node: Arc<Node>, records: Arc<Records>, requests: Arc<Requests>) -> Self {
         Self { node, records, requests, state: watch::Sender::new(State::Begun), patience: PATIENCE }
     }
 
-    /// Gives the daemon volumes, groups, limits and rules, as the records say. Tries again while it
-    /// does not answer. What fails with one that answers is logged, and mended when kubelet
-    /// publishes again.
+    /// Restores volumes, groups, limits and rules in the daemon from the records. Retries while the
+    /// daemon does not answer. Other failures are logged; kubelet's next publish request retries
+    /// the failed record.
     pub async fn recover(&self) {
         loop {
             match tokio::time::timeout(RECORDS_WITHIN, self.restore_all()).await {
@@ -76,10 +76,10 @@ impl Readiness {
         }
     }
 
-    /// Does what each record says.
+    /// Restores every record.
     ///
     /// # Errors
-    /// That the daemon does not answer, or the records cannot be read.
+    /// The daemon does not answer, or the records cannot be read.
     async fn restore_all(&self) -> Result<(), Status> {
         self.probe(None).await?;
         let records = Arc::clone(&self.records);
@@ -101,10 +101,10 @@ impl Readiness {
         Ok(())
     }
 
-    /// Does what one record says.
+    /// Restores one record.
     ///
     /// # Errors
-    /// That the daemon does not answer any more.
+    /// The daemon no longer answers.
     async fn restore(
         &self,
         kind: &str,
@@ -126,10 +126,10 @@ impl Readiness {
         *self.state.borrow() == State::Over
     }
 
-    /// Asks the daemon whether it serves, within a time or the usual one.
+    /// Checks that the daemon serves, within `limit` or the default timeout.
     ///
     /// # Errors
-    /// `FailedPrecondition` if it does not, or does not answer.
+    /// `FailedPrecondition` if the daemon does not serve, or does not answer.
     pub async fn probe(&self, limit: Option<Duration>) -> Result<(), Status> {
         let node = Arc::clone(&self.node);
         let probed = self.requests.probe(limit, move || node.probe()).await;
@@ -141,7 +141,7 @@ impl Readiness {
         })
     }
 
-    /// Waits, for a while, until something may be added to the daemon.
+    /// Waits a bounded time until volumes may be added to the daemon.
     ///
     /// # Errors
     /// `Unavailable` if recovery is not over by then.
@@ -149,10 +149,10 @@ impl Readiness {
         self.wait(|state| *state == State::Over).await
     }
 
-    /// Waits, for a while, until something may be removed: also from a node without a daemon.
+    /// Waits a bounded time until volumes may be removed, also from a node without a daemon.
     ///
     /// # Errors
-    /// `Unavailable` if recovery is at the records by then.
+    /// `Unavailable` if the first try of recovery has not ended by then.
     pub async fn may_remove(&self) -> Result<(), Status> {
         self.wait(|state| *state != State::Begun).await
     }

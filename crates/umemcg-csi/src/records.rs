@@ -1,5 +1,5 @@
-//! What the plugin has done, on disk. It keeps nothing else: a plugin that was killed goes on from
-//! these records and from the mount table.
+//! The plugin's work, recorded on disk. This is its only state: after a kill, the next plugin
+//! continues from these records and the mount table.
 //!
 //! ```text
 //! STATE/lock           held by the one plugin that uses the directory
@@ -9,8 +9,8 @@
 //! STATE/damaged/KIND/  records of these kinds that a plugin could not read when it started
 //! ```
 //!
-//! A record is written before its work is done, and removed after it is undone. So work that was
-//! cut short has a record, and doing or undoing it again finishes it.
+//! A record is written before its work is done, and removed after it is undone. So interrupted work
+//! has a record; doing or undoing it again finishes it.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -23,18 +23,18 @@ use serde::{Deserialize, Serialize};
 use crate::daemon::VolumeData;
 use crate::pod::Pod;
 
-/// A volume that the controller made.
+/// A volume made by the controller.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Created {
-    /// Its id, which is the name that was asked for.
+    /// Its id, equal to the requested name.
     pub volume_id: String,
-    /// Its capacity, in bytes; 0 if none was asked for.
+    /// Its capacity, in bytes; 0 if the request gave none.
     pub capacity_bytes: i64,
     /// Its attributes.
     pub context: BTreeMap<String, String>,
 }
 
-/// A volume that is staged.
+/// A staged volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Staged {
     /// Its id.
@@ -43,7 +43,7 @@ pub struct Staged {
     pub name: String,
     /// Where its data is.
     pub data: VolumeData,
-    /// The namespace of its claim; empty if it is not known, or the volume is a pod's.
+    /// The namespace of its claim; empty if unknown, or if the volume is ephemeral.
     #[serde(default)]
     pub namespace: String,
 }
@@ -63,7 +63,7 @@ impl Staged {
 pub struct Published {
     /// The path.
     pub target: String,
-    /// The volume, which is staged, or ephemeral.
+    /// The volume, staged or ephemeral.
     pub volume: Staged,
     /// The volume lives as long as this target.
     pub is_ephemeral: bool,
@@ -75,7 +75,7 @@ pub struct Published {
     pub is_single: bool,
     /// The pod; none if the orchestrator names none.
     pub pod: Option<Pod>,
-    /// Limits of its group, as this volume's attributes have them.
+    /// Limits of its group, from this volume's attributes.
     pub limits: BTreeMap<String, String>,
     /// The plugin made the group of the namespace, and removes it.
     pub owns_namespace: bool,
@@ -101,13 +101,14 @@ impl Published {
 #[derive(Debug)]
 pub struct Records {
     dir: PathBuf,
-    /// The lock on the directory ends with the process, however it ends.
+    /// The lock on the directory. The kernel releases it when the process ends, even if killed.
     _lock: File,
 }
 
 impl Records {
     /// Opens a directory; creates it if it is missing. Moves damaged records away, before any other
-    /// thread uses them: one that a disk left is no reason to do nothing for the others.
+    /// thread uses them: a record damaged by the disk must not keep the plugin from serving the
+    /// others.
     ///
     /// # Errors
     /// `ResourceBusy` if another plugin uses it; the system's errors.
@@ -130,7 +131,7 @@ impl Records {
         Ok(Self { dir: dir.to_owned(), _lock: lock })
     }
 
-    /// Returns the record of a volume that the controller made.
+    /// Returns the record of a volume made by the controller.
     ///
     /// # Errors
     /// The system's errors.
@@ -138,7 +139,7 @@ impl Records {
         read(&self.dir.join("created").join(name))
     }
 
-    /// Returns all volumes that the controller made, by name.
+    /// Returns all volumes made by the controller, by name.
     ///
     /// # Errors
     /// The system's errors.
@@ -146,7 +147,7 @@ impl Records {
         read_all(&self.dir.join("created"))
     }
 
-    /// Keeps the record of a volume that the controller made.
+    /// Writes the record of a volume made by the controller.
     ///
     /// # Errors
     /// The system's errors.
@@ -178,7 +179,7 @@ impl Records {
         read_all(&self.dir.join("staged"))
     }
 
-    /// Keeps the record of a staged volume.
+    /// Writes the record of a staged volume.
     ///
     /// # Errors
     /// The system's errors.
@@ -186,7 +187,7 @@ impl Records {
         write(&self.dir.join("staged").join(&staged.name), staged)
     }
 
-    /// Returns whether a plugin that started moved a damaged record of a staged volume away.
+    /// Returns whether a damaged record of a staged volume was moved away at a start.
     pub fn has_damaged_staged(&self, name: &str) -> bool {
         self.dir.join("damaged/staged").join(name).exists()
     }
@@ -216,8 +217,8 @@ impl Records {
         read(&self.dir.join("published").join(record))
     }
 
-    /// Returns the namespace that a staged volume belongs to: its claim's, else that of a pod that
-    /// it is published for; empty if none is known.
+    /// Returns the namespace of a staged volume: its claim's, else that of a pod with the volume;
+    /// empty if none is known.
     pub fn tenant_of(&self, name: &str) -> String {
         let staged = self.staged(name).ok().flatten().map(|staged| staged.namespace);
         staged.filter(|namespace| !namespace.is_empty()).unwrap_or_else(|| {
@@ -234,7 +235,7 @@ impl Records {
         known.and_then(|known| known.pod).map_or_else(String::new, |pod| pod.namespace)
     }
 
-    /// Keeps the record of a new target. Returns the name of the record.
+    /// Writes the record of a new target. Returns the name of the record.
     ///
     /// # Errors
     /// The system's errors.
@@ -277,7 +278,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     }
 }
 
-/// Names of records. Drafts of a plugin that was killed have a dot in front, and are left out.
+/// Names of records. Skips the drafts of a killed plugin: they begin with a dot.
 fn names(dir: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(dir)? {
@@ -309,7 +310,7 @@ fn read_all<T: DeserializeOwned>(dir: &Path) -> io::Result<BTreeMap<String, T>> 
     for name in names(dir)? {
         match read(&dir.join(&name)) {
             Ok(Some(record)) => drop(found.insert(name, record)),
-            // Another request may have removed it meanwhile.
+            // Another request may have removed the record meanwhile.
             Ok(None) => {}
             // Damaged since the start.
             Err(error) if is_damage(&error) => {
@@ -382,9 +383,9 @@ mod tests {
         assert_ne!(first, second);
         records.forget_published(&first).unwrap();
         records.forget_published(&first).unwrap();
-        // A plugin that was killed leaves a draft.
+        // A killed plugin leaves a draft.
         fs::write(dir.path().join("published/.draft-x"), "{").unwrap();
-        // A disk that failed leaves something else.
+        // A failed disk leaves damaged records.
         let damaged = [("cut", "{"), ("empty", ""), ("other", "[]")];
         for (name, text) in damaged {
             fs::write(dir.path().join("published").join(name), text).unwrap();

@@ -1,20 +1,21 @@
-//! The bound on the requests in progress, and the threads on which they run.
+//! The bound on the requests in progress, and their threads.
 //!
-//! A request blocks: it talks to the daemon, writes control files and mounts. A daemon or a store
-//! that hangs would fill the plugin with threads, and the hung volumes of one tenant would keep the
-//! others out. So a request takes a place of its tenant, and then one of the plugin, before it gets
-//! a thread. It holds no thread while it waits for them. After a while the answer is `Unavailable`:
-//! kubelet and the provisioner ask again after a pause, and do not take the request for failed.
+//! A request blocks: it talks to the daemon, writes control files and mounts. Without a bound, a
+//! hung daemon or store would fill the plugin with threads, and the hung volumes of one tenant
+//! would block all other tenants. So a request takes a place of its tenant, and then a place of the
+//! plugin, before it gets a thread. It holds no thread while it waits for a place. After
+//! [`PATIENCE`] the answer is `Unavailable`: kubelet and the provisioner retry after a pause, and
+//! do not treat the request as failed.
 //!
-//! A tenant is a namespace. What belongs to none, such as a volume that an administrator made for a
-//! whole cluster, is one tenant more.
+//! A tenant is a namespace. Volumes without a namespace, such as a volume for a whole cluster,
+//! share one more tenant.
 //!
-//! Looks (health and numbers) have places of their own, so that neither they nor changes keep the
-//! other waiting; so do probes, which say that a daemon hangs.
+//! Looks (health and statistics) have places of their own, so looks and changes do not delay each
+//! other. Probes have their own places as well: they must detect a hung daemon.
 //!
-//! An answer has a time. When it is over, the client is told so; the thread goes on, with its
-//! places and what it holds, until the daemon or the kernel answers. Nothing ends a system call
-//! that waits for a daemon.
+//! A request has a deadline. After it the client gets `DeadlineExceeded`. The thread goes on, with
+//! its places and locks, until the daemon or the kernel answers: a system call waiting for a daemon
+//! cannot be cancelled.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -26,8 +27,8 @@ use umemcg_base::LeafMutex;
 
 use crate::time_limits::{CHANGE_WITHIN, LOOK_WITHIN};
 
-/// Most changes in progress, and most of one tenant. With the looks they are fewer than the
-/// connections that the daemon serves on its admin socket.
+/// Most changes in progress, and most of one tenant. Changes and looks together are fewer than the
+/// connections served by the daemon on its admin socket.
 const NR_CHANGES_MAX: usize = 16;
 const NR_CHANGES_OF_TENANT_MAX: usize = 6;
 /// Most looks in progress, and most of one tenant.
@@ -35,9 +36,9 @@ const NR_LOOKS_MAX: usize = 6;
 const NR_LOOKS_OF_TENANT_MAX: usize = 2;
 /// Most probes in progress.
 const NR_PROBES_MAX: usize = 2;
-/// Threads on which requests run: one for each place, and some that find out whose a request is.
+/// Threads for requests: one for each place, and some to look up the tenant of a request.
 pub const NR_THREADS_MAX: usize = NR_CHANGES_MAX + NR_LOOKS_MAX + NR_PROBES_MAX + 4;
-/// The time that a request waits for its places. A node that starts publishes all its pods at once.
+/// The longest wait of a request for its places. A starting node publishes all its pods at once.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// The tenant of the plugin's own requests. No namespace has such a name.
 pub const PLUGIN: &str = "(plugin)";
@@ -67,11 +68,12 @@ impl Requests {
         }
     }
 
-    /// Runs a request that changes something, within a time or the usual one. It goes on if the
-    /// client leaves or the time is over. `tenant` may read records.
+    /// Runs a changing request, with a deadline of `limit` or the default. The work goes on if the
+    /// client leaves or the deadline passes. `tenant` may read records.
     ///
     /// # Errors
-    /// The work's; `Unavailable` without a place; `DeadlineExceeded`; `Internal` if it panicked.
+    /// The work's errors; `Unavailable` without a place; `DeadlineExceeded`; `Internal` if it
+    /// panicked.
     pub async fn change<T: Send + 'static>(
         &self,
         limit: Option<Duration>,
@@ -81,7 +83,7 @@ impl Requests {
         self.run(&self.changes, limit.unwrap_or(CHANGE_WITHIN), tenant, work).await
     }
 
-    /// Runs a request that changes nothing, in the same way.
+    /// Runs a read-only request, in the same way.
     ///
     /// # Errors
     /// As [`change`](Self::change).
@@ -94,7 +96,7 @@ impl Requests {
         self.run(&self.looks, limit.unwrap_or(LOOK_WITHIN), tenant, work).await
     }
 
-    /// Runs a question whether the daemon serves, in the same way.
+    /// Runs a probe of the daemon, in the same way.
     ///
     /// # Errors
     /// As [`change`](Self::change).
@@ -132,7 +134,7 @@ impl Requests {
         let place = place.map_err(|_| {
             Status::unavailable("too many requests are in progress, which wait for the daemon; try again")
         })?;
-        // The place is the thread's: a client that leaves does not end the work.
+        // The thread owns the place: a departing client does not end the work.
         let work = move || {
             let done = work();
             drop(place);
@@ -152,11 +154,11 @@ async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static)
 struct Places {
     all: Arc<Semaphore>,
     nr_of_tenant_max: usize,
-    /// The places of the tenants that have requests, waiting ones included.
+    /// The places of each tenant with requests, waiting requests included.
     of_tenants: LeafMutex<HashMap<String, Weak<Semaphore>>>,
 }
 
-/// A place in the plugin and one of its tenant; dropping it gives both back.
+/// A place in the plugin and a place of the tenant; dropping it frees both.
 struct Place {
     _of_all: OwnedSemaphorePermit,
     _of_tenant: OwnedSemaphorePermit,
@@ -168,8 +170,8 @@ impl Places {
         Self { all, nr_of_tenant_max, of_tenants: LeafMutex::new(HashMap::new()) }
     }
 
-    /// Takes a place. The tenant's comes first: what waits for its own tenant holds none of the
-    /// plugin.
+    /// Takes a place. The tenant's comes first: a request waiting for its own tenant holds no place
+    /// of the plugin.
     async fn take(&self, tenant: &str) -> Place {
         let of_tenant = self.of_tenant(tenant).acquire_owned().await;
         let of_all = Arc::clone(&self.all).acquire_owned().await;
@@ -197,7 +199,7 @@ mod tests {
     use std::sync::mpsc;
     use tonic::Code;
 
-    /// Requests of tenants that hang until [`Hung::end`].
+    /// Requests of tenants, hung until [`Hung::end`].
     struct Hung {
         requests: Arc<Requests>,
         ends: Vec<mpsc::Sender<()>>,
@@ -205,12 +207,12 @@ mod tests {
 
     impl Hung {
         fn new() -> Self {
-            // What waits in this test waits in vain.
+            // Every wait in these tests ends without a place.
             let requests = Arc::new(Requests::with_patience(Duration::from_millis(20)));
             Self { requests, ends: Vec::new() }
         }
 
-        /// Begins a change that hangs. Returns its result if it gets no place.
+        /// Begins a hanging change. Returns its result if it gets no place.
         async fn begin(&mut self, tenant: &str) -> Option<Status> {
             let (end, ended) = mpsc::channel::<()>();
             let (began, begun) = tokio::sync::oneshot::channel();

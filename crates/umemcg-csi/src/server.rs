@@ -28,18 +28,17 @@ use crate::v1::controller_server::ControllerServer;
 use crate::v1::identity_server::IdentityServer;
 use crate::v1::node_server::NodeServer;
 
-/// Most requests of one client that are in progress or wait for a place. It bounds the memory that
-/// a client holds.
+/// Most requests of one client in progress or waiting for a place. Bounds the memory of a client.
 const NR_REQUESTS_MAX: usize = 256;
 
-/// The time that connections and requests in progress have to end after the signal. Less than the
-/// 30 seconds after which Kubernetes kills.
+/// The time for connections and requests in progress to end after the signal. Less than the
+/// 30-second grace period of Kubernetes.
 const END_WITHIN: Duration = Duration::from_secs(20);
 
-/// How the plugin is run.
+/// The configuration of the plugin.
 #[derive(Debug, Clone)]
 pub struct PluginConfig {
-    /// The socket on which it listens.
+    /// The socket of the gRPC server.
     pub socket: PathBuf,
     /// The name of the node.
     pub node_id: String,
@@ -49,13 +48,13 @@ pub struct PluginConfig {
     pub control: PathBuf,
     /// The directory of the plugin's records.
     pub state: PathBuf,
-    /// Prefixes of stores that ephemeral inline volumes may show.
+    /// Prefixes of stores allowed in ephemeral inline volumes.
     pub inline_stores: Vec<String>,
     /// Whether the controller is served, too.
     pub controller: bool,
 }
 
-/// Why the plugin does not serve.
+/// The reason why the plugin does not serve.
 #[derive(Debug, Error)]
 pub enum PluginError {
     /// The endpoint is not a Unix socket.
@@ -95,8 +94,8 @@ pub fn socket_of(endpoint: &str) -> Result<PathBuf, PluginError> {
     }
 }
 
-/// Serves until `is_over` returns, and then for as long as requests take to end, within
-/// 20 seconds. Blocks. Calls `ready` when the socket accepts connections.
+/// Serves until `is_over` returns, then waits up to 20 seconds for requests in progress to end.
+/// Blocks. Calls `ready` when the socket accepts connections.
 ///
 /// # Errors
 /// [`PluginError`].
@@ -110,7 +109,7 @@ pub fn serve(
     let records = Arc::new(Records::open(&config.state).map_err(of_records)?);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
-        // One more waits for the signal.
+        // One more thread waits for the signal.
         .max_blocking_threads(NR_THREADS_MAX + 1)
         .enable_all()
         .build()
@@ -129,7 +128,7 @@ pub fn serve(
         let _ = fs::remove_file(&config.socket);
         served
     });
-    // A request in progress goes on to its end: what it does has a record, but is better finished.
+    // Let requests in progress finish. Their work has a record, but finishing now is better.
     let since_signal = signalled.borrow().map_or(Duration::ZERO, |at| at.elapsed());
     runtime.shutdown_timeout(END_WITHIN.saturating_sub(since_signal));
     served
@@ -157,7 +156,8 @@ fn router(config: &PluginConfig, daemon: Arc<dyn Daemon>, records: Arc<Records>)
         .add_optional_service(controller)
 }
 
-/// Serves connections until the signal, and then those that have requests, for a while.
+/// Serves connections until the signal, then only connections with requests in progress, for at
+/// most [`END_WITHIN`].
 async fn serve_connections(
     router: Router,
     listener: UnixListener,
@@ -183,8 +183,8 @@ async fn serve_connections(
     }
 }
 
-/// Listens at a path. A socket that a plugin that has ended left there is replaced; the lock on the
-/// records says that no other plugin of this node runs.
+/// Listens at a path. Replaces a socket left by an earlier plugin. The lock on the records ensures
+/// that no other plugin of this node runs.
 fn listen_at(path: &Path) -> io::Result<UnixListener> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() => fs::remove_file(path)?,
@@ -194,7 +194,7 @@ fn listen_at(path: &Path) -> io::Result<UnixListener> {
     UnixListener::bind(path)
 }
 
-/// Returns an error with what caused it.
+/// Returns the text of an error with its causes.
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")

@@ -1,19 +1,19 @@
-//! The time that a request has. A client says how long it waits (`grpc-timeout`); the answer that
-//! the time is over has to reach it before. A request without that has a usual time.
+//! Deadlines of requests. A client sends its timeout as `grpc-timeout`; the `DeadlineExceeded`
+//! answer has to arrive before that. A request without a timeout has a default deadline.
 
 use std::time::Duration;
 
 use tonic::Request;
 
-/// The time that a request which changes something has, if its client does not say.
+/// The default deadline of a changing request.
 pub const CHANGE_WITHIN: Duration = Duration::from_secs(60);
-/// The same for a request that changes nothing.
+/// The default deadline of a read-only request.
 pub const LOOK_WITHIN: Duration = Duration::from_secs(5);
-/// The most digits that the number of a `grpc-timeout` may have.
+/// The most digits of the number in a `grpc-timeout`.
 const NR_DIGITS_MAX: usize = 8;
 
-/// Returns the time in which a client must have its answer: a tenth less than it waits. None if it
-/// does not say, or not as the gRPC specification has it.
+/// Returns the time within which to answer a client: a tenth less than its timeout. None if the
+/// client sends no timeout, or an invalid one.
 pub fn of_client<T>(request: &Request<T>) -> Option<Duration> {
     let waits = parse(request.metadata().get("grpc-timeout")?.to_str().ok()?)?;
     Some(waits - waits / 10)

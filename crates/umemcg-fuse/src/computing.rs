@@ -1,27 +1,26 @@
-//! Bounds the number of running requests that compute instead of waiting for a store, by the number
-//! of processors.
+//! Bounds the number of requests computing at the same time by the number of processors. A request
+//! waiting for a store does not count.
 //!
-//! Without this bound, a tenant with hundreds of large requests would keep as many threads of the
-//! daemon runnable as it may have requests running. A neighbour's small request would wait for a
+//! Without this bound, a tenant with hundreds of large requests would keep a thread of the daemon
+//! runnable for each of its running requests. A neighbour's small request would wait for a
 //! processor behind all of them, several milliseconds each time a thread is woken for it.
 //!
 //! A request counts as computing from its start. It does not count while it waits
 //! ([`Idle`](umemcg_base::Idle)), and counts again afterwards without waiting for room, so that no
-//! thread that holds locks waits here. So the bound may be exceeded for a moment, and then no
-//! request starts. A call of a store that takes longer than [`STORE_LEASE`] is assumed to wait for
-//! a device; a shorter one counts as computing, because it copies from memory. A request that
-//! computes for longer than [`LEASE`] is assumed to wait for something unannounced, such as a
-//! system call that hangs.
+//! thread waits here with locks held. So the bound may be exceeded for a moment, and then no
+//! request starts. A call of a store longer than [`STORE_LEASE`] is assumed to wait for a device; a
+//! shorter one counts as computing, because it copies from memory. A request computing for longer
+//! than [`LEASE`] is assumed to wait for something unannounced, such as a hanging system call.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use umemcg_base::Wait;
 
-/// The time for which a request may compute: many times as long as a mebibyte takes.
+/// The time allowed for computing: many times the time needed for a mebibyte.
 const LEASE: Duration = Duration::from_millis(20);
-/// The time for which a call of a store counts as computing: several times as long as copying a
-/// mebibyte takes on a busy processor. With 2 ms a neighbour's p99 was twice that with 10 ms.
+/// The time for which a call of a store counts as computing: several times the time needed to copy
+/// a mebibyte on a busy processor. With 2 ms, a neighbour's p99 was twice its p99 with 10 ms.
 const STORE_LEASE: Duration = Duration::from_millis(5);
 
 /// A computing request, and the time until which it counts as computing.
@@ -33,7 +32,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Returns whether the request has said that it waits.
+    /// Returns whether the request has reported a wait.
     pub fn is_asleep(self) -> bool {
         self.is_asleep
     }
@@ -53,7 +52,7 @@ impl Computing {
         Self { max, runs: BTreeSet::new(), next: 0 }
     }
 
-    /// Returns how many more may start.
+    /// Returns the number of requests that may still start.
     pub fn room(&self) -> usize {
         self.max.saturating_sub(self.runs.len())
     }
@@ -82,12 +81,12 @@ impl Computing {
         self.insert(LEASE, false)
     }
 
-    /// Notes that it has ended.
+    /// Notes the end of a request.
     pub fn end(&mut self, run: Run) {
         self.runs.remove(&run);
     }
 
-    /// Drops requests whose lease has ended. Returns the time after which to call this again.
+    /// Drops requests with an expired lease. Returns the time until the next call.
     pub fn expire(&mut self) -> Duration {
         let now = Instant::now();
         while let Some(&first) = self.runs.first() {
@@ -112,7 +111,7 @@ mod tests {
         let a = computing.waits(a, Wait::Sure);
         assert_eq!(computing.room(), 1);
         let third = computing.begin();
-        // It continues without a free processor, so that more may compute for a moment.
+        // It continues without a free processor, so more than the bound compute for a moment.
         let a = computing.goes_on(a);
         assert_eq!((computing.room(), computing.runs.len()), (0, 3));
         for run in [a, b, third] {

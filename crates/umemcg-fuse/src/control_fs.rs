@@ -2,8 +2,8 @@
 //!
 //! The kernel caches nothing: names and attributes have a lifetime of zero, and files are read and
 //! written directly. So a change of owner takes effect immediately, and each text is generated for
-//! its reader. Sizes are shown as in sysfs: a page. Truncation, which every `echo x > file`
-//! requests, is accepted and has no effect. An error of a write is the error of `write(2)`.
+//! its reader. Sizes are shown as in sysfs: a page. Truncation, requested by every `echo x > file`,
+//! is accepted and has no effect. An error of a write is the error of `write(2)`.
 //!
 //! Limit writes reclaim and may take long. Any signal ends the wait: a v1 limit write then fails
 //! with EINTR and has changed nothing; a v2 one has succeeded already. Other requests end only at
@@ -47,16 +47,16 @@ const TYPE_BITS: u32 = 0o170_000;
 /// Shift from a mode to the type in a listing.
 const TYPE_SHIFT: u32 = 12;
 
-/// The answer to a read that fills the kernel's page cache, as for `sendfile` and `splice`. A text
-/// generated for one reader would then be shown to all others, and could be padded with NULs to the
-/// file's size. With this error every tool falls back to `read`. It would not do so for a file of
-/// size 0, which counts as empty.
+/// The answer to a read into the kernel's page cache, as for `sendfile` and `splice`. A text
+/// generated for one reader would otherwise be shown to all others, and could be padded with NULs
+/// to the file's size. With this error every tool falls back to `read`. It would not do so for a
+/// file of size 0, which counts as empty.
 const NOT_THROUGH_PAGE_CACHE: Errno = Errno::INVAL;
 
 /// Fewest bytes of an entry in a listing.
 const DIRENT_BYTES_MIN: usize = 24;
 
-/// Open flags, which are the same on all supported architectures.
+/// Open flags, the same on all supported architectures.
 const ACCESS_MODE: u32 = 0o3;
 const WRITE_ONLY: u32 = 0o1;
 const READ_WRITE: u32 = 0o2;
@@ -68,25 +68,25 @@ const XATTR_REPLACE: u32 = 2;
 
 /// The poll events of every file: `POLLIN`, `POLLOUT`, `POLLRDNORM`, `POLLWRNORM`.
 const POLL_ALWAYS: u32 = 0x001 | 0x004 | 0x040 | 0x100;
-/// Additional poll events of a file that has changed.
+/// Additional poll events of a changed file.
 const POLL_PRI: u32 = 0x002;
 const POLL_ERR: u32 = 0x008;
 
-/// Requests that may wait for reclaim do not share queue places with those that sleep only briefly.
-/// The lowest bit of both keys tells them apart.
+/// Requests that may wait for reclaim do not share queue places with briefly sleeping ones. The
+/// lowest bit of both keys distinguishes them.
 const RECLAIMING: u64 = 1;
 const BRIEF: u64 = 0;
 
-/// Most control files open at a time: each keeps the text that is being read.
+/// The most control files open at a time: each keeps the text being read.
 const NR_OPEN_MAX: usize = 16_384;
-/// Of those, the ones that only root may have. Of the others a user has at most half of what other
-/// users leave.
+/// The part of them reserved for root. Of the others, a user has at most half of those left by
+/// other users.
 const NR_OPEN_OF_ROOT: usize = 1024;
 
 /// Serves a [`ControlTree`].
 pub struct ControlFs {
     tree: Arc<ControlTree>,
-    /// Finds the group that pays for a request.
+    /// Finds the paying group of a request.
     classifier: Arc<dyn Classifier>,
     open_files: LeafMutex<OpenFiles>,
     /// Looks up descriptor numbers; set once the mount point is known.
@@ -95,7 +95,7 @@ pub struct ControlFs {
     notifier: OnceLock<Notifier>,
     /// Reports changes to inotify; set once the mount is served.
     modify_events: OnceLock<ModifyEvents>,
-    /// Creates the helper that touches files below the mount point; `None` without inotify.
+    /// Creates the helper that touches files; `None` without inotify.
     make_touch: Option<MakeTouch>,
     /// The helper, until the mount is served.
     touch: LeafMutex<Option<Box<dyn Touch>>>,
@@ -154,8 +154,8 @@ impl OpenFiles {
 }
 
 impl ControlFs {
-    /// Creates a file system that shows this tree. The memory of requests and open files is charged
-    /// to the groups of the requesting processes.
+    /// Creates a file system for this tree. The memory of requests and open files is charged to the
+    /// groups of the requesting processes.
     pub fn new(tree: Arc<ControlTree>, classifier: Arc<dyn Classifier>) -> Arc<Self> {
         Arc::new(Self::without_inotify(tree, classifier))
     }
@@ -174,7 +174,7 @@ impl ControlFs {
     }
 
     /// Like [`new`](Self::new), but changes of event files are reported to inotify through the
-    /// helper that `make_touch` creates.
+    /// helper created by `make_touch`.
     pub fn with_inotify(
         tree: Arc<ControlTree>,
         classifier: Arc<dyn Classifier>,
@@ -183,12 +183,12 @@ impl ControlFs {
         Arc::new(Self { make_touch: Some(Box::new(make_touch)), ..Self::without_inotify(tree, classifier) })
     }
 
-    /// Returns how many event files are followed for inotify.
+    /// Returns the number of event files followed for inotify.
     pub fn nr_followed_files(&self) -> usize {
         self.modify_events.get().map_or(0, ModifyEvents::nr_followed)
     }
 
-    /// Returns how many files are open.
+    /// Returns the number of open files.
     pub fn nr_open_files(&self) -> usize {
         self.open_files.lock().by_handle.len()
     }
@@ -282,8 +282,8 @@ impl ControlFs {
         Ok(data.len())
     }
 
-    /// Answers a poll. Every file is readable and writable at any time. A file that has changed is
-    /// reported as in the kernel's own tree.
+    /// Answers a poll. Every file is readable and writable at any time. A changed file is reported
+    /// as in the kernel's own tree.
     fn poll(&self, arg: &PollIn) -> Result<PollOut, Errno> {
         let file = self.open_file(arg.fh)?;
         let notifier = self.notifier.get().filter(|_| arg.flags & POLL_SCHEDULE_NOTIFY != 0).cloned();
@@ -328,8 +328,8 @@ impl ControlFs {
         self.tree.set_xattr(node, name, value, how, caller).map_err(|error| error.to_errno())
     }
 
-    /// Queues a request that may sleep: under the group that pays for it, whichever group it is
-    /// about, so that no request waits behind another tenant's.
+    /// Queues a request that may sleep, under its paying group and not under the group it is about,
+    /// so that no request waits behind another tenant's.
     fn may_sleep(&self, request: &Request<'_>, reply: &mut Reply) -> QuickOutcome {
         let handle = match request.op {
             Op::Write { arg, .. } => Some(arg.fh),
@@ -380,8 +380,8 @@ impl Filesystem for ControlFs {
     fn quick(&self, request: &Request<'_>, reply: &mut Reply) -> QuickOutcome {
         let node = NodeId::from_raw(request.header.nodeid);
         match request.op {
-            // The file is followed before the answer is sent, and reading the members of a group
-            // may sleep.
+            // The file is followed before the answer is sent, and a read of a group's members may
+            // sleep.
             Op::Lookup { name } if self.modify_events.get().is_some() && is_event_file(name) => {
                 return self.may_sleep(request, reply);
             }
@@ -488,8 +488,8 @@ impl Filesystem for ControlFs {
     }
 }
 
-/// Returns the errno of an operation that a control tree does not support. After ENOSYS the kernel
-/// does not send the operation again.
+/// Returns the errno of an unsupported operation. After ENOSYS the kernel does not send the
+/// operation again.
 fn refusal(op: &Op<'_>) -> Errno {
     match op {
         Op::Create { .. } => Errno::ACCESS,
@@ -516,7 +516,7 @@ fn answer_sized(reply: &mut Reply, result: Result<Vec<u8>, ControlError>, size: 
     }
 }
 
-/// Returns the error for an attribute name that no directory or file can have; `None` for others.
+/// Returns the error for an invalid attribute name; `None` for a valid one.
 fn xattr_refusal(name: &OsStr) -> Option<Errno> {
     let error = check_xattr_name(name).err()?;
     // The kernel takes another answer about access lists for a failed check of permissions.
@@ -524,8 +524,8 @@ fn xattr_refusal(name: &OsStr) -> Option<Errno> {
     Some(if is_access_list { Errno::NODATA } else { error.to_errno() })
 }
 
-/// Returns the credentials of the requesting process, with the supplementary groups, which the
-/// request does not carry.
+/// Returns the credentials of the requesting process, with its supplementary groups, which are
+/// missing in the request.
 fn credentials(header: &InHeader) -> Credentials {
     credentials_of(header.pid, header.uid, header.gid)
 }

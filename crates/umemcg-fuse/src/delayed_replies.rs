@@ -1,5 +1,5 @@
 //! Delayed replies: a process over a dirty limit or over `memory.high` is slowed by a late answer,
-//! and no thread of the daemon waits with it.
+//! without a waiting thread of the daemon.
 
 use std::cmp::Ordering as Order;
 use std::collections::BinaryHeap;
@@ -14,7 +14,7 @@ use crate::reply::{Answer, Delay, RecheckFn, Reply};
 
 struct Delayed {
     due: Instant,
-    /// Replies due at one time are sent in the order in which they came.
+    /// Replies due at one time are sent in the order of their arrival.
     serial: u64,
     reply: Reply,
     answer: Answer,
@@ -137,7 +137,7 @@ impl Timer {
             if !due.is_empty() {
                 let stop = queue.stop;
                 // Conditions examine other parts of the engine, so they are checked without this
-                // lock.
+                // lock held.
                 drop(queue);
                 due.retain_mut(|delayed| !delayed.send_due(stop, now));
                 queue = self.queue.lock();
@@ -163,7 +163,7 @@ impl Delayed {
             && !self.reply.is_cancelled()
             && let Some(delay) = (self.again)()
         {
-            // A condition that returns zero must not keep the timer busy.
+            // A condition returning zero must not keep the timer busy.
             self.due = now + delay.max(Duration::from_millis(1));
             return false;
         }

@@ -8,7 +8,7 @@ use umemcg_vfs::VfsError;
 
 /// Has an error number.
 pub trait ToErrno {
-    /// Returns the errno that a process sees.
+    /// Returns the errno seen by the process.
     fn to_errno(&self) -> Errno;
 }
 

@@ -1,9 +1,9 @@
-//! For the fuzz targets: parsers of `/proc` that are internal. No part of the interface.
+//! Internal parsers of `/proc`, for the fuzz targets. Not part of the interface.
 
 use crate::classify::{descriptors, proc_files};
 use crate::signals::{Liveness, parse_liveness};
 
-/// Parses a text as each of the files that are read; returns which were understood.
+/// Parses a text as each kind of file. Returns whether each parse succeeded.
 pub fn parse_proc_files(text: &[u8]) -> Vec<bool> {
     let status = proc_files::parse_status(text);
     let fdinfo = std::str::from_utf8(text).ok();
@@ -25,7 +25,7 @@ pub fn ids_in_status(text: &[u8]) -> Option<(u32, u32)> {
     proc_files::parse_status(text).map(|status| (status.tgid, status.ppid))
 }
 
-/// Returns whether a `status` file shows that a signal kills the thread.
+/// Returns whether a `status` file shows a thread being killed.
 pub fn is_dying_in_status(text: &[u8]) -> bool {
     parse_liveness(text) == Liveness::Dying
 }

@@ -1,6 +1,6 @@
-//! The table of file handles: the object that each handle of the kernel refers to. Every read and
-//! write looks up a handle, so a lookup takes no lock and writes no cache line that another
-//! thread's lookup touches.
+//! The table of file handles: the object behind each handle of the kernel. Every read and write
+//! looks up a handle, so a lookup takes no lock, and writes no cache line touched by another
+//! thread's lookup.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use umemcg_base::{LeafMutex, Table};
 #[derive(Debug)]
 pub struct HandleEntry<T> {
     handle: u64,
-    /// The object that the handle stands for.
+    /// The object behind the handle.
     pub value: Arc<T>,
 }
 
@@ -54,15 +54,15 @@ impl<T> HandleTable<T> {
         handle
     }
 
-    /// Returns the object that a handle stands for. Cheap; to be held only during a request.
+    /// Returns the object behind a handle. Cheap; to be held only during a request.
     #[inline]
     pub fn get(&self, handle: u64) -> Option<HandleRef<T>> {
         let guard = self.slots.get(handle as u32)?.load();
         guard.as_ref().is_some_and(|opened| opened.handle == handle).then_some(HandleRef(guard))
     }
 
-    /// Closes a handle and returns its value. Of several threads that close it at the same time,
-    /// one gets the value.
+    /// Closes a handle and returns its value. Of several threads closing it at the same time, one
+    /// gets the value.
     pub fn close(&self, handle: u64) -> Option<Arc<T>> {
         let slot = self.slots.get(handle as u32)?;
         let seen = slot.load_full().filter(|opened| opened.handle == handle)?;
@@ -100,13 +100,13 @@ impl<T> HandleTable<T> {
             .collect()
     }
 
-    /// Returns how many are open.
+    /// Returns the number of open handles.
     pub fn len(&self) -> usize {
         let free = self.free.lock();
         free.nr_places as usize - free.places.len()
     }
 
-    /// Returns whether none is open.
+    /// Returns whether no handle is open.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -118,7 +118,7 @@ impl<T> Default for HandleTable<T> {
     }
 }
 
-/// The object that a handle stands for, kept open while this lives.
+/// The object behind a handle, kept open while this lives.
 #[derive(Debug)]
 pub struct HandleRef<T>(Guard<Option<Arc<HandleEntry<T>>>>);
 

@@ -1,14 +1,14 @@
-//! Heartbeats of the threads that receive requests, so that a watchdog notices one that is stuck.
+//! Heartbeats of the receiving threads, so that a watchdog notices a stuck one.
 //!
-//! A thread takes a *turn* with each request that it receives: it answers the request, or lets it
-//! wait, or begins to run it. A turn needs no sleep, so it is over in microseconds. What may sleep
-//! is no part of a turn: neither the wait for the next request, however long, nor a request that
-//! runs and waits for its store. So an idle mount and one with a slow store are healthy, and a
-//! thread that is still in the same turn after seconds will not serve this mount any more.
+//! A thread takes a *turn* with each received request: it answers the request, queues it, or begins
+//! to run it. A turn needs no sleep, so it is over in microseconds. Sleeps are outside the turns:
+//! the wait for the next request, however long, and a running request's wait for its store. So an
+//! idle mount and one with a slow store are healthy. A thread still in the same turn after seconds
+//! will not serve this mount any more.
 //!
 //! A heartbeat counts the beginnings and the ends of turns. No clock is read: a [`ReaderWatch`]
-//! compares the count with that of its last look, and an odd one that has not moved is a turn that
-//! has lasted since.
+//! compares the count with that of its last look. An odd, unchanged count is a turn that has lasted
+//! since.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl Heartbeats {
         Heartbeat { all: Arc::clone(self), count }
     }
 
-    /// Returns a watch that has not looked yet.
+    /// Returns a watch without an earlier look.
     pub fn watch(self: &Arc<Self>) -> ReaderWatch {
         ReaderWatch { all: Arc::clone(self), seen: HashMap::new() }
     }
@@ -76,7 +76,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Finds the threads of a session that are stuck.
+/// Finds the stuck threads of a session.
 #[derive(Debug)]
 pub struct ReaderWatch {
     all: Arc<Heartbeats>,
@@ -85,7 +85,7 @@ pub struct ReaderWatch {
 }
 
 impl ReaderWatch {
-    /// Returns the ids of the threads that have been in the same turn since the last look.
+    /// Returns the ids of the threads still in the turn of the last look.
     pub fn look(&mut self) -> Vec<u32> {
         let now: HashMap<u32, u64> = {
             let threads = self.all.threads.lock();

@@ -1,23 +1,22 @@
 //! Requests in flight whose callers may stop waiting.
 //!
-//! A request that is answered by the thread that read it is never registered here. A request that
-//! may take long is, together with the thread that waits for it, so that an interrupt can end the
-//! wait:
+//! A request answered by its reader is never registered here. A request that may take long is
+//! registered together with its waiting thread, so that an interrupt can end the wait:
 //!
 //! 1. The kernel sends INTERRUPT, once per request, at the first signal of whatever kind.
 //! 2. If the request is not registered (yet), a watcher checks again a little later, and then
 //!    answers EAGAIN. The kernel then sends the interrupt again, or drops it if the request has
-//!    been answered meanwhile.
-//! 3. If it is known and any signal may end it ([`Interrupts::AnySignal`]), it is answered
-//!    immediately.
+//!    been answered.
+//! 3. If the request is registered and any signal may end it ([`Interrupts::AnySignal`]), it is
+//!    answered immediately.
 //! 4. Otherwise only a fatal signal may end it: reads and writes of files do not fail because of an
-//!    alarm. The watcher checks the waiting thread every [`WATCH_INTERVAL`] until it is being
-//!    killed or the request is answered. A change that has begun gets [`CHANGE_GRACE`] to end: when
-//!    the process is gone, it has happened, unless its store hangs. A write gets none: the kernel
-//!    drops the pages of a write that fails.
+//!    alarm. The watcher checks the waiting thread every [`WATCH_INTERVAL`] until the thread is
+//!    being killed or the request is answered. A change under way gets [`CHANGE_GRACE`] to end:
+//!    when the process is gone, the change has happened, unless its store hangs. A write gets no
+//!    grace: the kernel drops the pages of a failed write.
 //!
-//! A thread claims the request before it answers, so there is only one answer. A worker that is too
-//! late learns that its answer was not delivered.
+//! A thread claims the request before it answers, so there is only one answer. A late worker's
+//! answer is reported to it as undelivered.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -32,14 +31,14 @@ use crate::transport::{Payload, Transport};
 use crate::wire::reply::WriteOut;
 use crate::wire::{INTERRUPT_BIT, OUT_HEADER_BYTES, OutHeader};
 
-/// The interval at which a waiting thread that has been signalled is checked.
+/// The interval between checks of a signalled waiting thread.
 pub const WATCH_INTERVAL: Duration = Duration::from_millis(50);
-/// The time after which the kernel is asked to repeat an interrupt for an unknown request.
+/// The time until the kernel is asked to repeat an interrupt of an unknown request.
 const UNKNOWN_INTERVAL: Duration = Duration::from_millis(2);
-/// The time after which a signalled thread that cannot be inspected (another pid namespace, a
-/// hidden `/proc`) counts as killed.
+/// The time until a signalled thread counts as killed if it cannot be inspected (another pid
+/// namespace, a hidden `/proc`).
 const UNSEEN_GRACE: Duration = Duration::from_secs(1);
-/// The time between the first look that finds the thread of a change dying and the answer EINTR.
+/// The time from the discovery that a change's thread is dying to the answer EINTR.
 const CHANGE_GRACE: Duration = Duration::from_secs(1);
 /// Number of shards of the table, so that threads seldom contend.
 const NR_SHARDS: usize = 16;
@@ -47,32 +46,32 @@ const NR_SHARDS: usize = 16;
 /// The signals that end the wait for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Interrupts {
-    /// Those that kill the waiting thread.
+    /// Signals that kill the waiting thread.
     FatalOnly,
-    /// All that are not ignored. For a request that has changed nothing when it is abandoned, since
-    /// its caller may retry.
+    /// All signals not ignored. For a request without an effect when it is abandoned, since its
+    /// caller may retry.
     AnySignal,
 }
 
-/// The answer to a request whose thread is being killed.
+/// The answer to a killed requester.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KillAnswer {
     /// EINTR.
     Interrupted,
-    /// The write has been accepted and only its reply is delayed: this many bytes.
+    /// Success with this many bytes: the write has been accepted, and only its reply is delayed.
     Written(u32),
 }
 
 /// A registered request.
 #[derive(Debug)]
 pub struct InflightRequest {
-    /// (C) The kernel's name of it.
+    /// (C) The kernel's number of the request.
     unique: u64,
-    /// (C) The thread that waits; 0 unknown.
+    /// (C) The waiting thread; 0 if unknown.
     tid: u32,
-    /// (C) What ends the wait.
+    /// (C) The signals that end the wait.
     interrupts: Interrupts,
-    /// (C) The queue that it was received from, through which it must be answered.
+    /// (C) The queue of the request, which must also take the answer.
     transport: Arc<dyn Transport>,
     /// (A) A thread answers or has answered.
     claimed: AtomicBool,
@@ -81,13 +80,13 @@ pub struct InflightRequest {
     /// (A) The answer to its killed caller was its result. Relaxed: at worst, one needless
     /// invalidation.
     has_sent_result: AtomicBool,
-    /// (A) It is changing something. Relaxed: it only makes the watcher patient.
+    /// (A) A change is under way. Relaxed: it only makes the watcher patient.
     is_changing: AtomicBool,
     on_kill: LeafMutex<KillAnswer>,
 }
 
 impl InflightRequest {
-    /// Returns whether it has been answered or is being answered, so work for it may stop.
+    /// Returns whether the request has been answered or is being answered, so work for it may stop.
     pub fn is_claimed(&self) -> bool {
         // Acquire: pairs with `claim`.
         self.claimed.load(Ordering::Acquire)
@@ -134,12 +133,12 @@ impl InflightRequest {
 #[derive(Debug)]
 pub struct Inflight {
     shards: [LeafMutex<HashMap<u64, Arc<InflightRequest>>>; NR_SHARDS],
-    /// (C) Every queue of the session: an interrupt's EAGAIN counts only on the one that its
-    /// request was taken from.
+    /// (C) Every queue of the session: the kernel accepts an interrupt's EAGAIN only on the queue
+    /// of its request.
     transports: Vec<Arc<dyn Transport>>,
     signals: SignalReader,
     watch: LeafMutex<Vec<Watched>>,
-    /// (A) The number of requests that the watcher watches, without new ones in `watch`.
+    /// (A) The number of watched requests, without new ones in `watch`.
     nr_watched: AtomicUsize,
     wake_signal: WakeSignal,
     stop: AtomicBool,
@@ -185,7 +184,7 @@ impl Inflight {
         &self.shards[(unique >> 1) as usize % NR_SHARDS]
     }
 
-    /// Registers a request that was taken from `transport` and that thread `tid` waits for.
+    /// Registers a request of thread `tid`, received from `transport`.
     pub fn enter(
         &self,
         unique: u64,
@@ -236,8 +235,8 @@ impl Inflight {
         self.wake_signal.raise();
     }
 
-    /// Runs the watcher: looks after interrupted requests until [`stop`](Self::stop). Calls
-    /// `killed` after requests have been answered because their threads are being killed.
+    /// Runs the watcher: checks interrupted requests until [`stop`](Self::stop). Calls `killed`
+    /// after it has answered requests of killed threads.
     pub fn watch(&self, killed: impl Fn()) {
         let mut watched: Vec<Watched> = Vec::new();
         let mut interval = Duration::MAX;
@@ -317,7 +316,7 @@ impl Inflight {
         }
     }
 
-    /// Returns the number of interrupted requests whose threads are still alive and are watched.
+    /// Returns the number of interrupted requests with living, watched threads.
     pub fn nr_watched(&self) -> usize {
         self.nr_watched.load(Ordering::Relaxed)
     }
@@ -329,7 +328,7 @@ impl Inflight {
         self.wake_signal.raise();
     }
 
-    /// Returns how many requests are registered.
+    /// Returns the number of registered requests.
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().len()).sum()
     }

@@ -1,6 +1,6 @@
 //! The time at which the kernel's queue of requests was last seen empty. Every request received
-//! afterwards was queued after that time, by a thread that was alive after it. This distinguishes
-//! the requesting thread from an earlier one with the same id.
+//! afterwards was queued after that time, by a thread alive after it. This distinguishes the
+//! requesting thread from an earlier one with the same id.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,7 +23,7 @@ pub(crate) struct KernelQueue {
 }
 
 impl KernelQueue {
-    /// Creates the state for a connection that begins now.
+    /// Creates the state for a new connection.
     pub fn new() -> Self {
         Self { empty_at_ns: since_boot_ns().into(), looked_at_ms: AtomicU64::new(0) }
     }
@@ -36,8 +36,7 @@ impl KernelQueue {
         if now_ms.saturating_sub(self.looked_at_ms.load(Ordering::Relaxed)) >= LOOK_INTERVAL_MS {
             self.looked_at_ms.store(now_ms, Ordering::Relaxed);
             let now_ns = since_boot_ns();
-            // With this many requests in flight, the kernel may hold back others where they cannot
-            // be seen.
+            // With this many requests in flight, the kernel may hold back others out of sight.
             if transport.is_queue_empty() && inflight.len() < usize::from(NR_BACKGROUND_MAX) / 2 {
                 self.empty_at_ns.fetch_max(now_ns, Ordering::Relaxed);
             }

@@ -1,8 +1,8 @@
-//! The mount: it turns requests of the kernel into calls of the layers below, and maps the
-//! requesting process to its group.
+//! The mount: turns requests of the kernel into calls of the layers below, and maps the requesting
+//! process to its group.
 //!
-//! Our own loop on `/dev/fuse` instead of a library's: an interrupt must be able to end any wait,
-//! and a read is answered with one `writev` straight from the frames.
+//! The loop on `/dev/fuse` is our own and not a library's: an interrupt must be able to end any
+//! wait, and a read is answered with one `writev` straight from the frames.
 #![forbid(unsafe_code)]
 
 pub mod classify;

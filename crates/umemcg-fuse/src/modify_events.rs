@@ -1,20 +1,19 @@
 //! Inotify events for the event files of a control mount.
 //!
-//! FUSE has no notification that becomes an inotify event, but a change of a file's modification
-//! time does: a success of `utimensat(2)` is `IN_MODIFY` to programs that watch the file. It has to
-//! come from a process other than the daemon, because a thread that waits for its own daemon would
-//! keep a killed daemon from ending. So the embedder provides a [`Touch`], which uses a process of
-//! its own.
+//! No FUSE notification becomes an inotify event, but a change of a file's modification time does:
+//! a successful `utimensat(2)` is `IN_MODIFY` to programs watching the file. It has to come from a
+//! process other than the daemon, because a thread waiting for its own daemon would keep a killed
+//! daemon from ending. So the embedder provides a [`Touch`], which uses a separate process.
 //!
 //! 1. The kernel looks a name up, as `inotify_add_watch(2)` does first: the file is *followed*,
 //!    before the answer.
-//! 2. A moment later, and when a file is closed, the kernel is asked to forget it. A node that is
-//!    watched or open stays; for all others the kernel sends FORGET, and they are no longer
-//!    followed. (Linux before 6.18 forgets them when it needs the memory.)
+//! 2. A moment later, and when a file is closed, the kernel is asked to forget it. A watched or
+//!    open node stays; for all others the kernel sends FORGET, and they are no longer followed.
+//!    (Linux before 6.18 forgets them when it needs the memory.)
 //! 3. An event puts the node into the set of changes and raises the wake signal.
-//! 4. The thread makes a pass: each file whose content changed is touched once, and tenants take
-//!    turns. Passes are [`PASS_INTERVAL`] apart, so no file is touched more often. A change during
-//!    a pass is left for the next one, so the last change is never lost.
+//! 4. The thread makes a pass: it touches each changed file once, and tenants take turns. Passes
+//!    are [`PASS_INTERVAL`] apart, so no file is touched more often. A change during a pass is left
+//!    for the next one, so the last change is never lost.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -35,27 +34,27 @@ use crate::turn_queue::TurnQueue;
 
 /// The interval between passes.
 const PASS_INTERVAL: Duration = Duration::from_millis(100);
-/// Most files touched in one pass. A mount point is busy while one of its files is touched, and it
-/// must not be busy all the time.
+/// The most files touched in one pass. A mount point is busy while one of its files is touched, and
+/// it must not be busy all the time.
 const TOUCHES_PER_PASS: usize = 100;
-/// The time after which a process that failed is tried again.
+/// The time until a failed process is tried again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// The time that the thread sleeps when there is nothing to do.
+/// The sleep of the idle thread.
 const IDLE: Duration = Duration::from_secs(3600);
-/// Most nodes in one request to forget.
+/// The most nodes in one PRUNE notification.
 const NODES_PER_PRUNE: usize = 256;
 
 /// Changes modification times in another process.
 pub trait Touch: Send {
-    /// Sets the modification time of the file with this path below the mount point, and that alone.
-    /// A file that cannot be touched is no error.
+    /// Sets only the modification time of the file with this path below the mount point. A failure
+    /// to touch the file is no error.
     ///
     /// # Errors
-    /// There is no helper process. The next call tries to start one.
+    /// If there is no helper process. The next call tries to start one.
     fn touch(&mut self, path: &Path) -> io::Result<()>;
 }
 
-/// The event files that the kernel knows, and the thread that touches them.
+/// The event files known to the kernel, and the thread that touches them.
 pub(crate) struct ModifyEvents(Arc<FollowedFiles>);
 
 impl fmt::Debug for ModifyEvents {
@@ -64,11 +63,11 @@ impl fmt::Debug for ModifyEvents {
     }
 }
 
-/// The files that the kernel knows, and those of them that may have changed.
+/// The files known to the kernel, and the possibly changed ones among them.
 struct FollowedFiles {
     tree: Arc<ControlTree>,
     followed: LeafMutex<HashMap<u64, Followed>>,
-    /// Nodes that may have changed.
+    /// Possibly changed nodes.
     changed: LeafMutex<BTreeSet<u64>>,
     /// Nodes looked up or closed since the last pass.
     to_let_go: LeafMutex<BTreeSet<u64>>,
@@ -78,9 +77,9 @@ struct FollowedFiles {
     has_ended: AtomicBool,
 }
 
-/// A file that the kernel knows.
+/// A file known to the kernel.
 struct Followed {
-    /// Lookups that the kernel has not released.
+    /// Lookups not yet released by the kernel.
     nr_lookups: u64,
     file: Arc<OpenFile>,
 }
@@ -106,7 +105,7 @@ impl ModifyEvents {
         Ok(Self(shared))
     }
 
-    /// Notes that the kernel is about to be given an event file's node. May sleep.
+    /// Notes a lookup of an event file, before its answer. May sleep.
     pub(crate) fn note_lookup(&self, node: NodeId) {
         let raw = node.into_raw();
         if !self.0.note_known(raw) {
@@ -122,14 +121,14 @@ impl ModifyEvents {
         self.0.ask_to_let_go(raw);
     }
 
-    /// Notes that a file was closed: the kernel may forget it now.
+    /// Notes the close of a file: the kernel may forget it now.
     pub(crate) fn note_release(&self, node: NodeId) {
         if self.0.file(node.into_raw()).is_some() {
             self.0.ask_to_let_go(node.into_raw());
         }
     }
 
-    /// Notes that the kernel has released lookups.
+    /// Notes lookups released by the kernel.
     pub(crate) fn note_forget(&self, node: u64, nr_lookups: u64) {
         let mut followed = self.0.followed.lock();
         let gone = match followed.entry(node) {
@@ -144,7 +143,7 @@ impl ModifyEvents {
         drop(gone);
     }
 
-    /// Returns how many files are followed.
+    /// Returns the number of followed files.
     pub(crate) fn nr_followed(&self) -> usize {
         self.0.followed.lock().len()
     }
@@ -173,7 +172,7 @@ impl FollowedFiles {
         self.wake_signal.raise();
     }
 
-    /// Counts a lookup of a file that is followed already.
+    /// Counts a lookup if the file is followed already. Returns whether it is.
     fn note_known(&self, node: u64) -> bool {
         let mut followed = self.followed.lock();
         let Some(known) = followed.get_mut(&node) else { return false };
@@ -205,10 +204,10 @@ struct Passes {
     shared: Arc<FollowedFiles>,
     touch: Box<dyn Touch>,
     notifier: Notifier,
-    /// Changed files that did not fit in the last pass. Each with whether it must be touched in any
+    /// Changed files beyond the last pass. The flag means that the file must be touched in any
     /// case, because its change has been consumed already.
     to_touch: TurnQueue<(u64, bool)>,
-    /// Those in it.
+    /// The nodes in `to_touch`.
     queued: HashSet<u64>,
 }
 

@@ -1,8 +1,8 @@
 //! Mounting and unmounting: as root with `mount(2)`, as an ordinary user through `fusermount3`,
 //! which hands the connected device over a socket.
 //!
-//! The mount table tells first what a mount point is: asking the path itself could wait for a
-//! daemon that hangs.
+//! The mount table is read before the mount point is touched: an access to the path itself could
+//! wait for a hanging daemon.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io::{self, IoSliceMut};
@@ -27,11 +27,11 @@ use crate::mountinfo::{Mount, mount_at};
 use crate::transport::Device;
 use crate::wire::MAX_PAYLOAD_BYTES;
 
-/// The time that a mount is given to say whether it is alive.
+/// The time allowed for a mount to prove that it is alive.
 const ALIVE_WITHIN: Duration = Duration::from_secs(2);
-/// Dead mounts on top of each other that are taken over.
+/// The most dead mounts on top of each other to take over.
 const NR_STACKED_MAX: usize = 16;
-/// The programs that mount for ordinary users.
+/// The helper programs for ordinary users.
 const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
 
 /// The options of a mount.
@@ -39,11 +39,11 @@ const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
 pub struct MountOptions {
     /// The text behind `fuse.` in the mount table.
     pub subtype: String,
-    /// The source that the mount table shows.
+    /// The source shown in the mount table.
     pub source: OsString,
-    /// Let other users in. As root the default is yes, else no.
+    /// Admits other users. The default is yes as root, else no.
     pub allow_other: Option<bool>,
-    /// The flags beside `nosuid` and `nodev`, which every mount has.
+    /// Flags in addition to `nosuid` and `nodev`, which every mount has.
     pub flags: Vec<MountFlag>,
     /// Take over a mount point whose daemon has died.
     pub replace: bool,
@@ -52,7 +52,7 @@ pub struct MountOptions {
 }
 
 impl MountOptions {
-    /// Creates a mount that shows up as `fuse.<subtype>` from `source`.
+    /// Creates options for a mount listed as `fuse.<subtype>` from `source`.
     pub fn new(subtype: impl Into<String>, source: impl Into<OsString>) -> Self {
         Self {
             subtype: subtype.into(),
@@ -65,7 +65,7 @@ impl MountOptions {
     }
 }
 
-/// Why nothing was mounted. The text says what to do.
+/// The reason for a failed mount. The text advises the user.
 #[derive(Debug, Error)]
 pub enum MountError {
     /// There is no such directory.
@@ -110,9 +110,9 @@ pub enum MountError {
     /// A system call failed.
     #[error("cannot {what} {}: {error}", path.display())]
     System {
-        /// The operation that was tried.
+        /// The failed operation.
         what: &'static str,
-        /// With what.
+        /// The path.
         path: PathBuf,
         /// Its error.
         error: io::Error,
@@ -124,7 +124,7 @@ pub enum MountError {
 pub enum Unmount {
     /// Only if it is not in use.
     IfIdle,
-    /// Hidden immediately; its users go on.
+    /// Hidden immediately; its users continue.
     Lazily,
     /// Hidden immediately; its users get errors, and their requests end.
     ByForce,
@@ -134,14 +134,14 @@ pub enum Unmount {
 #[derive(Debug)]
 pub struct Mounted {
     point: PathBuf,
-    /// Of the mounted file system; used again for another one once ours has gone.
+    /// Of the mounted file system. The kernel reuses it once our mount has gone.
     device_number: String,
-    /// So that a later mount at the same place is not mistaken for ours; none before Linux 6.8.
+    /// Distinguishes our mount from a later one at the same place; none before Linux 6.8.
     id: Option<u64>,
 }
 
 impl Mounted {
-    /// Mounts at `point` and returns the device that is to be served.
+    /// Mounts at `point` and returns the device to serve.
     ///
     /// # Errors
     /// [`MountError`].
@@ -151,7 +151,7 @@ impl Mounted {
         let fd = match if root { mount_as_root(&point, options) } else { Err(None) } {
             Ok(fd) => fd,
             Err(Some(error)) => return Err(error),
-            // Root of a container may lack the right that the helper has.
+            // Root of a container may lack a right that the helper has.
             Err(None) => mount_with_helper(&point, options)?,
         };
         let system = |what, error| MountError::System { what, path: point.clone(), error };
@@ -180,7 +180,8 @@ impl Mounted {
     /// Unmounts. A mount that is gone already is no error.
     ///
     /// # Errors
-    /// `EBUSY` with [`Unmount::IfIdle`] while it is in use; else what the system says.
+    /// `EBUSY` with [`Unmount::IfIdle`] while the mount is in use, else the error of the system or
+    /// the helper.
     pub fn unmount(&self, how: Unmount) -> io::Result<()> {
         if !self.is_mounted() {
             return Ok(());
@@ -198,7 +199,7 @@ impl Mounted {
     /// Ends the connection through the control file system, where there is one.
     fn abort(&self) {
         if let Some((_, minor)) = self.device_number.split_once(':') {
-            // As root the unmount itself does it; this is for ordinary users.
+            // As root, the unmount itself aborts; this is for ordinary users.
             let _ = std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
         }
     }
@@ -212,8 +213,8 @@ impl Drop for Mounted {
     }
 }
 
-/// Returns a number of the mount at `point` that no other mount has or will have. Asks the kernel
-/// alone, not the daemon behind it.
+/// Returns the number of the mount at `point`, never reused for another mount. Asks only the
+/// kernel, not the daemon behind the mount.
 fn unique_id(point: &Path) -> Option<u64> {
     const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW;
@@ -221,10 +222,10 @@ fn unique_id(point: &Path) -> Option<u64> {
     (stat.stx_mask & MNT_ID_UNIQUE.bits() != 0).then_some(stat.stx_mnt_id)
 }
 
-/// Unmounts what is at `point`, an absolute path without symlinks.
+/// Unmounts the file system at `point`, an absolute path without symlinks.
 ///
 /// # Errors
-/// What the system, or the helper, says.
+/// The error of the system or of the helper.
 pub fn unmount(point: &Path, how: Unmount) -> io::Result<()> {
     let flags = match how {
         Unmount::IfIdle => UnmountFlags::NOFOLLOW,
@@ -258,8 +259,8 @@ fn unmount_with_helper(point: &Path, how: Unmount) -> io::Result<()> {
     Err(Errno::PERM.into())
 }
 
-/// Says whether a mount can be made at `point`, and where that really is. Removes a dead mount if
-/// asked to.
+/// Checks that a mount can be made at `point`, and returns the real path. Removes a dead mount if
+/// `replace` is set.
 fn prepare(point: &Path, options: &MountOptions) -> Result<PathBuf, MountError> {
     let mut absolute = locate(point)?;
     for _ in 0..NR_STACKED_MAX {
@@ -277,7 +278,7 @@ fn prepare(point: &Path, options: &MountOptions) -> Result<PathBuf, MountError> 
             }
             Some(mount) => return Err(MountError::Busy { point: absolute, kind: mount.kind }),
             None => {
-                // Only now may the path itself be asked; it may still be a symlink to a mount.
+                // Only now may the path itself be accessed; it may still be a symlink to a mount.
                 let real = canonical(&absolute)?;
                 if real == absolute {
                     break;
@@ -326,11 +327,11 @@ fn fuse_at(point: &Path) -> Result<Option<Mount>, MountError> {
     Ok(found.filter(Mount::is_fuse))
 }
 
-/// Returns whether the daemon of the FUSE mount at `point` has died. One that only hangs is alive.
+/// Returns whether the daemon of the FUSE mount at `point` has died. A hanging daemon is alive.
 fn is_dead(point: &Path) -> bool {
     let (said, heard) = mpsc::channel();
     let path = point.to_owned();
-    // In a thread of its own, because the answer may never come.
+    // On a separate thread, because the answer may never come.
     let request = std::thread::Builder::new().name("umemcg-alive".into()).spawn(move || {
         let _ = said.send(rustix::fs::statfs(&path).map(drop));
     });

@@ -1,4 +1,4 @@
-//! The flags of mount(8) that a mount can have beside `nosuid` and `nodev`, which each has.
+//! The optional flags of mount(8) for a mount, in addition to `nosuid` and `nodev`.
 
 use std::str::FromStr;
 
@@ -26,7 +26,7 @@ impl MountFlag {
     pub const ALL: [Self; 6] =
         [Self::ReadOnly, Self::NoExec, Self::NoAtime, Self::NoDirAtime, Self::Sync, Self::DirSync];
 
-    /// Returns the name that mount(8) and fusermount3 know it by.
+    /// Returns the flag's name for mount(8) and fusermount3.
     pub fn name(self) -> &'static str {
         match self {
             Self::ReadOnly => "ro",

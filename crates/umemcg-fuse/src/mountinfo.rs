@@ -13,7 +13,7 @@ pub struct Mount {
     pub id: u64,
     /// `major:minor` of the mounted file system, unique among those mounted now.
     pub device: String,
-    /// The directory of the file system that is mounted.
+    /// The mounted directory of the file system.
     pub root: PathBuf,
     /// The mount point.
     pub point: PathBuf,
@@ -71,7 +71,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     })
 }
 
-/// Decodes white space and backslashes, which are written as a backslash and three octal digits.
+/// Decodes white space and backslashes, written as a backslash and three octal digits.
 fn unescape(field: &[u8]) -> OsString {
     let mut out = Vec::with_capacity(field.len());
     let mut at = 0;

@@ -1,11 +1,12 @@
 //! The threads that send notifications to the kernel.
 //!
-//! An invalidation waits for locks that the processes behind requests may hold, so no thread that
-//! serves requests may send one: one thread does. A request to forget nodes waits for no process,
-//! but requests wait a little for it. So it must not queue behind an invalidation that waits for
-//! one of them: it has a thread of its own. Other threads put notifications here; the queue is
-//! bounded, and what does not fit is dropped and counted: invalidations shorten the life of what
-//! would expire by itself. File pages have a queue and threads of their own.
+//! An invalidation waits for locks that requesting processes may hold, so no thread that serves
+//! requests may send one. One dedicated thread does. A notification to forget nodes waits for no
+//! process, but requests wait a little for it. So it must not queue behind an invalidation that
+//! waits for such a request, and has a thread of its own. Other threads put notifications here. The
+//! queue is bounded, and notifications beyond the bound are dropped and counted: an invalidation
+//! only shortens the life of cached state, which would expire by itself. File pages have a queue
+//! and threads of their own.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -27,10 +28,10 @@ use crate::transport::{Payload, SendError, Transport};
 use crate::wire::reply::{InvalEntryOut, InvalInodeOut, PollWakeupOut, PruneOut, RetrieveOut};
 use crate::wire::{EXPIRE_ONLY, MINOR_INC_EPOCH, MINOR_PRUNE, OUT_HEADER_BYTES, OutHeader, notify};
 
-/// Notifications that may wait.
+/// The most notifications waiting in a queue.
 const NR_QUEUED_MAX: usize = 4096;
 
-/// Chooses names to be forgotten, one after the other.
+/// Chooses the names to forget, one after the other.
 struct Chooser(Box<dyn FnMut() -> Option<(u64, OsString)> + Send>);
 
 impl std::fmt::Debug for Chooser {
@@ -39,8 +40,8 @@ impl std::fmt::Debug for Chooser {
     }
 }
 
-/// Handles whose pollers should look again. Beside the queue, so that none is lost when the queue
-/// is full: whatever stands in the queue then has these looked at when its turn has come.
+/// Handles whose pollers should look again. Kept beside the queue, so that no wake-up is lost when
+/// the queue is full: the next notification from the queue, of any kind, sends these as well.
 type Polls = LeafMutex<BTreeSet<u64>>;
 
 #[derive(Debug)]
@@ -55,18 +56,17 @@ enum Notification {
         name: OsString,
         expire_only: bool,
     },
-    /// Handles wait in [`Polls`].
+    /// [`Polls`] has handles.
     Polls,
     Prune {
         nodes: Vec<u64>,
     },
     Entries(Chooser),
-    /// Answered when everything before it has been said.
+    /// Answered when all earlier notifications have been sent.
     Barrier(SyncSender<()>),
 }
 
-/// Hands notifications to the threads that send them. Cheap to clone; the threads end with the last
-/// one.
+/// Hands notifications to the sending threads. Cheap to clone; the threads end with the last clone.
 #[derive(Debug, Clone)]
 pub struct Notifier {
     queue: SyncSender<Notification>,
@@ -83,13 +83,13 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    /// Starts the thread, for a kernel that speaks the protocol of this minor number.
+    /// Starts the threads, for a kernel with this minor number of the protocol.
     pub(crate) fn start(transport: Arc<dyn Transport>, minor: u32) -> io::Result<Self> {
         let (queue, notifications) = sync_channel(NR_QUEUED_MAX);
         let (prunes, to_prune) = sync_channel(NR_QUEUED_MAX);
         let can_prune = Arc::new(AtomicBool::new(minor >= MINOR_PRUNE));
         let polls = Arc::<Polls>::default();
-        // Not joined: one may be waiting for a lock of a process that waits for us.
+        // Not joined: a thread may be waiting for a lock of a process that waits for us.
         for (name, notifications) in [("umemcg-notify", notifications), ("umemcg-prune", to_prune)] {
             let (transport, told, polls) =
                 (Arc::clone(&transport), Arc::clone(&can_prune), Arc::clone(&polls));
@@ -101,7 +101,7 @@ impl Notifier {
             let (transport, told) = (Arc::clone(&transport), Arc::clone(&can_prune));
             move |node, first, nr| {
                 let (offset, len) = ((first << PAGE_SHIFT) as i64, (nr << PAGE_SHIFT) as i64);
-                // To the end.
+                // Beyond the largest offset: to the end of the file.
                 let len = if len < 0 || offset.checked_add(len).is_none() { 0 } else { len };
                 notify_now(Notification::Inode { node, offset, len }, &*transport, &told);
             }
@@ -135,77 +135,80 @@ impl Notifier {
         taken
     }
 
-    /// Tells the kernel that its cached state of a node is stale: its attributes, and its mapped
-    /// pages in the range; `len` 0 means to the end, `offset` < 0 attributes only. Does not wait.
-    /// Returns false if the notification was dropped.
+    /// Invalidates the kernel's cached state of a node: its attributes, and its cached pages in the
+    /// range. `len` 0 means to the end, `offset` < 0 attributes only. Does not wait. Returns false
+    /// if the notification was dropped.
     pub fn inval_inode(&self, node: u64, offset: i64, len: i64) -> bool {
         self.put(Notification::Inode { node, offset, len })
     }
 
-    /// Tells the kernel to forget a name, or only to ask again at its next use.
+    /// Makes the kernel forget a name, or only ask again at its next use. Does not wait. Returns
+    /// false if the notification was dropped.
     pub fn inval_entry(&self, parent: u64, name: &OsStr, expire_only: bool) -> bool {
         self.put(Notification::Entry { parent, name: name.to_owned(), expire_only })
     }
 
-    /// Tells the kernel to forget the names that `choose` gives, which is asked for each when its
-    /// turn has come, until it gives none.
+    /// Makes the kernel forget names. `choose` is called for each name when its turn has come,
+    /// until it returns none.
     pub fn inval_entries(&self, choose: impl FnMut() -> Option<(u64, OsString)> + Send + 'static) -> bool {
         self.put(Notification::Entries(Chooser(Box::new(choose))))
     }
 
-    /// Tells the kernel to forget these nodes, in this order; those that are in use stay. Does not
-    /// wait. Returns false if the notification was dropped, or this kernel does not know it.
+    /// Makes the kernel forget these nodes, in this order; nodes in use stay. Does not wait.
+    /// Returns false if the notification was dropped, or if this kernel does not know it.
     pub fn prune(&self, nodes: Vec<u64>) -> bool {
         self.can_prune() && self.put(Notification::Prune { nodes })
     }
 
-    /// Returns whether the kernel can let go of nodes, as far as is known.
+    /// Returns whether the kernel can prune nodes, as far as is known.
     pub fn can_prune(&self) -> bool {
-        // Relaxed: a notification that comes too late is refused.
+        // Relaxed: the kernel refuses a notification sent too late.
         self.can_prune.load(Ordering::Relaxed)
     }
 
-    /// Has the kernel drop file pages. Does not wait, and loses none.
+    /// Makes the kernel drop file pages. Does not wait, and loses none.
     pub fn drop_pages(&self, drops: Vec<PageDrop>) {
         self.page_drops.put(drops);
     }
 
-    /// Has the pages of a volume compared with what the kernel has, from time to time.
+    /// Has the charged pages of a volume compared with the kernel's page cache, from time to time.
     pub fn watch_pages(&self, kept: Box<dyn KeptPages>) {
         self.page_watch.watch(kept);
     }
 
-    /// Returns the watch, which is to be told what the kernel sends.
+    /// Returns the page watch, which takes the kernel's answers to RETRIEVE.
     pub(crate) fn page_watch(&self) -> Arc<PageWatch> {
         Arc::clone(&self.page_watch)
     }
 
-    /// Tells the kernel that the attributes of a node are out of date. By this thread, since that
-    /// takes no lock that is held over a request. Returns whether the kernel knows the node.
+    /// Invalidates the kernel's attributes of a node. Sent by the calling thread, since the kernel
+    /// takes no lock held over a request. Returns whether the kernel knows the node.
     pub fn inval_attributes_now(&self, node: u64) -> bool {
         notify_now(Notification::Inode { node, offset: -1, len: 0 }, &*self.transport, &self.can_prune)
     }
 
-    /// Tells the kernel to forget a name, or only to ask again at its next use. By this thread,
-    /// which waits for requests in the directory; no thread that serves requests may call it.
+    /// Makes the kernel forget a name, or only ask again at its next use. Sent by the calling
+    /// thread, which waits for requests in the directory; no thread that serves requests may call
+    /// this.
     pub fn inval_entry_now(&self, parent: u64, name: &OsStr, expire_only: bool) {
         let notification = Notification::Entry { parent, name: name.to_owned(), expire_only };
         notify_now(notification, &*self.transport, &self.can_prune);
     }
 
-    /// Returns whether the kernel can be told that all names are out of date.
+    /// Returns whether the kernel can expire all names at once.
     pub fn can_expire_all(&self) -> bool {
         self.can_expire_all
     }
 
-    /// Tells the kernel that all names are out of date. By this thread, since that waits for
-    /// nothing. The kernel drops each name at its next use, with what nothing else uses below it.
+    /// Expires all names in the kernel. Sent by the calling thread, since the kernel waits for
+    /// nothing. The kernel drops each name at its next use, together with everything unused below
+    /// it.
     #[doc(alias = "FUSE_NOTIFY_INC_EPOCH")]
     pub fn expire_all_now(&self) {
         send(notify::INC_EPOCH, &[], &*self.transport, &self.can_prune);
     }
 
-    /// Tells pollers of the handle that the kernel calls `handle` to look again. Does not wait, and
+    /// Makes the pollers of `handle`, a poll handle of the kernel, look again. Does not wait, and
     /// is never dropped.
     pub fn poll_wakeup(&self, handle: u64) {
         let mut polls = self.polls.lock();
@@ -213,7 +216,7 @@ impl Notifier {
         polls.insert(handle);
         drop(polls);
         if is_first {
-            // A queue that is full does as well.
+            // A full queue does as well.
             let _ = self.queue.try_send(Notification::Polls);
         }
     }
@@ -226,7 +229,7 @@ impl Notifier {
         self.put(Notification::Barrier(said)) && heard.recv_timeout(timeout).is_ok()
     }
 
-    /// Notifications that did not fit the queue.
+    /// Returns the number of notifications dropped for want of room in a queue.
     pub fn nr_dropped(&self) -> u64 {
         self.nr_dropped.load(Ordering::Relaxed)
     }
@@ -239,8 +242,7 @@ fn deliver(
     can_prune: &AtomicBool,
 ) {
     while let Ok(notification) = notifications.recv() {
-        // A caller that adds from here on finds the set empty, and puts a notification behind this
-        // one.
+        // From here on a caller finds the set empty, and queues a notification behind this one.
         let handles = std::mem::take(&mut *polls.lock());
         for handle in handles {
             let wakeup = PollWakeupOut { kh: handle };
@@ -262,8 +264,8 @@ fn deliver(
     }
 }
 
-/// Asks the kernel for what it has of a range; it does not wait. Returns false if it will not send
-/// it: it does not know the node.
+/// Asks the kernel for its cached pages of a range. Does not wait. Returns false if the kernel will
+/// send none, because it does not know the node.
 fn retrieve(transport: &dyn Transport, notify_unique: u64, nodeid: u64, offset: u64, size: u32) -> bool {
     let body = RetrieveOut { notify_unique, nodeid, offset, size, padding: 0 };
     let len = (OUT_HEADER_BYTES + body.as_bytes().len()) as u32;
@@ -271,7 +273,7 @@ fn retrieve(transport: &dyn Transport, notify_unique: u64, nodeid: u64, offset: 
     transport.send(header.as_bytes(), Payload::Bytes(body.as_bytes())).is_ok()
 }
 
-/// Sends one notification. Returns whether the kernel has taken it.
+/// Sends one notification. Returns whether the kernel has accepted it.
 fn notify_now(notification: Notification, transport: &dyn Transport, can_prune: &AtomicBool) -> bool {
     let (code, body) = match notification {
         Notification::Inode { node, offset, len } => {
@@ -294,8 +296,8 @@ fn notify_now(notification: Notification, transport: &dyn Transport, can_prune: 
     send(code, &body, transport, can_prune)
 }
 
-/// Returns whether the kernel has taken the notification: it does not if it does not know what that
-/// is about.
+/// Returns whether the kernel has accepted the notification. It refuses one about an unknown node
+/// or name.
 fn send(code: i32, body: &[u8], transport: &dyn Transport, can_prune: &AtomicBool) -> bool {
     assert_may_wait(Rank::KernelNotification, "a notification");
     let header = OutHeader { len: (OUT_HEADER_BYTES + body.len()) as u32, error: code, unique: 0 };
@@ -304,7 +306,7 @@ fn send(code: i32, body: &[u8], transport: &dyn Transport, can_prune: &AtomicBoo
         // The kernel did not know the node or name.
         Err(SendError::Gone) => {}
         Err(SendError::Failed(error)) => {
-            // A message that is too new for the kernel is malformed to it.
+            // A message too new for the kernel is malformed to it.
             if code == notify::PRUNE && Errno::from_io_error(&error) == Some(Errno::INVAL) {
                 can_prune.store(false, Ordering::Relaxed);
             }

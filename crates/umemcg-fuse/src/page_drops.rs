@@ -1,12 +1,12 @@
-//! The threads that have the kernel drop file pages.
+//! The threads that ask the kernel to drop file pages.
 //!
-//! The kernel waits for pages that are locked by a request under way, and writes back those that a
-//! mapping has made dirty, before it drops them. So no thread that serves requests may ask for it.
+//! Before the kernel drops a page, it waits for a request holding the page lock, and writes back a
+//! page made dirty through a mapping. So no thread that serves requests may send the message.
 //! Several threads do, at most [`NR_OF_STORE_MAX`] for one store at a time and [`NR_OF_NODE_MAX`]
-//! for one file of it: what waits for a file or a store that hangs holds up its own only. A page
-//! that a mapping has made dirty may hang for minutes, since an object is copied before it is
-//! changed. Two threads that drop pages at the same time wait for the kernel's locks most of the
-//! time, so a store's next thread starts only behind messages that take long.
+//! for one file: a hanging file or store holds up only its own drops. The write-back of a dirty
+//! mapped page may take minutes, since an object is copied before it is changed. Two threads
+//! dropping pages at the same time wait for the kernel's locks most of the time, so a store's next
+//! thread starts only behind long messages.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -21,36 +21,36 @@ use umemcg_vfs::PageDrop;
 const NR_OF_STORE_MAX: usize = 64;
 /// Threads for one file at a time.
 const NR_OF_NODE_MAX: usize = 2;
-/// Threads for each store as soon as it has drops waiting.
+/// Threads for each store with waiting drops.
 const NR_OF_STORE_MIN: usize = 2;
-/// A message that takes longer than this waits for something, a processor perhaps: reclaim waits
-/// 20 ms for what it asks for. Most take 0.2 ms.
+/// A message longer than this waits for something, perhaps a processor. Most take 0.2 ms, and
+/// reclaim waits 20 ms for the drops it asks for.
 const LONG_MESSAGE: Duration = Duration::from_millis(1);
-/// Threads in all. They are started when they are needed, and stay.
+/// Threads in all. They are started on demand, and stay.
 const NR_THREADS_MAX: usize = 512;
-/// Pages of one message at most: while it is carried out, all that was asked for later waits.
+/// The most pages of one message: all later drops wait for its end.
 const PAGES_MAX: u64 = 4096;
 
 /// The drops of one store.
 #[derive(Debug, Default)]
 struct OfStore {
-    /// By node. None is empty.
+    /// By node. No queue is empty.
     waiting: BTreeMap<u64, VecDeque<PageDrop>>,
-    /// The node that was served last: the next has its turn.
+    /// The node served last: the next one has its turn.
     last: u64,
-    /// The messages that are under way: when they were sent, and of which node.
+    /// The messages under way: the time of sending, and the node.
     sent: Vec<(Instant, u64)>,
 }
 
 impl OfStore {
-    /// Returns the first moment at which another thread may serve it, if one may at all: when all
-    /// messages that are under way take long.
+    /// Returns the first moment at which another thread may serve the store, if any: when all
+    /// messages under way have become long.
     fn may_run_at(&self, now: Instant) -> Option<Instant> {
         self.next_node()?;
         Some(self.sent.iter().map(|sent| sent.0).max().map_or(now, |sent_at| sent_at + LONG_MESSAGE))
     }
 
-    /// Returns the next node of which a message may be sent.
+    /// Returns the next node with room for a message.
     fn next_node(&self) -> Option<u64> {
         if self.sent.len() >= NR_OF_STORE_MAX {
             return None;
@@ -60,7 +60,7 @@ impl OfStore {
         after.chain(self.waiting.range(..=self.last).map(|(node, _)| node)).find(is_free).copied()
     }
 
-    /// Takes drops side by side of the next node.
+    /// Takes adjacent drops of the next node.
     fn take(&mut self, now: Instant) -> Option<Vec<PageDrop>> {
         let node = self.next_node()?;
         let waiting = self.waiting.get_mut(&node)?;
@@ -83,12 +83,12 @@ impl OfStore {
 #[derive(Debug, Default)]
 struct Queue {
     by_store: BTreeMap<u64, OfStore>,
-    /// The store that was served last: the next has its turn.
+    /// The store served last: the next one has its turn.
     last: u64,
     nr_threads: usize,
-    /// Threads that have sent a message.
+    /// Threads sending a message.
     nr_busy: usize,
-    /// Threads that wait for a moment.
+    /// Threads waiting with a timeout.
     nr_armed: usize,
     is_ended: bool,
 }
@@ -99,7 +99,7 @@ impl Queue {
         self.by_store.values().filter_map(|of_store| of_store.may_run_at(now)).min()
     }
 
-    /// Takes drops side by side of the next store that may be served.
+    /// Takes adjacent drops of the next store that may be served.
     fn take(&mut self, now: Instant) -> Option<(u64, Vec<PageDrop>)> {
         let may_run =
             |(_, of_store): &(&u64, &mut OfStore)| of_store.may_run_at(now).is_some_and(|at| at <= now);
@@ -113,7 +113,7 @@ impl Queue {
         Some((store, drops))
     }
 
-    /// Notes the end of what was taken of a store and a node at a moment.
+    /// Notes the end of drops taken of a store; `sent` has their moment and node.
     fn finish(&mut self, store: u64, sent: (Instant, u64)) {
         self.nr_busy -= 1;
         if let Some(of_store) = self.by_store.get_mut(&store) {
@@ -134,7 +134,7 @@ struct DropQueue {
     wake: Condvar,
 }
 
-/// Tells the kernel to drop a range of pages of a node; the last argument is their number.
+/// Has the kernel drop a range of pages: the node, the first page, the number of pages.
 type Tell = dyn Fn(u64, u64, u64) + Send + Sync;
 
 /// The queue of drops. Its threads start with the first drop, and end some time after it is
@@ -151,20 +151,20 @@ impl std::fmt::Debug for PageDrops {
 }
 
 impl PageDrops {
-    /// Creates a queue without threads; `tell` sends a message and returns when it has been carried
-    /// out.
+    /// Creates a queue without threads. `tell` sends a message, and returns when the kernel has
+    /// carried it out.
     pub(crate) fn new(tell: impl Fn(u64, u64, u64) + Send + Sync + 'static) -> Self {
         Self { shared: Arc::default(), tell: Arc::new(tell) }
     }
 
-    /// Has pages dropped. Never waits. The queue is as long as what is asked for: its callers ask
-    /// for a page once.
+    /// Queues drops. Never waits. The queue has no bound of its own: callers ask for each page
+    /// once.
     pub(crate) fn put(&self, drops: Vec<PageDrop>) {
         let mut queue = self.shared.queue.lock();
         let (mut wants_thread, has_armed) = (false, queue.nr_armed > 0);
         for drop in drops {
             let of_store = queue.by_store.entry(drop.store.0).or_default();
-            // Behind others it is seen when those are.
+            // A drop behind others of its store needs no wake-up of its own.
             let has_free = of_store.next_node().is_some();
             of_store.waiting.entry(drop.node.0).or_default().push_back(drop);
             wants_thread |= !has_free && (of_store.sent.is_empty() || !has_armed);
@@ -188,7 +188,7 @@ impl Drop for PageDrops {
 }
 
 impl DropQueue {
-    /// Starts a thread, unless there are too many. Returns whether it did.
+    /// Starts a thread, unless there are too many. Returns whether one was started.
     fn start_thread(self: &Arc<Self>, queue: &mut Queue, tell: &Arc<Tell>) -> bool {
         if queue.nr_threads >= NR_THREADS_MAX {
             return false;
@@ -214,11 +214,11 @@ impl DropQueue {
                     }
                     let now = Instant::now();
                     if let Some((store, drops)) = queue.take(now) {
-                        // One is left for what waits, should all messages hang.
+                        // One thread is left for the waiting drops, in case all messages hang.
                         if queue.nr_busy == queue.nr_threads && queue.may_take_at(now).is_some() {
                             self.start_thread(&mut queue, tell);
                         }
-                        // What else there is to wait for, another thread has to wait for now.
+                        // Another thread must take over the timed wait.
                         if has_waited && queue.may_take_at(now).is_some() {
                             self.wake.notify_one();
                         }
@@ -266,7 +266,7 @@ mod tests {
     use umemcg::files::StoreId;
     use umemcg_vfs::{DropTask, NodeId};
 
-    /// Tells that it has ended.
+    /// Reports its end.
     #[derive(Debug)]
     struct Tells(Sender<u64>, u64);
 
@@ -280,7 +280,7 @@ mod tests {
         }
     }
 
-    /// The first page of a drop that the kernel must not be told of.
+    /// The first page of a drop that must not be sent to the kernel.
     const NOT_NOW: u64 = 999;
 
     fn drop_of(store: u64, node: u64, pages: Range<u64>, gone: &Sender<u64>) -> PageDrop {
@@ -406,7 +406,7 @@ mod tests {
             drops.put(drops_of.into_iter().map(|(node, at)| drop_of(1, node, at..at + 1, &gone)).collect());
         };
         put(hang(1..10).chain(goes(1000)).collect());
-        // One that comes when all threads that there are may hang.
+        // A drop queued when all existing threads may hang.
         put(hang(10..11).collect());
         put(goes(2000).collect());
         for _ in 0..20 {

@@ -1,14 +1,15 @@
-//! The thread that compares the file pages that are charged with those that the kernel has.
+//! The thread that compares the charged file pages with the pages in the kernel's cache.
 //!
-//! The kernel drops pages by itself, for want of memory or for `drop_caches`, and does not say so.
-//! RETRIEVE asks it for pages of an inode: it sends those that it has, up to the first that is
-//! missing, and waits for nothing. Unlike `cachestat(2)` and `mincore(2)` this needs no descriptor
-//! on the mount, which would keep `umount` from succeeding. It costs a copy of what is there.
+//! The kernel drops pages by itself, for want of memory or for `drop_caches`, without a
+//! notification. RETRIEVE asks it for pages of an inode: it sends its cached pages, up to the first
+//! missing one, and waits for nothing. Unlike `cachestat(2)` and `mincore(2)`, RETRIEVE needs no
+//! descriptor on the mount, which would keep `umount` from succeeding. It costs a copy of the
+//! cached pages.
 //!
-//! How much is compared follows the host's counters in `/proc/vmstat`: all windows, some at each
-//! look, when they say that pages were dropped, and many where pages are missing; else a few at
-//! each look, since reclaim of a container's own memory cgroup does not count there. What costs is
-//! each question, so the looks are bounded by the runs of pages that were asked for in vain.
+//! The host's counters in `/proc/vmstat` determine how much is compared. After dropped pages, all
+//! windows are compared, some at each look, and many where pages are missing. Otherwise a few are
+//! compared at each look, since reclaim of a container's own memory cgroup does not count there.
+//! Each RETRIEVE has a cost, so the number of runs asked for in vain bounds a look.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,42 +19,43 @@ use umemcg_vfs::{KeptPages, KeptWindow};
 
 /// The time between two looks.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Runs of pages of a volume that are found whole at a look while the host drops nothing.
+/// The most runs of pages of a volume found whole at a look while the host drops nothing.
 const NR_RUNS_QUIET: usize = 16;
 /// The same after the host has dropped something. A host short of memory drops pages all the time,
 /// mostly of others.
 const NR_RUNS_WHOLE: usize = 256;
-/// Windows of a volume that are compared at a look at most.
+/// The most windows of a volume compared at a look.
 const NR_WINDOWS_MAX: usize = 4096;
-/// Windows that are handed out at once. A window that a request meets meanwhile is not judged.
+/// Windows handed out at once. A window touched by a request meanwhile is not judged.
 const NR_WINDOWS_AT_ONCE: usize = 16;
-/// The longest wait for what the kernel sends.
+/// The longest wait for the kernel's answer.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(5);
-/// In the numbers of what is asked for, beside those of the kernel's requests.
+/// Set in the numbers of our questions, to keep them apart from the numbers of the kernel's
+/// requests.
 const NUMBER_BIT: u64 = 1 << 62;
 
-/// The windows of one volume, and which are next.
+/// The windows of one volume, and the place of the next look.
 #[derive(Debug)]
 struct Watched {
     kept: Box<dyn KeptPages>,
     place: u32,
-    /// Windows are compared until the end, twice: some were behind the place already.
+    /// Rounds to the last window, two after a drop: the first one starts in the middle.
     nr_rounds_due: u8,
 }
 
 #[derive(Debug, Default)]
 struct WatchState {
-    /// Volumes that the thread has not taken over yet.
+    /// Volumes not yet taken over by the thread.
     new: Vec<Watched>,
     has_thread: bool,
     is_ended: bool,
-    /// The number of what was asked for last, and the bytes that the kernel had of it.
+    /// The number of the last question, and the bytes in the kernel's answer.
     asked: u64,
     answer: Option<u32>,
 }
 
-/// Asks the kernel for bytes of a node: number, node, offset, length. Returns whether it will send
-/// them.
+/// Asks the kernel for bytes of a node: number, node, offset, length. Returns whether the kernel
+/// will send them.
 type Retrieve = dyn Fn(u64, u64, u64, u32) -> bool + Send + Sync;
 
 /// See the module text. The thread starts with the first volume.
@@ -75,7 +77,7 @@ impl PageWatch {
         Arc::new(Self { state: LeafMutex::default(), wake: Condvar::default(), retrieve: Box::new(retrieve) })
     }
 
-    /// Has the pages of a volume compared from now on, until it is gone.
+    /// Starts to compare the pages of a volume, until it is gone.
     pub(crate) fn watch(self: &Arc<Self>, kept: Box<dyn KeptPages>) {
         let mut state = self.state.lock();
         state.new.push(Watched { kept, place: 0, nr_rounds_due: 0 });
@@ -90,7 +92,7 @@ impl PageWatch {
         }
     }
 
-    /// Notes that the kernel has sent this many bytes.
+    /// Notes the number of bytes sent by the kernel.
     pub(crate) fn answered(&self, number: u64, bytes: u32) {
         let mut state = self.state.lock();
         if state.asked == number {
@@ -140,7 +142,7 @@ impl PageWatch {
                     break;
                 }
             }
-            // Where pages are gone, more will be: those are what the look is for.
+            // Only whole runs count against the bound: where a page is missing, more will be.
             nr_left = nr_left.saturating_sub(nr_whole);
             if nr_left == 0 {
                 break;
@@ -149,8 +151,8 @@ impl PageWatch {
         Some(())
     }
 
-    /// Tells the holder of a window which of its pages the kernel has not. Returns how many runs
-    /// were asked for in vain: the kernel had all, or did not say, or a request came in between.
+    /// Reports the missing pages of a window to its holder. Returns the number of runs asked for in
+    /// vain: the kernel had all pages, or did not answer, or a request came in between.
     fn compare(&self, window: &KeptWindow) -> usize {
         let mut nr_whole = 0;
         for run in &window.runs {
@@ -175,8 +177,8 @@ impl PageWatch {
         nr_whole
     }
 
-    /// Returns how many bytes the kernel has of a range, up to the first that it has not. `None`
-    /// when it does not say.
+    /// Returns the number of bytes of a range in the kernel's cache, up to the first missing one.
+    /// `None` without an answer.
     fn bytes_there(&self, node: u64, offset: u64, len: u32) -> Option<u32> {
         let number = {
             let mut state = self.state.lock();
@@ -218,7 +220,7 @@ mod tests {
     use super::*;
     use umemcg_vfs::{NodeId, WindowHolder};
 
-    /// Takes so many notes until a request comes.
+    /// Takes this many notes, then acts as if a request had come.
     #[derive(Debug)]
     struct Missing(Mutex<Vec<(u64, u64)>>, usize);
 
@@ -234,7 +236,7 @@ mod tests {
         }
     }
 
-    /// Returns the pages that are told missing, and how many runs were asked for in vain.
+    /// Returns the pages reported missing, and the number of runs asked for in vain.
     fn compared<const N: usize>(
         watch: &PageWatch,
         runs: [(u64, u64); N],
@@ -254,7 +256,7 @@ mod tests {
         (noted.iter().map(|&(page, _)| page).collect(), nr_whole)
     }
 
-    /// Returns a watch of a kernel that has these pages of every node.
+    /// Returns a watch of a kernel with these pages of every node.
     fn watch_of(has: BTreeSet<u64>) -> Arc<PageWatch> {
         let kernel: Arc<OnceLock<Weak<PageWatch>>> = Arc::default();
         let itself = Arc::clone(&kernel);

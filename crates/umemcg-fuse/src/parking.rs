@@ -1,12 +1,13 @@
-//! Requests that wait for their store without a thread.
+//! Requests waiting for their store without a thread.
 //!
-//! A worker whose request waits for what its store has begun takes a [`ParkedPlace`], and goes on
-//! with other requests. When the store has ended it, the request is queued again, under keys of its
-//! own: it holds pages and claims that other requests may be waiting for, so it does not stand
-//! behind those. A worker then takes it up. The thread of the store only queues it.
+//! When a request waits for an operation of its store, its worker takes a [`ParkedPlace`] and
+//! continues with other requests. At the end of the operation, the thread of the store only queues
+//! the request again, and a worker resumes it. The request gets keys of its own: others may be
+//! waiting for its pages and claims, so it must not queue behind them.
 //!
-//! A parked request counts as one that waits: of a group, only so many may. At the end of a session
-//! the kernel has failed it, and its reply is dropped when the store ends it.
+//! A parked request counts as a waiting one, and a group has a bound on those. At the end of a
+//! session the kernel has failed the request, and its reply is dropped at the end of the store's
+//! operation.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -16,14 +17,15 @@ use crate::thread_pool::Keys;
 
 type Work = Box<dyn FnOnce(&mut Reply) + Send>;
 
-/// A request that goes on. What it holds is dropped before its reply.
+/// A parked request ready to continue. The values captured by its work are dropped before its
+/// reply.
 pub(crate) struct ParkedRequest {
     work: Option<Work>,
     pub(crate) reply: Reply,
 }
 
 impl ParkedRequest {
-    /// Goes on with it on this thread, or gives it up if the requester has been killed.
+    /// Resumes the request on this thread, or gives it up if the requester has been killed.
     pub(crate) fn go_on(&mut self) {
         let work = self.work.take();
         if let Some(work) = work.filter(|_| !self.reply.is_cancelled()) {
@@ -38,13 +40,13 @@ impl fmt::Debug for ParkedRequest {
     }
 }
 
-/// A session, as parked requests need it.
+/// The session, as seen by parked requests.
 pub(crate) trait Lot: Send + Sync {
     /// Takes a place. Returns `false` if too many of the group wait.
     fn park(&self, keys: Keys) -> bool;
-    /// Gives the place of a request back that is given up.
+    /// Releases the place of an abandoned request.
     fn unpark(&self, keys: Keys);
-    /// Gives the place back and has a worker go on with the request.
+    /// Releases the place, and has a worker resume the request.
     fn resume(self: Arc<Self>, keys: Keys, request: ParkedRequest);
 }
 
@@ -57,8 +59,8 @@ impl Parking {
         Self(lot)
     }
 
-    /// Takes a place for a request with these keys. `None` when too many of its group wait already,
-    /// or when the session is over: it has to wait with its thread.
+    /// Takes a place for a request with these keys. Returns `None` when too many of its group wait
+    /// already, or when the session is over: the request must then wait on its thread.
     pub fn park(&self, keys: Keys) -> Option<ParkedPlace> {
         let lot = self.0.upgrade()?;
         lot.park(keys).then(|| ParkedPlace { lot: Some(Weak::clone(&self.0)), keys })
@@ -71,9 +73,9 @@ impl fmt::Debug for Parking {
     }
 }
 
-/// The place of a parked request; given back when dropped.
+/// The place of a parked request; released when dropped.
 pub struct ParkedPlace {
-    /// `None` once it has been given back.
+    /// `None` once released.
     lot: Option<Weak<dyn Lot>>,
     keys: Keys,
 }

@@ -1,6 +1,6 @@
-//! The duty to answer a request, as a value: it can go to another thread or wait in a queue, it
-//! answers at most once, and when it is dropped unanswered the requester gets EIO instead of
-//! waiting for ever.
+//! The duty to answer a request, as a value. It can move to another thread or wait in a queue, and
+//! it answers at most once. If it is dropped unanswered, the requester gets EIO instead of waiting
+//! for ever.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::transport::{Payload, SendError, Transport};
 use crate::wire::reply::{GetxattrOut, WriteOut};
 use crate::wire::{InHeader, OUT_HEADER_BYTES, OutHeader, opcode};
 
-/// The delivery of an answer. An object that an answer hands over (a looked-up node, an open file)
+/// The delivery of an answer. An object handed over by an answer (a looked-up node, an open file)
 /// must be taken back when the answer did not arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "what the answer handed over is lost when it was not taken"]
@@ -28,15 +28,15 @@ pub enum Delivery {
 }
 
 impl Delivery {
-    /// Returns whether it was not taken.
+    /// Returns whether the kernel did not take the answer.
     pub fn is_gone(self) -> bool {
         self == Self::Gone
     }
-    /// Ignores whether it was taken, for answers that hand nothing over.
+    /// Ignores the delivery, for answers without an object to take back.
     pub fn ignore(self) {}
 }
 
-/// Takes back what an answer handed over and the kernel did not take.
+/// Takes back the object handed over by an answer, when the kernel did not take the answer.
 pub type Undo = Box<dyn FnOnce() + Send>;
 
 /// Asks whether the reply may be sent (`None`), or how much longer to delay it. Must not
@@ -47,7 +47,7 @@ pub type RecheckFn = Box<dyn FnMut() -> Option<Duration> + Send>;
 pub enum Answer {
     /// A write took this many bytes.
     Written(u32),
-    /// These bytes were read. A copy: pages that are pinned for so long could not be reclaimed.
+    /// These bytes were read. A copy, because pages pinned for so long could not be reclaimed.
     Bytes(Vec<u8>),
     /// The answer as it would have been sent.
     Any {
@@ -55,7 +55,7 @@ pub enum Answer {
         error: i32,
         /// The bytes that follow.
         bytes: Vec<u8>,
-        /// For when it is not taken.
+        /// Called when the kernel does not take the answer.
         undo: Option<Undo>,
     },
 }
@@ -73,14 +73,14 @@ impl fmt::Debug for Answer {
 
 /// A queue of delayed replies.
 pub trait Delay: Send + Sync {
-    /// Delays an answer by `delay`; then `again` decides. A requester that is killed meanwhile is
-    /// answered immediately.
+    /// Delays an answer by `delay`; then `again` decides. A requester killed meanwhile is answered
+    /// immediately.
     fn delay(&self, reply: Reply, answer: Answer, delay: Duration, again: RecheckFn);
 }
 
 /// Delays an answer.
 pub struct AnswerDelay {
-    /// The queue that it waits in.
+    /// The queue of the delayed reply.
     pub delays: Arc<dyn Delay>,
     /// The minimum delay.
     pub delay: Duration,
@@ -96,8 +96,8 @@ impl fmt::Debug for AnswerDelay {
 
 type Decide = dyn FnOnce(&Reply) -> Option<AnswerDelay> + Send;
 
-/// Decides, when an answer is about to be sent and on the thread that gives it, whether it is to be
-/// held back. May sleep.
+/// Decides, just before an answer is sent and on the answering thread, whether to hold it back. May
+/// sleep.
 pub struct Gate(Box<Decide>);
 
 impl Gate {
@@ -113,14 +113,14 @@ impl fmt::Debug for Gate {
     }
 }
 
-/// Inodes that a request changes and does not name.
+/// Inodes changed by a request that does not name them.
 pub type Others = [Option<NodeId>; 2];
 type SendFn = dyn FnOnce(Others) + Send;
 
-/// Invalidates what the kernel caches of the inodes and names that a request changes. Never waits.
+/// Invalidates the kernel's cached state of the inodes and names changed by a request. Never waits.
 pub struct Invalidation {
     send: Box<SendFn>,
-    /// A kill is answered only when the change has had some time to end.
+    /// A killed requester is answered only after the change has had some time to end.
     has_grace: bool,
     others: Others,
 }
@@ -151,18 +151,18 @@ pub struct Reply {
     inflight: Option<Arc<Inflight>>,
     /// The signals that end the wait for this one.
     interrupts: Interrupts,
-    /// Set once this one is.
+    /// The request's entry in `inflight`, once registered.
     flight: Option<Arc<InflightRequest>>,
     /// The check before the answer is sent; none for most.
     gate: Option<Gate>,
-    /// Sent if the kernel does not take the answer; none for requests that change nothing.
+    /// Sent if the kernel does not take the answer; none for requests without a change.
     invalidation: Option<Invalidation>,
-    /// What ends when it has been answered: the request goes through the kernel's page cache.
+    /// Ends when the request has been answered; for requests through the kernel's page cache.
     kernel_io: Option<Arc<KernelIo>>,
 }
 
 impl Reply {
-    /// Creates one without a duty, for requests that come through `transport`.
+    /// Creates one without a duty, for requests from `transport`.
     pub(crate) fn idle(transport: Arc<dyn Transport>, inflight: Option<Arc<Inflight>>) -> Self {
         Self {
             transport,
@@ -192,7 +192,7 @@ impl Reply {
         );
     }
 
-    /// Says which signals end the wait; those that kill alone, if it is not said.
+    /// Sets the signals that end the wait. The default is fatal signals only.
     pub fn set_interrupts(&mut self, interrupts: Interrupts) {
         self.interrupts = interrupts;
     }
@@ -205,7 +205,7 @@ impl Reply {
         std::mem::replace(self, idle)
     }
 
-    /// Registers the request as one that may take long, so that an interrupt finds it.
+    /// Registers a request that may take long, so that an interrupt finds it.
     pub(crate) fn register(&mut self) {
         if let Some(inflight) = self.inflight.as_ref().filter(|_| self.due && self.flight.is_none()) {
             self.flight =
@@ -214,15 +214,15 @@ impl Reply {
         self.note_change();
     }
 
-    /// Ends a change whose answer is held back.
+    /// Ends the change. Its answer may still be held back.
     pub(crate) fn end_change(&self) {
         if let Some(flight) = &self.flight {
             flight.set_changing(false);
         }
     }
 
-    /// Makes the byte count of its write the answer to a killed requester from now on: the write
-    /// has been accepted, only the answer is held back.
+    /// From now on, answers a killed requester with the byte count of its write: the write has been
+    /// accepted, only the answer is held back.
     pub fn accepted_write(&self, bytes: u32) {
         if let Some(flight) = &self.flight {
             Inflight::set_kill_answer(flight, KillAnswer::Written(bytes));
@@ -240,7 +240,7 @@ impl Reply {
         self.due
     }
 
-    /// Has `gate` asked before the answer is sent.
+    /// Sets the gate to ask before the answer is sent.
     pub fn set_gate(&mut self, gate: Gate) {
         self.gate = Some(gate);
     }
@@ -257,24 +257,24 @@ impl Reply {
         }
     }
 
-    /// Notes inodes that the request has changed and does not name.
+    /// Notes inodes changed by the request and not named in it.
     pub fn also_changed(&mut self, others: Others) {
         if let Some(invalidation) = &mut self.invalidation {
             invalidation.others = others;
         }
     }
 
-    /// Keeps what is to end when the request has been answered and nothing of it is in use.
+    /// Keeps `io` until the request has been answered and no clone of it is in use.
     pub fn begin_kernel_io(&mut self, io: KernelIo) {
         self.kernel_io = Some(Arc::new(io));
     }
 
-    /// Returns what was begun.
+    /// Returns the value of [`begin_kernel_io`](Self::begin_kernel_io).
     pub fn kernel_io(&self) -> Option<Arc<KernelIo>> {
         self.kernel_io.clone()
     }
 
-    /// Ends what was begun, unless the duty to answer has been moved out with it.
+    /// Ends the kernel I/O, unless it has been moved out with the duty to answer.
     pub(crate) fn end_kernel_io(&mut self) {
         drop(self.kernel_io.take());
     }
@@ -299,7 +299,7 @@ impl Reply {
         self.send(0, Payload::Bytes(value.as_bytes()))
     }
 
-    /// Answers with bytes of which at most `size` are wanted; 0 asks how many there are.
+    /// Answers with bytes, or with ERANGE if there are more than `size`; 0 asks for their number.
     pub fn sized(&mut self, bytes: &[u8], size: u32) -> Delivery {
         match size as usize {
             0 => self.value(&GetxattrOut { size: bytes.len() as u32, padding: 0 }),
@@ -308,8 +308,8 @@ impl Reply {
         }
     }
 
-    /// Answers with a structure that hands something over; `undo` takes that back when it was not
-    /// taken, now or when a delayed answer is sent.
+    /// Answers with a structure that hands over an object. `undo` takes the object back if the
+    /// kernel does not take the answer, now or when a delayed answer is sent.
     pub fn hand_over<T: IntoBytes + Immutable>(&mut self, value: &T, undo: impl FnOnce() + Send + 'static) {
         self.hand_over_bytes(value.as_bytes(), undo);
     }
@@ -330,12 +330,12 @@ impl Reply {
         self.send(0, Payload::Frames(arena, segments))
     }
 
-    /// Answers a write that took this many bytes.
+    /// Answers a write with its byte count.
     pub fn written(&mut self, bytes: usize) -> Delivery {
         self.value(&WriteOut { size: bytes as u32, padding: 0 })
     }
 
-    /// Answers a request that cannot be understood, if an answer is due.
+    /// Answers a malformed request with EINVAL, if an answer is due.
     pub(crate) fn malformed(&mut self) {
         if self.is_due() {
             self.error(Errno::INVAL).ignore();
@@ -354,12 +354,13 @@ impl Reply {
         self.send_or(error, payload, &mut || None)
     }
 
-    /// Answers what was held back.
+    /// Sends an answer held back before.
     pub(crate) fn send_held(&mut self, error: i32, bytes: &[u8]) -> Delivery {
         self.send(error, Payload::Bytes(bytes))
     }
 
-    /// Sends, or holds back what is not in frames; then with what `undo` gives.
+    /// Sends an answer, or holds it back together with the result of `undo`. Frames are never held
+    /// back.
     fn send_or(
         &mut self,
         error: i32,
@@ -404,7 +405,7 @@ impl Reply {
             Err(SendError::Gone) => Delivery::Gone,
             Err(SendError::Failed(problem)) => {
                 tracing::error!(opcode = self.opcode, ?payload, %problem, "the kernel refused an answer");
-                // The requester still waits: an answer that cannot be refused.
+                // The requester still waits. The kernel cannot refuse a bare error.
                 let error = -Errno::IO.raw_os_error();
                 let header = OutHeader { len: OUT_HEADER_BYTES as u32, error, unique: self.unique };
                 let _ = self.transport.send(header.as_bytes(), Payload::None);

@@ -14,13 +14,13 @@ use crate::wait_charge::{self, LoanPool, WaitCharge};
 use crate::wire::request::write_payload;
 use crate::wire::{BUFFER_BYTES, Dialect, InHeader, Malformed, Op, opcode};
 
-/// Free buffers that are kept; more are given back to the operating system.
+/// The most free buffers kept; more are returned to the operating system.
 const NR_SPARE_BUFFERS: usize = 4;
-/// Messages longer than this lie in pages of their own.
+/// Messages longer than this get pages of their own.
 const HEAP_BYTES_MAX: usize = 16 << 10;
 
-/// Bytes of a message. Long ones are not in the heap, which would keep what was freed: they go back
-/// to the operating system immediately.
+/// The bytes of a message. A long one is mapped, and returns to the operating system immediately;
+/// the heap would keep the freed memory.
 #[derive(Debug)]
 enum Buffer {
     Heap(Vec<u8>),
@@ -66,13 +66,13 @@ impl DerefMut for Buffer {
 #[derive(Debug, Default)]
 pub struct Buffers {
     spare: LeafMutex<Vec<Buffer>>,
-    /// For writes that wait.
+    /// For waiting writes.
     loan_pool: Arc<LoanPool>,
 }
 
 impl Buffers {
-    /// Creates a pool that keeps a few spare buffers. Never waits: there is one buffer for each
-    /// reader and each request that runs.
+    /// Creates a pool with room for a few spare buffers. It never makes a caller wait: each reader
+    /// and each running request has one buffer.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
@@ -93,16 +93,16 @@ impl Buffers {
     }
 }
 
-/// A request as its handler sees it.
+/// A request as seen by its handler.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
-    /// The process that asks, and the node.
+    /// The requesting process, and the node.
     pub header: &'a InHeader,
     /// The operation.
     pub op: Op<'a>,
     /// The kernel queued it after this time, in nanoseconds since boot.
     pub queued_after_ns: u64,
-    /// The group that pays for it, as [`quick`](crate::Filesystem::quick) has said.
+    /// The paying group, as chosen by [`quick`](crate::Filesystem::quick).
     pub payer: Option<&'a Payer>,
 }
 
@@ -113,9 +113,9 @@ pub(crate) struct RequestSlot {
     pub reply: Reply,
     /// The kernel queued it after this time, in nanoseconds since boot.
     pub queued_after_ns: u64,
-    /// The group that pays for it, once that is known.
+    /// The paying group, once known.
     pub payer: Option<Payer>,
-    /// Pays for what it keeps while it waits.
+    /// The charge for its memory while it waits.
     kept: Option<WaitCharge>,
     buffer: Buffer,
     len: usize,
@@ -146,7 +146,7 @@ impl RequestSlot {
         &mut self.buffer
     }
 
-    /// Takes on the request that was put into the first `len` bytes of the buffer.
+    /// Takes on the request in the first `len` bytes of the buffer.
     pub fn arrived(&mut self, len: usize) -> Result<(), Malformed> {
         self.len = len;
         self.header = InHeader::parse(&self.buffer[..len])?;
@@ -155,7 +155,7 @@ impl RequestSlot {
         Ok(())
     }
 
-    /// Returns the request decoded, and the duty to answer it.
+    /// Returns the decoded request, and the duty to answer it.
     pub fn parts(&mut self, dialect: Dialect) -> Result<(Request<'_>, &mut Reply), (Malformed, &mut Reply)> {
         match Op::parse(&self.buffer[..self.len], dialect) {
             Ok(op) => {
@@ -166,9 +166,8 @@ impl RequestSlot {
         }
     }
 
-    /// Moves the request out to wait, leaving a place for the next one. It keeps what has arrived,
-    /// charged to its payer or lent; when neither is to be had, perhaps only the beginning of a
-    /// write.
+    /// Moves the request out to wait, leaving a slot for the next one. It keeps its message,
+    /// charged to its payer or on loan. With neither, it may keep only the beginning of a write.
     pub fn detach(&mut self) -> Self {
         let mut header = self.header;
         let payer = self.payer.take();
@@ -177,7 +176,7 @@ impl RequestSlot {
         let paid =
             payer.as_ref().map(|payer| wait_charge::keep(payer.group_for_now(), loan_pool, &header, message));
         let (kept, len) = paid.map_or((None, self.len), |(kept, len)| (Some(kept), len));
-        // A full buffer changes hands, which spares a copy of a mebibyte.
+        // A full buffer changes hands, to avoid a copy of a mebibyte.
         let mut buffer = if len == self.len && self.buffer.len() - len < PAGE_SIZE {
             std::mem::replace(&mut self.buffer, self.buffers.take())
         } else {
@@ -197,8 +196,8 @@ impl RequestSlot {
     }
 
     /// Returns whether the request may be refused with an error. A request that releases something
-    /// may not, nor may late write-back of a mapping. Of the others, only reads and writes can be
-    /// made asynchronously, and so in any number.
+    /// may not, nor may the late write-back of a mapping. Of the others, only reads and writes can
+    /// be asynchronous, and so arrive in any number.
     pub fn may_be_refused(&self) -> bool {
         match self.header.opcode {
             opcode::READ => true,
@@ -209,7 +208,7 @@ impl RequestSlot {
         }
     }
 
-    /// Notes that it waits no more: from here on it is one of the few that run.
+    /// Notes the end of its wait: from here on it is one of the few running requests.
     pub fn begins(&mut self) {
         self.kept = None;
     }

@@ -1,9 +1,9 @@
-//! One mount being served: the handshake, the threads, and what is common to all file systems
+//! One mount being served: the handshake, the threads, and everything common to all file systems
 //! (interrupts, unknown and malformed requests, the end).
 //!
-//! A [`Filesystem`] answers requests in two steps. [`quick`](Filesystem::quick) runs on the thread
-//! that has read the request and must not sleep; [`slow`](Filesystem::slow) may. See
-//! [`thread_pool`](crate::thread_pool) for how threads keep the device attended.
+//! A [`Filesystem`] answers requests in two steps. [`quick`](Filesystem::quick) runs on the reader
+//! of the request and must not sleep; [`slow`](Filesystem::slow) may.
+//! [`thread_pool`](crate::thread_pool) keeps readers at the device.
 
 use std::cell::Cell;
 use std::io;
@@ -36,39 +36,42 @@ use crate::wire::{BUFFER_BYTES, Dialect, MAJOR, MINOR_MAX, Negotiated, Op};
 /// The outcome of [`Filesystem::quick`].
 #[derive(Debug, Clone)]
 pub enum QuickOutcome {
-    /// It is answered, or its reply has been taken to be answered later.
+    /// The request is answered, or its reply has been taken for a later answer.
     Answered,
-    /// It may sleep: [`Filesystem::slow`] is to be called when these keys have a place for it.
+    /// The request may sleep: the session calls [`Filesystem::slow`] when these keys have a place
+    /// for it.
     MaySleep(Keys),
-    /// Like `MaySleep`, with the group that pays.
+    /// Like `MaySleep`, with the paying group.
     MaySleepAt(Keys, Payer),
 }
 
-/// A file system that a session serves.
+/// A file system served by a session.
 pub trait Filesystem: Send + Sync + 'static {
-    /// Capabilities to ask for beside [`InitFlags::COMMON`](crate::wire::InitFlags::COMMON).
+    /// Returns the capabilities to ask for in addition to
+    /// [`InitFlags::COMMON`](crate::wire::InitFlags::COMMON).
     fn wanted(&self) -> u64 {
         crate::wire::InitFlags::ATOMIC_O_TRUNC
     }
 
-    /// Notes the mount. Called before the handshake, where it is known.
+    /// Notes the mount. Called before the handshake, if the mount is known.
     fn mounted(&self, _mounted: &Mounted) {}
 
-    /// Notes how requests can wait for a store without a thread. Called before the first request.
+    /// Takes the session's parking, for requests that wait for a store without a thread. Called
+    /// before the first request.
     fn set_parking(&self, _parking: Parking) {}
 
     /// Notes that the handshake is done; requests follow.
     fn ready(&self, _negotiated: &Negotiated, _notifier: &Notifier) {}
 
-    /// Answers a request that needs no sleep. Runs on a thread that other requests wait for.
+    /// Answers a request that needs no sleep. Runs on a reader, which keeps other requests waiting.
     fn quick(&self, request: &Request<'_>, reply: &mut Reply) -> QuickOutcome;
 
-    /// Answers a request that [`quick`](Self::quick) did not answer. May sleep;
-    /// [`Reply::is_cancelled`] says when no caller waits any more.
+    /// Answers a request left unanswered by [`quick`](Self::quick). May sleep;
+    /// [`Reply::is_cancelled`] returns true once no caller waits any more.
     fn slow(&self, request: &Request<'_>, reply: &mut Reply);
 
-    /// Answers a read or a write that may not even wait, since too many of its group do. Runs on a
-    /// thread that other requests wait for.
+    /// Answers a read or a write refused because too many requests of its group wait already. Runs
+    /// on a reader, which keeps other requests waiting.
     fn refuse(&self, _request: &Request<'_>, reply: &mut Reply) {
         reply.error(Errno::AGAIN).ignore();
     }
@@ -79,14 +82,14 @@ pub trait Filesystem: Send + Sync + 'static {
 pub struct SessionConfig {
     /// Threads.
     pub pool: PoolLimits,
-    /// The newest minor number of the protocol to speak; none: the newest that is known here.
+    /// The newest minor number of the protocol to speak; `None` for the newest supported one.
     pub minor_max: Option<u32>,
 }
 
-/// Why a session did not start.
+/// The reason for a failed start of a session.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// The kernel's protocol is not one that is spoken here.
+    /// The kernel's protocol is not supported.
     #[error("the kernel speaks FUSE protocol {major}.{minor}, this program 7.31 to 7.45")]
     Protocol {
         /// Major number of the kernel.
@@ -102,24 +105,24 @@ pub enum SessionError {
     Io(#[from] io::Error),
 }
 
-/// The number of requests that a thread takes off the device before it runs one that waits.
+/// The most requests that a thread takes off the device before it runs a waiting one.
 const NR_READY_MAX: usize = 16;
 
-/// The fate of a request that was received.
+/// The fate of a received request.
 enum Received {
-    /// There was none yet.
+    /// None was ready.
     Nothing,
-    /// It has been answered, or waits.
+    /// The request has been answered, or waits.
     Done,
-    /// It may sleep and has started: run it.
+    /// The request may sleep and has started: run it.
     Run(Started),
-    /// It waits, and this one has started: run that.
+    /// The request waits, and this other one has started: run the other.
     Pick(Started, Box<Job>),
     /// There will be no more.
     End,
 }
 
-/// The connection to the kernel, with all that its threads share.
+/// The connection to the kernel, and the state shared by its threads.
 struct Connection {
     filesystem: Arc<dyn Filesystem>,
     transports: Vec<Arc<dyn Transport>>,
@@ -136,7 +139,7 @@ struct Connection {
     failure: OnceLock<io::Error>,
 }
 
-/// A mount being served. Dropping it does not unmount: the threads go on until the mount goes away.
+/// A mount being served. Dropping it does not unmount: the threads run until the mount goes away.
 pub struct Session {
     connection: Arc<Connection>,
     notifier: Notifier,
@@ -150,7 +153,7 @@ impl std::fmt::Debug for Session {
 }
 
 impl Session {
-    /// Serves the mount that `device` is connected to. Waits for the kernel's handshake.
+    /// Serves the mount of `device`. Waits for the kernel's handshake.
     ///
     /// # Errors
     /// [`SessionError`].
@@ -210,13 +213,13 @@ impl Session {
         connection.filesystem.set_parking(Parking::new(Arc::downgrade(&lot)));
         connection.filesystem.ready(&negotiated, &notifier);
         let watched = Arc::clone(&connection);
-        // Requests of a killed thread are given back, also while its store hangs.
+        // Queued requests of a killed thread are dropped, also while its store hangs.
         spawn_detached("umemcg-watch", move || watched.inflight.watch(|| drop(watched.pool.sweep())))?;
         connection.pool.open(|| spawn_server(&connection, Begin::Reader))?;
         Ok(Self { connection, notifier, negotiated })
     }
 
-    /// Returns what was agreed on with the kernel.
+    /// Returns the protocol version and capabilities agreed on with the kernel.
     pub fn negotiated(&self) -> &Negotiated {
         &self.negotiated
     }
@@ -226,39 +229,39 @@ impl Session {
         &self.notifier
     }
 
-    /// Returns how many threads do what.
+    /// Returns the numbers of threads and requests of the pool.
     pub fn pool_counts(&self) -> PoolCounts {
         self.connection.pool.pool_counts()
     }
 
-    /// Returns a watch for threads that are stuck with a request that needs no sleep.
+    /// Returns a watch for threads stuck in a request that needs no sleep.
     pub fn watch_readers(&self) -> ReaderWatch {
         self.connection.heartbeats.watch()
     }
 
-    /// Returns the number of requests that are being waited for outside the fast path.
+    /// Returns the number of unanswered requests outside the fast path.
     pub fn nr_inflight(&self) -> usize {
         self.connection.inflight.len()
     }
 
-    /// Returns the number of interrupted requests whose threads are looked at from time to time.
+    /// Returns the number of interrupted requests whose threads are checked from time to time.
     pub fn nr_watched(&self) -> usize {
         self.connection.inflight.nr_watched()
     }
 
-    /// Waits until the mount is gone and every thread has ended. False: some were still busy after
-    /// `timeout`.
+    /// Waits until the mount is gone and every thread has ended. Returns false if some were still
+    /// busy after `timeout`.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         self.connection.pool.wait_ended(timeout)
     }
 
     /// Waits until the mount is gone, or the transport broke: no request will come any more.
-    /// Requests may still be running. False: it was still there after `timeout`.
+    /// Requests may still be running. Returns false if the mount was still there after `timeout`.
     pub fn wait_gone(&self, timeout: Option<Duration>) -> bool {
         self.connection.pool.wait_gone(timeout)
     }
 
-    /// Returns what broke the transport, if something did.
+    /// Returns the error of a broken transport, if there was one.
     pub fn failure(&self) -> Option<&io::Error> {
         self.connection.failure.get()
     }
@@ -294,7 +297,7 @@ fn shake_hands(
         };
         tracing::debug!(?init, "handshake");
         if init.major > MAJOR {
-            // The kernel asks again in the protocol that it is offered.
+            // The kernel asks again with the offered protocol.
             let answer = crate::wire::reply::InitOut { major: MAJOR, minor: MINOR_MAX, ..Default::default() };
             reply.value(&answer).ignore();
             continue;
@@ -316,21 +319,20 @@ fn shake_hands(
 #[derive(Debug, Clone, Copy)]
 enum Begin {
     Reader,
-    /// Something waits that may run.
+    /// A waiting request may run.
     Runner,
 }
 
 fn spawn_server(connection: &Arc<Connection>, begin: Begin) -> io::Result<()> {
     let connection = Arc::clone(connection);
-    // Never joined: a thread that hangs in a dead store must not keep the rest from ending.
+    // Never joined: a thread hanging in a dead store must not keep the rest from ending.
     spawn_detached("umemcg-fuse", move || connection.serve(begin))
 }
 
-/// Tells the pool whether the request that a thread runs computes or waits.
+/// Reports to the pool whether a thread's request computes or waits.
 struct PoolObserver {
     connection: Weak<Connection>,
-    /// The run that computes, or did before the thread began to wait; none while it runs no
-    /// request.
+    /// The pool's entry for the thread's request; none while it runs no request.
     run: Cell<Option<Run>>,
 }
 
@@ -364,7 +366,7 @@ impl Connection {
         loop {
             let started = match next {
                 Next::Exit => return,
-                // The large buffer is given back while the thread is not a reader.
+                // At its end, `read` gives the large buffer back to the pool of buffers.
                 Next::Read => match self.read(transport, &seat, &heartbeat) {
                     Some(started) => started,
                     None => return,
@@ -397,8 +399,8 @@ impl Connection {
         RequestSlot::new(&self.buffers, Arc::clone(transport), Some(Arc::clone(&self.inflight)))
     }
 
-    /// Reads and answers requests until one has been run that may sleep; returns that. None at the
-    /// end of the mount.
+    /// Reads and answers requests until it has run one that may sleep, and returns that one.
+    /// Returns none at the end of the mount.
     fn read(
         self: &Arc<Self>,
         transport: &Arc<dyn Transport>,
@@ -420,29 +422,29 @@ impl Connection {
         None
     }
 
-    /// Reads and answers the requests that are there, a bounded number. Returns one that has been
-    /// run because it may sleep; none when there are no more to take now.
+    /// Reads and answers the ready requests, a bounded number, until it has run one that may sleep.
+    /// Returns that one, or none when there are no more to take now.
     fn receive_ready(self: &Arc<Self>, seat: &PoolObserver, heartbeat: &Heartbeat) -> Option<Started> {
         let transport = self.nonblocking.as_ref()?;
         let mut request = self.place(transport);
         for _ in 0..NR_READY_MAX {
             let received = self.receive(transport, &mut request, heartbeat);
             if matches!(received, Received::Run(_) | Received::Pick(..)) {
-                // It may hang, and what this thread had come for waits.
+                // The request may hang, and the queued requests still wait for a thread.
                 self.pool.hand_over(|| spawn_server(self, Begin::Runner));
             }
             match received {
                 Received::Run(started) => return Some(self.run(seat, started, &mut request)),
                 Received::Pick(started, job) => return Some(self.run_queued(seat, started, *job)),
                 Received::Done => {}
-                // A reader at the device learns of the end, too.
+                // A reader at the device finds the end, too.
                 Received::Nothing | Received::End => break,
             }
         }
         None
     }
 
-    /// Receives one request, and answers it or lets it wait if that needs no sleep.
+    /// Receives one request, and answers or queues it if that needs no sleep.
     fn receive(
         self: &Arc<Self>,
         transport: &Arc<dyn Transport>,
@@ -533,11 +535,11 @@ impl Connection {
     fn run(&self, seat: &PoolObserver, started: Started, request: &mut RequestSlot) -> Started {
         seat.run.set(Some(started.run));
         if let Ok((request, reply)) = request.parts(self.dialect) {
-            // An operation other than on data is a few calls of the host.
+            // An operation on metadata is a few system calls of the host.
             let _idle = (!request.op.is_data()).then(|| Idle::begin(Wait::Perhaps));
             self.guarded(reply, |reply| self.filesystem.slow(&request, reply));
             if reply.is_due() {
-                // Dropping it answers and says so.
+                // The drop answers, and logs a warning.
                 drop(reply.take());
             }
         }
@@ -545,7 +547,7 @@ impl Connection {
         Started { run: seat.run.take().unwrap_or(started.run), ..started }
     }
 
-    /// Goes on with a request that has waited for its store.
+    /// Resumes a parked request.
     fn run_parked(&self, seat: &PoolObserver, started: Started, request: &mut ParkedRequest) -> Started {
         seat.run.set(Some(started.run));
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| request.go_on()));
@@ -553,7 +555,7 @@ impl Connection {
             tracing::error!("a request handler panicked; this is a defect of this program");
         }
         if request.reply.is_due() {
-            // Dropping it answers and says so.
+            // The drop answers, and logs a warning.
             drop(request.reply.take());
         }
         request.reply.end_kernel_io();

@@ -1,10 +1,10 @@
 //! Determines from `/proc/<tid>/status` whether a thread is being killed.
 //!
-//! That file is one of the few about a process that can be read without the process's memory map
-//! lock, which the thread may hold while it waits for us (a fault on a mapped page). A signal that
-//! ends a process without a core dump becomes SIGKILL for each of its threads as soon as it is
-//! sent, so one bit is enough for nearly all signals. Signals that dump core are not converted; the
-//! masks of blocked, ignored and caught signals tell whether they will be fatal.
+//! Few files about a process can be read without its mmap lock, and `status` is one of them. The
+//! thread may hold that lock while it waits for us (a fault on a mapped page). A fatal signal
+//! without a core dump becomes SIGKILL for each thread of the process as soon as it is sent, so one
+//! bit is enough for nearly all signals. Signals with a core dump are not converted; the masks of
+//! blocked, ignored and caught signals show whether they will be fatal.
 
 use std::fs::File;
 use std::io::Read;
@@ -15,9 +15,9 @@ use rustix::fs::{Mode, OFlags};
 /// The state of a thread: running or being killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Liveness {
-    /// A signal that kills it is pending, or it is gone.
+    /// A fatal signal is pending, or the thread is gone.
     Dying,
-    /// No such signal is pending.
+    /// No fatal signal is pending.
     Living,
     /// It cannot be inspected.
     Unknown,
@@ -37,15 +37,15 @@ const STATUS_BYTES_MAX: u64 = 16 << 10;
 /// `f_type` of procfs in `struct statfs`.
 const PROC_SUPER_MAGIC: i64 = 0x9fa0;
 
-/// Reads the state of threads from a `/proc` that was checked to be one.
+/// Reads the state of threads from a verified `/proc`.
 #[derive(Debug)]
 pub struct SignalReader {
     proc: Option<OwnedFd>,
 }
 
 impl SignalReader {
-    /// Opens `/proc`. Without one that shows the ids that the kernel's requests carry, every thread
-    /// is [`Liveness::Unknown`].
+    /// Opens `/proc`. Unless it shows the same ids as the kernel's requests, every thread is
+    /// [`Liveness::Unknown`].
     pub fn new() -> Self {
         let proc =
             rustix::fs::open("/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
@@ -67,8 +67,7 @@ impl SignalReader {
             OFlags::RDONLY | OFlags::CLOEXEC,
             Mode::empty(),
         );
-        // A thread that waits for an answer exists. If it is not listed, it is hidden from the
-        // daemon.
+        // A thread waiting for an answer exists. If it is not listed, it is hidden from the daemon.
         let Ok(file) = file else { return Liveness::Unknown };
         // Not text: a process may have any bytes in its name.
         let mut text = Vec::new();

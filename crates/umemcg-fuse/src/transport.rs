@@ -18,7 +18,7 @@ pub enum Payload<'a> {
     None,
     /// These bytes.
     Bytes(&'a [u8]),
-    /// The contents of frames, which the kernel reads in place.
+    /// The contents of frames, read in place by the kernel.
     Frames(&'a Arena, &'a [Segment]),
 }
 
@@ -32,7 +32,7 @@ impl Payload<'_> {
         }
     }
 
-    /// Returns whether there is none.
+    /// Returns whether the payload is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -44,10 +44,10 @@ impl fmt::Debug for Payload<'_> {
     }
 }
 
-/// Why no request came.
+/// The reason why no request came.
 #[derive(Debug)]
 pub enum ReceiveError {
-    /// Ask again: a signal came, or a request was withdrawn before it was handed out.
+    /// Ask again: a signal came, or a request was withdrawn before its delivery.
     Again,
     /// There will be no more: unmounted, or the connection was aborted.
     Ended,
@@ -55,7 +55,7 @@ pub enum ReceiveError {
     Failed(io::Error),
 }
 
-/// Why an answer was not taken.
+/// The reason why the kernel did not take an answer.
 #[derive(Debug)]
 pub enum SendError {
     /// No caller waits for it any more: the request was aborted, or answered before, or the mount
@@ -65,38 +65,38 @@ pub enum SendError {
     Failed(io::Error),
 }
 
-/// Receives requests and sends answers. Any thread may use it; a request must be answered through
-/// the transport that it was received from.
+/// Receives requests and sends answers. Any thread may use it. A request must be answered through
+/// the transport where it was received.
 pub trait Transport: Send + Sync + fmt::Debug {
-    /// Waits for a request and puts it at the start of `buffer`, which has
-    /// [`wire::BUFFER_BYTES`](crate::wire::BUFFER_BYTES).
+    /// Waits for a request and puts it at the start of `buffer`, of
+    /// [`wire::BUFFER_BYTES`](crate::wire::BUFFER_BYTES). Returns its length in bytes.
     ///
     /// # Errors
     /// [`ReceiveError`].
     fn receive(&self, buffer: &mut [u8]) -> Result<usize, ReceiveError>;
 
     /// Returns whether no request waits to be received, on any queue of the connection; `false` if
-    /// that cannot be determined.
+    /// unknown.
     fn is_queue_empty(&self) -> bool {
         false
     }
 
     /// Sends one answer or notification. `header` has the length of both parts. Does not wait,
-    /// except a notification that invalidates, which waits for the kernel's locks on the inode.
+    /// except in an invalidation, which waits for the kernel's locks on the inode.
     ///
     /// # Errors
     /// [`SendError`].
     fn send(&self, header: &[u8], payload: Payload<'_>) -> Result<(), SendError>;
 }
 
-/// An open `/dev/fuse` that serves a mount.
+/// An open `/dev/fuse`, serving a mount.
 #[derive(Debug)]
 pub struct Device {
     fd: OwnedFd,
 }
 
 impl Device {
-    /// Serves through a descriptor that is already connected to a mount.
+    /// Serves through a descriptor already connected to a mount.
     pub fn new(fd: OwnedFd) -> Self {
         Self { fd }
     }
@@ -116,8 +116,8 @@ impl Device {
         Ok(Self { fd: self.fd.try_clone()? })
     }
 
-    /// Returns a further queue for the same mount, on which [`receive`](Transport::receive) does
-    /// not wait but returns [`ReceiveError::Again`]; none where the kernel refuses.
+    /// Returns a further queue for the same mount, where [`receive`](Transport::receive) returns
+    /// [`ReceiveError::Again`] instead of waiting; none if the kernel refuses.
     pub fn without_waiting(&self) -> Option<Self> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let fresh = rustix::fs::open("/dev/fuse", flags, Mode::empty()).ok()?;
@@ -184,13 +184,13 @@ pub(crate) mod testing {
     use crate::reply::Reply;
     use crate::wire::{InHeader, OutHeader, opcode};
 
-    /// An answer and what follows its header.
+    /// The header of an answer, and the bytes after it.
     pub(crate) type Sent = (OutHeader, Vec<u8>);
 
     #[derive(Debug)]
     struct Recorder(Sender<Sent>);
 
-    /// Returns a transport that brings nothing, and what was sent through it, in order.
+    /// Returns a transport without requests, and the answers sent through it, in order.
     pub(crate) fn recorder() -> (Arc<dyn Transport>, Receiver<Sent>) {
         let (sender, sent) = channel();
         (Arc::new(Recorder(sender)), sent)

@@ -1,10 +1,10 @@
-//! A queue in which tenants take turns, and in each of them the groups in it, at each level.
+//! A queue in which tenants take turns, and, within each tenant, its groups at each level.
 
 use std::collections::{HashMap, VecDeque};
 
 use umemcg::internal::GroupPath;
 
-/// The depth of the groups of which a caller may want some alone: just below the tenants.
+/// The depth of the groups that a caller may select from: just below the tenants.
 const DEPTH_OF_ASKED: usize = 1;
 
 /// See the module text.
@@ -14,14 +14,14 @@ pub(crate) struct TurnQueue<J> {
     len: usize,
 }
 
-/// A group with something that waits, of its own or of groups in it.
+/// A group with waiting items, of its own or of groups in it.
 #[derive(Debug)]
 struct Level<J> {
-    /// Of the group itself, in the order in which they came.
+    /// Of the group itself, in the order of arrival.
     own: VecDeque<(GroupPath, J)>,
-    /// By the number of the group; only those with something that waits.
+    /// By the number of the group; only groups with waiting items.
     below: HashMap<u64, Level<J>>,
-    /// The numbers of those below, and none for the group itself; the next comes first.
+    /// The numbers of the groups below, and `None` for the group itself; the next comes first.
     turn: VecDeque<Option<u64>>,
 }
 
@@ -38,7 +38,7 @@ impl<J> Default for Level<J> {
 }
 
 impl<J> TurnQueue<J> {
-    /// Adds one of a group.
+    /// Adds an item of a group.
     pub(crate) fn push(&mut self, path: GroupPath, job: J) {
         let mut level = &mut self.root;
         for &group in path.levels() {
@@ -54,25 +54,25 @@ impl<J> TurnQueue<J> {
         self.len += 1;
     }
 
-    /// Takes out the next one.
+    /// Takes out the next item.
     pub(crate) fn pop(&mut self) -> Option<(GroupPath, J)> {
         self.pop_of(&|_| true)
     }
 
-    /// Takes out the next one, of those groups just below a tenant that `may` names; what is not in
-    /// such a group is not asked about.
+    /// Takes out the next item for which `may` accepts the group just below its tenant. An item of
+    /// the tenant itself needs no consent.
     pub(crate) fn pop_of(&mut self, may: &dyn Fn(u64) -> bool) -> Option<(GroupPath, J)> {
         let next = self.root.pop(0, may);
         self.len -= usize::from(next.is_some());
         next
     }
 
-    /// Returns whether [`pop_of`](Self::pop_of) would take one.
+    /// Returns whether [`pop_of`](Self::pop_of) would return an item.
     pub(crate) fn has_of(&self, may: &dyn Fn(u64) -> bool) -> bool {
         self.root.has(0, may)
     }
 
-    /// Takes out those that are meant.
+    /// Takes out the items selected by `is_meant`.
     pub(crate) fn take_out(&mut self, is_meant: impl Fn(&J) -> bool) -> Vec<(GroupPath, J)> {
         let mut taken = Vec::new();
         self.root.take_out(&is_meant, &mut taken);

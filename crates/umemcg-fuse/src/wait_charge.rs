@@ -1,13 +1,13 @@
-//! The memory that a waiting request keeps, and the charge for it.
+//! The memory kept by a waiting request, and the charge for it.
 //!
 //! The group pays while it has room. A device reader cannot reclaim, and a write must not fail or
 //! be short for lack of memory, since most programs treat a short write to a file as an error. So a
-//! write whose group has no room borrows memory of the daemon, as running requests do. A `LoanPool`
-//! has [`LENT_BYTES_MAX`] for a mount, divided among tenants and the groups in them.
+//! write in a group without room borrows memory of the daemon, as running requests do. A `LoanPool`
+//! has [`LENT_BYTES_MAX`] for a mount, divided among tenants and their groups.
 //!
-//! Beyond that, which takes more than a hundred simultaneous writers of a mebibyte in one tenant,
-//! only the header and the start of the data are kept and charged beyond the limit:
-//! [`KEPT_BYTES_MIN`] and a page for each request. The write is short then, and its caller retries
+//! Beyond the loans (more than a hundred simultaneous writers of a mebibyte in one tenant), only
+//! the header and the start of the data are kept, charged beyond the limit: at most
+//! [`KEPT_BYTES_MIN`] and a page for each request. The write is then short, and its caller retries
 //! with the rest.
 
 use std::sync::Arc;
@@ -19,24 +19,24 @@ use umemcg_base::{LeafMutex, PAGE_SIZE};
 use crate::wire::InHeader;
 use crate::wire::request::{shorten_write, write_payload};
 
-/// The cost of a request in addition to its message: the request itself, its entry among those that
-/// can be interrupted, and its place in the queue.
+/// The cost of a request in addition to its message, in bytes: the request itself, its entry in the
+/// register of requests in flight, and its place in the queue.
 pub const REQUEST_BYTES: u64 = 512;
-/// What a parked read costs in addition to [`REQUEST_BYTES`]: its steps so far, its reply, and what
-/// it waits for.
+/// The cost of a parked read in addition to [`REQUEST_BYTES`], in bytes: its steps so far, its
+/// reply, and its waits.
 pub const PARKED_READ_BYTES: u64 = 1024;
-/// What each of its pages costs: a place in the answer, and one in what the store fills. The pages
-/// themselves are charged as pages.
+/// The cost of each page of a parked read, in bytes: a place in the answer, and one in the buffers
+/// for the store. The pages themselves are charged as pages.
 pub const PARKED_PAGE_BYTES: u64 = 32;
-/// The bytes of a write that are kept regardless of limits, rounded up to the end of a page.
+/// The bytes of a write kept regardless of limits, rounded up to the end of a page.
 pub const KEPT_BYTES_MIN: usize = 16 << 10;
-/// Bytes that a mount lends to waiting writes: enough for 256 of the largest.
+/// The bytes that a mount can lend to waiting writes: enough for 256 of the largest.
 pub const LENT_BYTES_MAX: u64 = 256 << 20;
 
-/// Lends memory of the daemon to waiting writes whose group has no room.
+/// Lends memory of the daemon to waiting writes of groups without room.
 #[derive(Debug)]
 pub(crate) struct LoanPool {
-    /// The bytes that are lent.
+    /// The bytes on loan.
     loans: LeafMutex<ShareByPath>,
 }
 
@@ -75,8 +75,8 @@ pub(crate) struct WaitCharge {
     _loan: Option<Loan>,
 }
 
-/// Charges or borrows the memory that a waiting request with `message` needs. Returns how many
-/// bytes of it may be kept.
+/// Charges or borrows the memory for a waiting request with `message`. Returns the number of bytes
+/// of `message` that may be kept.
 pub(crate) fn keep(
     group: &Arc<Group>,
     loan_pool: &Arc<LoanPool>,
@@ -90,7 +90,7 @@ pub(crate) fn keep(
     let forced = |bytes: usize| {
         AccountedCharge::forced(group, REQUEST_BYTES + bytes as u64, StatItem::SlabUnreclaimable)
     };
-    // Late write-back of a mapping cannot be retried.
+    // The late write-back of a mapping cannot be retried.
     let Some(write) = write_payload(header, message).filter(|write| !write.is_late) else {
         return kept(forced(message.len()), None, message.len());
     };
@@ -115,11 +115,11 @@ pub(crate) fn charge_held(group: &Group) -> AccountedCharge {
     AccountedCharge::forced(group, REQUEST_BYTES, StatItem::SlabUnreclaimable)
 }
 
-/// Returns the charge of a parked read of so many bytes; reclaims in one round if there is no room.
-/// If there is none after that, it is charged all the same: it has been begun, and others may wait
-/// for its pages.
+/// Returns the charge for a parked read of `size` bytes. Reclaims in one round if there is no room,
+/// and charges beyond the limit if there still is none: the read has begun, and others may wait for
+/// its pages.
 pub(crate) fn charge_parked(reclaimer: &Reclaimer, group: &Arc<Group>, size: usize) -> AccountedCharge {
-    // It may begin and end within a page.
+    // The read may begin and end within a page.
     let nr_pages = (size / PAGE_SIZE + 2) as u64;
     let bytes = REQUEST_BYTES + PARKED_READ_BYTES + nr_pages * PARKED_PAGE_BYTES;
     let charge = reclaimer.charge_opportunistic(group, bytes, &|| false);
@@ -127,7 +127,7 @@ pub(crate) fn charge_parked(reclaimer: &Reclaimer, group: &Arc<Group>, size: usi
     AccountedCharge::new(charge, StatItem::SlabUnreclaimable)
 }
 
-/// Turns a message that was cut off into the valid message of a shorter request.
+/// Turns a truncated message into the valid message of a shorter request.
 pub(crate) fn close(header: &mut InHeader, message: &mut [u8]) {
     if (header.len as usize) > message.len() {
         shorten_write(header, message);

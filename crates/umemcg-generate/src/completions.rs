@@ -8,7 +8,7 @@ use clap_complete::Shell;
 
 use crate::subcommands::visible;
 
-/// Writes the completions of each shell to a directory, by the names that shells look for.
+/// Writes the completions of each shell to a directory, by the names expected by the shells.
 pub fn write(command: &Command, directory: &Path) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
@@ -17,7 +17,7 @@ pub fn write(command: &Command, directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the same command without its hidden subcommands, which the generators would show.
+/// Returns the same command without its hidden subcommands: the generators would show them.
 fn without_hidden(command: &Command) -> Command {
     let shown = Command::new("umemcg")
         .version(env!("CARGO_PKG_VERSION"))

@@ -5,7 +5,7 @@
 pub struct Example<'a> {
     /// The command.
     pub command: &'a str,
-    /// What it does, and commands that follow; without the common indentation.
+    /// Its explanation, and further commands; without the common indentation.
     pub explanation: Vec<&'a str>,
 }
 
@@ -43,7 +43,7 @@ pub fn examples(text: &str) -> Vec<Example<'_>> {
     found
 }
 
-/// Returns the exit codes of a long help, with what each means.
+/// Returns the exit codes of a long help, with their meanings.
 pub fn exit_codes(text: &str) -> Vec<(&str, &str)> {
     section(text, "Exit status").filter_map(|line| line.trim().split_once("  ")).collect()
 }

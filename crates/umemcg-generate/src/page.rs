@@ -61,7 +61,7 @@ fn prose(roff: &mut Roff, lines: &[&str]) {
         }
         for (at, line) in block.iter().enumerate() {
             match line.is_empty() {
-                // A paragraph that nothing follows is one that groff warns of.
+                // groff warns of a paragraph at the end.
                 true if at + 1 < block.len() => drop(roff.control("PP", [])),
                 true => {}
                 false => drop(roff.text([roman(*line)])),
@@ -96,7 +96,7 @@ fn written_sections(program: &Command, command: &Command) -> Roff {
     roff
 }
 
-/// Adds a section of items with what each means, if there are any.
+/// Adds a section of items with their meanings, if there are any.
 fn table<'a>(roff: &mut Roff, heading: &str, rows: impl Iterator<Item = (&'a str, &'a str)>) {
     let mut rows = rows.peekable();
     if rows.peek().is_some() {
@@ -140,7 +140,7 @@ fn see_also(program: &Command, command: &Command) -> Vec<(String, &'static str)>
     pages
 }
 
-/// Returns the text with what stands between two backticks of a line in bold.
+/// Returns the text with the code between two backticks of a line in bold.
 fn with_bold_code(text: &str) -> String {
     let mut lines = String::with_capacity(text.len());
     for line in text.lines() {

@@ -1,12 +1,12 @@
-//! What the pages say beyond the command line: environment variables, files, other pages.
+//! The sections of the pages beyond the command line: environment variables, files, other pages.
 
-/// A row of a table: an item, what it means, and the pages that show it beside `umemcg.1`.
+/// A row of a table: an item, its meaning, and the pages with it beside `umemcg.1`.
 type Row = (&'static str, &'static str, &'static [&'static str]);
 
-/// Commands that serve a mount, or check whether one can be served.
+/// Commands that serve a mount, or check for problems with serving one.
 const SERVING: &[&str] = &["umemcg-mount", "umemcg-doctor"];
 
-/// Commands that a daemon answers, and the daemon.
+/// Commands answered by a daemon, and the daemon.
 const TALKING: &[&str] = &[
     "umemcg-mount",
     "umemcg-umount",
@@ -96,7 +96,7 @@ const FILES: &[Row] = &[
     ("/var/lib/umemcg-csi", "The default of --state: what the plugin has done.", &["umemcg-csi"]),
 ];
 
-/// Pages that a page names, although neither is the beginning of the other's name.
+/// Pages named by a page, although neither is the beginning of the other's name.
 const RELATED: &[(&str, &str)] = &[
     ("umemcg-mount", "umemcg-umount"),
     ("umemcg-mount", "umemcg-sync"),
@@ -116,12 +116,12 @@ fn rows(table: &'static [Row], page: &str) -> impl Iterator<Item = (&'static str
     table.iter().filter(move |row| shown(row.2)).map(|row| (row.0, row.1))
 }
 
-/// Returns the environment variables that a page names.
+/// Returns the environment variables of a page.
 pub fn environment(page: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
     rows(ENVIRONMENT, page)
 }
 
-/// Returns the files that a page names.
+/// Returns the files of a page.
 pub fn files(page: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
     rows(FILES, page)
 }
@@ -131,7 +131,7 @@ pub fn is_related(one: &str, other: &str) -> bool {
     RELATED.iter().any(|&pair| pair == (one, other) || pair == (other, one))
 }
 
-/// Returns the pages outside section 1 that a page names.
+/// Returns the pages outside section 1 named by a page.
 pub fn other_pages(page: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
     const OTHERS: &[(&str, &str, &[&str])] = &[
         ("fuse", "4", SERVING),

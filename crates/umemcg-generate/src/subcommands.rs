@@ -1,8 +1,8 @@
-//! The subcommands that users see.
+//! The subcommands visible to users.
 
 use clap::Command;
 
-/// Returns the subcommands that the help lists.
+/// Returns the subcommands listed by the help.
 pub fn visible(command: &Command) -> impl Iterator<Item = &Command> {
     command.get_subcommands().filter(|below| !below.is_hide_set())
 }

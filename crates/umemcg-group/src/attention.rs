@@ -1,5 +1,5 @@
-//! Attention: a flag that threads read after each of many changes, at the price of a load. The few
-//! threads that want to be told of changes raise it, and pay for both sides.
+//! Attention: a flag read after each of many changes, at the price of a load. The few threads to be
+//! notified of changes raise it, and pay for both sides.
 //!
 //! ```text
 //! a change                      a thread that wants to know
@@ -18,19 +18,19 @@ use crate::biased_lock::{heavy_fence, light_fence};
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Attention {
-    /// The threads that want to know. (A)
+    /// The number of threads to be notified. (A)
     nr_raised: AtomicU32,
 }
 
 impl Attention {
-    /// Returns whether a thread wants to be told of the change that the caller has just made.
+    /// Returns whether a thread must be notified of the change just made by the caller.
     #[inline]
     pub fn is_raised(&self) -> bool {
         self.is_raised_with::<true>()
     }
 
-    /// Does the work of [`is_raised`](Self::is_raised). `FENCED` is false only in the model that
-    /// shows why the fence is there.
+    /// Does the work of [`is_raised`](Self::is_raised). `FENCED` is false only in the model showing
+    /// why the fence is needed.
     #[inline]
     pub fn is_raised_with<const FENCED: bool>(&self) -> bool {
         if FENCED {
@@ -39,8 +39,8 @@ impl Attention {
         self.nr_raised.load(Ordering::Relaxed) != 0
     }
 
-    /// Raises the flag. What the caller reads from here on includes every change whose thread did
-    /// not see the flag. Costs some microseconds.
+    /// Raises the flag. Later reads of the caller include every change by a thread that did not see
+    /// the flag. Costs some microseconds.
     pub fn raise(&self) {
         self.nr_raised.fetch_add(1, Ordering::Relaxed);
         heavy_fence(); // Pairs with the light fence in `is_raised`.

@@ -1,8 +1,8 @@
-//! A biased lock: nearly free for the one thread that owns it, and expensive for all others.
+//! A biased lock: nearly free for its one owning thread, and expensive for all others.
 //!
 //! The owner enters it up to a hundred million times a second, other threads occasionally. The
-//! owner announces that it is inside and reads whether the gate is closed. An intruder, which is
-//! any other thread, closes the gate and reads whether the owner is inside:
+//! owner announces its presence inside and reads whether the gate is closed. An intruder (any other
+//! thread) closes the gate and reads whether the owner is inside:
 //!
 //! ```text
 //! owner                          intruder
@@ -14,11 +14,11 @@
 //! ```
 //!
 //! Each side stores a flag and then loads the other's, so there must be a full fence in between, or
-//! each could miss the other. A full fence costs as much as a locked instruction, which this lock
-//! exists to avoid. So the owner's fence binds only the compiler, and the intruder's makes every
-//! running thread of the process execute a full one (`membarrier`; measured: 0.3 µs with no other
-//! thread running, 10 µs with one, on a virtual machine). Where the operating system does not offer
-//! `membarrier`, both are ordinary fences. Models see two ordinary fences.
+//! each could miss the other. A full fence costs as much as a locked instruction, and avoiding that
+//! cost is the purpose of this lock. So the owner's fence binds only the compiler, and the
+//! intruder's makes every running thread of the process execute a full one (`membarrier`; measured:
+//! 0.3 µs with no other thread running, 10 µs with one, on a virtual machine). Where the operating
+//! system does not offer `membarrier`, both are ordinary fences. Models see two ordinary fences.
 
 #[cfg(all(target_os = "linux", not(loom)))]
 use std::sync::atomic::compiler_fence;
@@ -27,8 +27,8 @@ use umemcg_base::sync::atomic::{AtomicBool, Ordering, fence};
 use umemcg_base::sync::thread;
 use umemcg_base::{Rank, Waiting, assert_may_wait};
 
-/// Most times that an intruder checks a busy owner before it yields the processor. Owners stay
-/// inside for a few nanoseconds, unless they are preempted.
+/// Most checks of a busy owner by an intruder before it yields the processor. Owners stay inside
+/// for a few nanoseconds, unless they are preempted.
 const SPINS_MAX: u32 = if cfg!(loom) { 0 } else { 200 };
 
 /// True if [`heavy_fence`] includes the owners' fence. Set before the first owner exists.
@@ -76,7 +76,7 @@ pub(crate) fn heavy_fence() {
 pub struct BiasedLock {
     /// The owner is inside. Written by the owner.
     busy: AtomicBool,
-    /// An intruder is inside or waits to be. Written by intruders.
+    /// An intruder is inside or waiting to enter. Written by intruders.
     closed: AtomicBool,
 }
 
@@ -87,7 +87,7 @@ impl BiasedLock {
     }
 
     /// Enters as the owner, unless the gate is closed. Never waits. `FENCED` is false only in the
-    /// model that shows why the fence is there.
+    /// model showing why the fence is needed.
     #[inline]
     pub fn enter<const FENCED: bool>(&self) -> Option<OwnerGuard<'_>> {
         debug_assert!(!self.busy.load(Ordering::Relaxed), "the owner came in twice");
@@ -136,7 +136,7 @@ impl Default for BiasedLock {
     }
 }
 
-/// Proof that the owner is inside; leaves when dropped.
+/// Proof of the owner's presence inside; leaves when dropped.
 #[derive(Debug)]
 #[must_use = "dropping it is leaving"]
 pub struct OwnerGuard<'a> {

@@ -1,10 +1,10 @@
-//! Protection (`memory.min`, `memory.low`): the part of it that a group claims, and how a parent's
-//! protection is divided among its children (`kernel-semantics` §3.3).
+//! Protection (`memory.min`, `memory.low`): the part of it claimed by a group, and the division of
+//! a parent's protection among its children (`kernel-semantics` §3.3).
 //!
 //! A group *claims* the smaller of its setting and its usage. The claims of a group's children are
-//! added up on demand, over only those children that have a setting. So charging never checks
-//! protection, and groups without a setting cost nothing. If very many children have a setting, the
-//! sum is recomputed less often; see [`CLAIMS_EXACT`].
+//! added up on demand, over only the children with a setting. So charging never checks protection,
+//! and groups without a setting cost nothing. If very many children have a setting, the sum is
+//! recomputed less often; see [`CLAIMS_EXACT`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,8 +22,8 @@ pub const CLAIMS_EXACT: usize = 64;
 /// See [`CLAIMS_EXACT`].
 pub const CLAIMS_DRIFT: u64 = 64;
 
-/// Two amounts in bytes: one that is never reclaimed, and one that is reclaimed only when nothing
-/// else is left.
+/// Two amounts in bytes: memory never reclaimed, and memory reclaimed only when nothing else is
+/// left.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Protection {
     /// Hard: never reclaimed.
@@ -46,21 +46,21 @@ impl Protection {
     }
 }
 
-/// The protection that a level of the tree divides among its children.
+/// The protection of a level of the tree, to be divided among its children.
 #[derive(Debug, Clone, Copy)]
 pub struct Level {
     /// Bytes charged to the parent and everything below it.
     pub usage: u64,
-    /// Bytes of that which are protected.
+    /// Protected bytes of this usage.
     pub effective: u64,
     /// The sum of its children's claims, in bytes.
     pub claimed: u64,
 }
 
-/// Returns the part of the parent's protection that a child with `usage` and `setting` gets, in
-/// bytes. A claim counts in full unless all claims together exceed the parent's protection; then it
-/// counts in proportion. With `recursive`, the unclaimed part is divided among the children in
-/// proportion to their usage beyond their claims.
+/// Returns the part of the parent's protection for a child with `usage` and `setting`, in bytes. A
+/// claim counts in full unless all claims together exceed the parent's protection; then it counts
+/// in proportion. With `recursive`, the unclaimed part is divided among the children in proportion
+/// to their usage beyond their claims.
 #[doc(alias = "effective_protection")]
 pub fn share(parent: Level, usage: u64, setting: u64, recursive: bool) -> u64 {
     let claim = usage.min(setting);
@@ -79,7 +79,7 @@ fn proportion(of: u64, part: u64, whole: u64) -> u64 {
     u64::try_from(u128::from(of) * u128::from(part) / u128::from(whole)).unwrap_or(u64::MAX)
 }
 
-/// The protection settings of one group, and which of its children have any.
+/// The protection settings of one group, and its children with settings.
 #[derive(Debug)]
 pub(crate) struct ProtectionSettings {
     /// (C) The counter of the group; valid until the group is removed, and not used after that.
@@ -88,13 +88,12 @@ pub(crate) struct ProtectionSettings {
     pub(crate) min: AtomicU64,
     /// (A) `memory.low` in bytes.
     pub(crate) low: AtomicU64,
-    /// (A) A floor under `min` in bytes: the guarantees of the group and those below it.
+    /// (A) A floor under `min` in bytes: the guarantees of the group and its descendants.
     pub(crate) guaranteed: AtomicU64,
     pub(crate) claimants: LeafMutex<Claimants>,
 }
 
-/// The children that have a setting. Locked after the child's `limit_lock`; nothing is locked under
-/// it.
+/// The children with a setting. Locked after the child's `limit_lock`; nothing is locked under it.
 #[derive(Debug, Default)]
 pub(crate) struct Claimants {
     /// By serial.
@@ -103,7 +102,7 @@ pub(crate) struct Claimants {
     sum: Protection,
     /// The parent's usage at that time.
     usage: u64,
-    /// The number of queries that the sum may still answer.
+    /// The number of further queries to answer with this sum.
     pub(crate) nr_uses_left: usize,
 }
 
@@ -162,7 +161,7 @@ mod tests {
 
     #[test]
     fn claims_beyond_what_the_parent_has_are_cut_in_proportion() {
-        // The kernel's own test: 50 for two children that claim 50 and 25.
+        // The kernel's own test: 50 for two children claiming 50 and 25.
         let mib = 1 << 20;
         let parent = level(100 * mib, 50 * mib, 75 * mib);
         assert_eq!(share(parent, 50 * mib, 75 * mib, RECURSIVE), 50 * mib * 50 / 75);

@@ -1,9 +1,8 @@
-//! One level of accounting: how much is charged to a group and everything below it, and how much
-//! may be.
+//! One level of accounting: the bytes charged to a group and everything below it, and their limit.
 //!
-//! A counter node is also the *owner handle* of whatever is charged to its group: pages, objects,
-//! stocks and child nodes name it by index, and it outlives the group for as long as any of them
-//! does. Its life is its word:
+//! A counter node is also the *owner handle* of all charges to its group: pages, objects, stocks
+//! and child nodes name it by index, and it outlives the group for as long as any of them exists.
+//! Its life is its word:
 //!
 //! ```text
 //! bit 63        LIVE: the Arc<Group> exists
@@ -14,8 +13,7 @@
 //! 2. Charges add to the word, uncharges subtract, whether or not the group has been removed
 //!    meanwhile.
 //! 3. Dropping the group's last `Arc` clears LIVE.
-//! 4. The thread that brings the word to 0 (there is exactly one) puts the node back on the free
-//!    list.
+//! 4. The thread bringing the word to 0 (there is exactly one) puts the node back on the free list.
 //!
 //! Charges and limit changes need no fence: both are read-modify-writes of the word. Whichever
 //! comes second in the word's modification order sees the effect of the first: a charge sees the
@@ -32,10 +30,10 @@ pub const UNLIMITED: u64 = u64::MAX;
 /// The largest usage, with or without a limit.
 const USAGE_MAX: u64 = LIVE - 1;
 
-/// The largest single charge; anything above is refused outright, so that sums do not overflow.
+/// The largest single charge; anything above is refused outright, so sums do not overflow.
 pub const CHARGE_BYTES_MAX: u64 = 1 << 56;
 
-/// The node's index that means "none": the root's parent, an unowned frame, an empty stock slot.
+/// The index for "no node": the root's parent, an unowned frame, an empty stock slot.
 pub const NO_NODE: u32 = 0;
 
 /// Distance below its soft limit at which a group may still count as in excess, in bytes. A group
@@ -53,13 +51,13 @@ const SET_MAX_ATTEMPTS: u32 = 4;
 pub struct CounterNode {
     /// (A) LIVE and the usage in bytes; see the module text.
     word: AtomicU64,
-    /// (A) Most that a charge may bring the usage to, in bytes.
+    /// (A) The limit: the highest usage allowed after a charge, in bytes.
     max: AtomicU64,
-    /// (A) Highest usage that a granted charge has seen, in bytes.
+    /// (A) Highest usage after a granted charge, in bytes.
     peak: AtomicU64,
     /// (A) The usage in bytes at which charges raise the group's wake signal.
     mark: AtomicU64,
-    /// (A) Charges that this level refused.
+    /// (A) Charges refused by this level.
     failcnt: AtomicU64,
     /// (A) The soft limit in bytes; see [`crate::excess`].
     soft_limit: AtomicU64,
@@ -106,7 +104,7 @@ impl CounterNode {
         self.parent.store(parent, Ordering::Relaxed);
         self.depth.store(depth, Ordering::Relaxed);
         self.dead.store(false, Ordering::Relaxed);
-        // Release: a thread that reaches the node through its word sees the fields above.
+        // Release: a thread reaching the node through its word sees the fields above.
         let before = self.word.swap(LIVE, Ordering::AcqRel);
         assert_eq!(before, 0, "a counter node was opened while in use");
     }
@@ -214,10 +212,10 @@ impl CounterNode {
     #[inline]
     #[must_use = "an emptied node must be freed"]
     pub fn sub(&self, bytes: u64) -> bool {
-        // AcqRel: everything that users did with the node happens before its reuse.
+        // AcqRel: all accesses of the node's users happen before its reuse.
         let before = self.word.fetch_sub(bytes, Ordering::AcqRel);
         if before & !LIVE < bytes {
-            // Corrected first, so that destructors that run during the panic do not panic again.
+            // Corrected first, so destructors running during the panic do not panic again.
             self.word.fetch_add(bytes, Ordering::AcqRel);
             panic!("uncharge of {bytes} bytes from a counter at {}", before & !LIVE);
         }
@@ -225,8 +223,8 @@ impl CounterNode {
     }
 
     /// Raises the peak to the present usage, after a charge was granted at every level. Returns
-    /// `true` if the group's wake signal has to be raised: the usage is at the mark or above it, or
-    /// the group starts or ceases to count as over its soft limit.
+    /// `true` if the caller must act on the usage: it is at the mark or above it, or the group now
+    /// has to count as over its soft limit.
     #[inline]
     pub fn note_usage(&self) -> bool {
         let usage = self.usage();
@@ -247,8 +245,8 @@ impl CounterNode {
         self.is_at_mark(self.usage())
     }
 
-    /// Sets the mark, in bytes of usage. Charges granted from now on that reach it are noticed, at
-    /// the latest when the next stock is filled.
+    /// Sets the mark, in bytes of usage. Charges reaching it from now on are noticed, at the latest
+    /// when the next stock is filled.
     pub fn set_mark(&self, mark: u64) {
         // Relaxed: a charge in flight may miss it; the setter checks the usage afterwards.
         self.mark.store(mark, Ordering::Relaxed);
@@ -285,7 +283,7 @@ impl CounterNode {
         self.is_excess_stale_at(self.usage(), EXCESS_LAG_BYTES)
     }
 
-    /// Like `is_excess_stale`, after an uncharge, which can only bring a group out of excess.
+    /// Like `is_excess_stale`, after an uncharge: an uncharge can only bring a group out of excess.
     #[inline]
     pub fn is_excess_over(&self) -> bool {
         self.is_in_excess() && self.is_excess_stale()
@@ -306,7 +304,7 @@ impl CounterNode {
 
     /// Writes the flag. Only under the lock of the group's `Excess`.
     pub fn publish_excess(&self, in_excess: bool) {
-        // Relaxed: the read of the usage that follows orders it.
+        // Relaxed: the following read of the usage orders it.
         self.in_excess.store(in_excess, Ordering::Relaxed);
     }
 
@@ -320,20 +318,20 @@ impl CounterNode {
         before == LIVE
     }
 
-    /// Sets the limit whatever the usage is; charges that would exceed it are refused from now on.
+    /// Sets the limit whatever the usage is; charges exceeding it are refused from now on.
     #[doc(alias = "page_counter_set_max")]
     pub fn set_max(&self, max: u64) {
         self.swap_max::<true>(max);
     }
 
-    /// Sets the limit and returns the old one and the usage, such that every charge is either in
-    /// that usage or is held to the new limit. `HANDSHAKE` is false only in the model that shows
-    /// why it is there.
+    /// Sets the limit and returns the old one and the usage. Every charge is either included in
+    /// this usage or held to the new limit. `HANDSHAKE` is false only in the model showing why it
+    /// is needed.
     pub fn swap_max<const HANDSHAKE: bool>(&self, max: u64) -> (u64, u64) {
         let old = self.max.swap(max, Ordering::AcqRel);
         let word = if HANDSHAKE {
-            // AcqRel: pairs with `try_add`. A charge that comes later sees the new limit, an
-            // earlier one is seen here.
+            // AcqRel: pairs with `try_add`. A later charge sees the new limit, an earlier one is
+            // seen here.
             self.word.fetch_add(0, Ordering::AcqRel)
         } else {
             self.word.load(Ordering::Acquire)
@@ -344,7 +342,7 @@ impl CounterNode {
     /// Sets the limit unless usage is above it. Calls must not overlap.
     ///
     /// # Errors
-    /// [`OverUsage`] when it is; the old limit stays.
+    /// [`OverUsage`] when usage is above it; the old limit stays.
     pub fn try_set_max(&self, max: u64) -> Result<(), OverUsage> {
         self.try_set_max_with::<true>(max)
     }

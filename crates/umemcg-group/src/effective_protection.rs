@@ -1,10 +1,10 @@
-//! Effective protection: how much of a group's memory is protected from reclaim that starts at one
-//! root, computed top-down along the way to the group (`kernel-semantics` §3.3).
+//! Effective protection: the bytes of a group protected from reclaim starting at one root, computed
+//! top-down along the way to the group (`kernel-semantics` §3.3).
 //!
-//! The root is not protected from its own reclaim. A group directly below has the protection that
-//! is set for it. Further down, a parent's protection is divided ([`share`]). A walk visits groups
-//! in tree order, so consecutive groups share most of the levels above them, and the sum of claims
-//! is computed once for each parent and walk.
+//! The root is not protected from its own reclaim. A group directly below has its full protection
+//! settings. Further down, a parent's protection is divided ([`share`]). A walk visits groups in
+//! tree order, so consecutive groups share most of the levels above them, and the sum of claims is
+//! computed once for each parent and walk.
 
 use std::sync::Arc;
 
@@ -17,12 +17,12 @@ struct KnownLevel {
     group: Arc<Group>,
     usage: u64,
     effective: Protection,
-    /// `None` until it is needed.
+    /// `None` until needed.
     claimed: Option<Protection>,
 }
 
-/// The protection below one root, as one walk finds it. Results are estimates of a moment: usages
-/// change meanwhile.
+/// The protection below one root, for one walk. Results are momentary estimates: usages change
+/// meanwhile.
 #[doc(alias = "mem_cgroup_calculate_protection")]
 #[derive(Debug)]
 pub struct EffectiveProtection<'r> {
@@ -35,8 +35,8 @@ pub struct EffectiveProtection<'r> {
 }
 
 impl<'r> EffectiveProtection<'r> {
-    /// Creates the protection for a reclaim that starts at `root`. With `recursive`, protection
-    /// that no child claims is distributed as well.
+    /// Creates the protection for a reclaim starting at `root`. With `recursive`, protection
+    /// claimed by no child is distributed as well.
     pub fn new(root: &'r Arc<Group>, recursive: bool) -> Self {
         Self { root, recursive, is_any: root.has_claimants(), path: Vec::new() }
     }
@@ -52,7 +52,7 @@ impl<'r> EffectiveProtection<'r> {
         self.is_any
     }
 
-    /// Returns how much of `group` is protected. `group` is the root or below it.
+    /// Returns the protected bytes of `group`. `group` is the root or below it.
     pub fn of(&mut self, group: &Arc<Group>) -> Protection {
         if !self.is_any || Arc::ptr_eq(group, self.root) {
             return Protection::NONE;

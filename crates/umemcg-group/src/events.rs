@@ -1,10 +1,9 @@
-//! Events of a group and all groups below: counts, and a wake signal for threads that wait for a
+//! Events of a group and its descendants: counts, and a wake signal for threads waiting for a
 //! change.
 //!
-//! An event that no thread waits for costs one count, one fence and one load. A thread that wants
-//! to be woken attaches a wake signal, takes it, and then reads the counts. An event is counted
-//! first and raises the signal afterwards. So either the reader sees the count, or the event finds
-//! the signal.
+//! An event without a waiter costs one count, one fence and one load. A waiter attaches a wake
+//! signal, takes it, and then reads the counts. An event is counted first and raises the signal
+//! afterwards. So either the reader sees the count, or the event finds the signal.
 //!
 //! ```text
 //!   event                    first poll
@@ -25,7 +24,7 @@ use crate::stats::{EventKind, NR_EVENT_KINDS};
 pub struct Events {
     /// (A)
     counts: [AtomicU64; NR_EVENT_KINDS],
-    /// (A) Set after `wake_signal`, which may then be raised.
+    /// (A) Set after `wake_signal`; the signal may then be raised.
     is_attached: AtomicBool,
     /// (C) once attached.
     wake_signal: OnceLock<Arc<WakeSignal>>,
@@ -43,12 +42,12 @@ impl Default for Events {
 
 impl Events {
     /// Counts an event, and raises the wake signal if there is one. `FENCE` is false only in the
-    /// model that shows why it is there.
+    /// model showing why it is needed.
     pub fn count<const FENCE: bool>(&self, kind: EventKind) {
         self.counts[kind.index()].fetch_add(1, Ordering::Relaxed);
         if FENCE {
-            // SeqCst: pairs with `attach`. Either a thread that attaches a signal and then reads
-            // sees the count, or its signal is seen here.
+            // SeqCst: pairs with `attach`. Either a thread attaching a signal and then reading sees
+            // the count, or its signal is seen here.
             fence(Ordering::SeqCst);
         }
         self.raise();
@@ -64,8 +63,8 @@ impl Events {
         }
     }
 
-    /// Attaches the wake signal that events raise, unless there is one already. A thread that reads
-    /// the counts afterwards misses no event. `FENCE` as in [`count`](Self::count).
+    /// Attaches a wake signal to be raised by events, unless there is one already. A thread reading
+    /// the counts afterward misses no event. `FENCE` as in [`count`](Self::count).
     pub fn attach<const FENCE: bool>(&self, wake_signal: Arc<WakeSignal>) {
         let _ = self.wake_signal.set(wake_signal);
         // Release: pairs with `raise`.

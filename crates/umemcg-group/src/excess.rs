@@ -1,18 +1,18 @@
 //! The groups over their soft limit, and the path to them from every group above (mail
 //! soft-limit-rework, patches 5 to 7).
 //!
-//! A group *counts as in excess* by a flag at its counter. The flag goes up when a change of the
-//! usage finds it above the soft limit, and down when one finds it [`EXCESS_LAG_BYTES`] below, so
-//! that a usage near its limit does not change it with every batch. A walk that visits the group
-//! clears it immediately ([`Group::update_excess`](crate::Group::update_excess)). Only changes that
-//! reach the counter check it: the refill of a stock, a spill from one, a drain. Charges from stock
-//! check nothing.
+//! A group *counts as in excess* by a flag at its counter. The flag is set when a change of the
+//! usage finds it above the soft limit, and cleared when a change finds it [`EXCESS_LAG_BYTES`]
+//! below. So a usage near its limit does not change the flag with every batch. A walk finding the
+//! usage at or below the soft limit clears the flag without this lag
+//! ([`Group::update_excess`](crate::Group::update_excess)). Only changes of the counter check the
+//! flag: the refill of a stock, a spill from one, a drain. Charges from stock check nothing.
 //!
-//! Every group keeps the set of its children in whose subtrees a flag is set, in the same structure
-//! that records where there is reclaimable memory ([`crate::subtree_marks`]). The kernel's series
+//! Every group keeps the set of its children with a set flag in their subtrees. The same structure
+//! records the groups with reclaimable memory ([`crate::subtree_marks`]). The kernel's series
 //! counts descendants instead. With sets, a walk goes from one group in excess to the next without
-//! visiting those between, and the change of a flag is propagated only up to the first set that
-//! does not change.
+//! visiting other groups, and the change of a flag is propagated only up to the first unchanged
+//! set.
 //!
 //! Usage and flag are two words, written by different threads:
 //!
@@ -29,12 +29,12 @@ pub use crate::counter::EXCESS_LAG_BYTES;
 use crate::subtree_marks::{self, PathNode, SubtreeMarks};
 use umemcg_base::{LeafMutex, Rank};
 
-/// The excess state of one group. `C` is the handle that a parent keeps for a child.
+/// The excess state of one group. `C` is a parent's handle for a child.
 #[derive(Debug)]
 pub struct Excess<C> {
     /// Held while the flag changes.
     changing: LeafMutex<()>,
-    /// The flag, and the children in whose subtrees one is set.
+    /// The mark for the flag, and the set of children with a mark in their subtrees.
     subtree_marks: SubtreeMarks<C>,
 }
 
@@ -45,14 +45,14 @@ impl<C> Default for Excess<C> {
 }
 
 impl<C> Excess<C> {
-    /// Returns the flag, and the children in whose subtrees one is set.
+    /// Returns the mark for the flag, and the set of children with a mark in their subtrees.
     pub fn subtree_marks(&self) -> &SubtreeMarks<C> {
         &self.subtree_marks
     }
 
-    /// Corrects the flag by the usage. `lag` is the number of bytes below the soft limit down to
-    /// which it may stay set. `path_to_root` leads from the group to the root. `HANDSHAKE` is false
-    /// only in the model that shows why it is needed.
+    /// Corrects the flag by the usage. The flag may stay set until the usage is `lag` bytes below
+    /// the soft limit. `path_to_root` leads from the group to the root. `HANDSHAKE` is false only
+    /// in the model showing why it is needed.
     #[doc(alias = "mem_cgroup_update_soft_limit")]
     pub fn update<'a, const HANDSHAKE: bool, W>(
         &'a self,
@@ -64,7 +64,7 @@ impl<C> Excess<C> {
         C: 'a,
     {
         let _changing = self.changing.lock();
-        // This loop ends: each further iteration needs a usage that crossed the limit and the lag
+        // This loop ends: each further iteration needs the usage to cross the limit and the lag
         // meanwhile.
         while let Some(in_excess) = node.excess_to_publish::<HANDSHAKE>(lag) {
             node.publish_excess(in_excess);

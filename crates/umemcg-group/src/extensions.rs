@@ -1,4 +1,4 @@
-//! State that the layers above keep in a group: one slot for each layer, and the signals that wake
+//! State kept in a group by the layers above: one slot for each layer, and the wake signals of
 //! their workers.
 
 use std::any::Any;
@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use arc_swap::ArcSwapOption;
 use umemcg_base::WakeSignal;
 
-/// The layer that a slot belongs to. Each layer above has one slot in every group.
+/// The layer of a slot. Each layer above has one slot in every group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExtensionSlot {
     /// Lists, shrinkers, watermarks.
@@ -54,7 +54,7 @@ impl fmt::Debug for Extensions {
     }
 }
 
-/// The wake signals of a group. A layer above puts its signal here; the thread that causes an event
+/// The wake signals of a group. A layer above puts its signal here; the thread causing an event
 /// raises it without knowing its listeners.
 #[derive(Debug, Default)]
 pub struct WakeSignals {

@@ -1,13 +1,13 @@
-//! Where a group is in the tree, as a value of its own.
+//! The place of a group in the tree, as a value of its own.
 
 use crate::Group;
 
-/// Levels that a path tells apart.
+/// Levels distinguished by a path.
 pub const NR_PATH_LEVELS: usize = 3;
 
-/// The groups that lead from the root to a group, by their [numbers](Group::id): what is bounded is
-/// bounded for each of them. The root is left out, but for itself: its own processes are a tenant
-/// like others. Of a deeper group the path has the first levels and the group.
+/// The groups from the root down to a group, by their [numbers](Group::id); a bound applies to each
+/// of them. The root is left out, except in its own path: its own processes are a tenant like
+/// others. The path of a deeper group has the first levels and the group itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GroupPath {
     levels: [u64; NR_PATH_LEVELS],
@@ -31,8 +31,8 @@ impl GroupPath {
         Self { levels, len: len as u8 }
     }
 
-    /// Returns a path of these numbers, from the top down: at least one of them, and at most
-    /// [`NR_PATH_LEVELS`] count.
+    /// Returns a path of these numbers, from the top down: there must be at least one, and the
+    /// first [`NR_PATH_LEVELS`] are used.
     pub fn new(numbers: &[u64]) -> Self {
         let len = numbers.len().min(NR_PATH_LEVELS);
         let mut levels = [0; NR_PATH_LEVELS];
@@ -40,7 +40,7 @@ impl GroupPath {
         Self { levels, len: len as u8 }
     }
 
-    /// Returns the path with each number changed, as that of another.
+    /// Returns the path with each number changed by `change`.
     #[must_use]
     pub fn map(mut self, change: impl Fn(u64) -> u64) -> Self {
         self.levels[..usize::from(self.len)].iter_mut().for_each(|level| *level = change(*level));

@@ -1,9 +1,9 @@
-//! How much one holder has of a group, and the most that it ever had: two words that any number of
-//! threads change without a lock.
+//! The bytes held by one holder in a group, and their peak: two words, changed by any number of
+//! threads without a lock.
 //!
 //! The bytes are charged before they are added here, and subtracted here before they are uncharged.
 //! So at any moment at least as much is charged as is held. A subtraction and its check are one
-//! step: two threads that give back the same bytes cannot both succeed.
+//! step: two threads giving back the same bytes cannot both succeed.
 
 use umemcg_base::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,12 +12,12 @@ use umemcg_base::sync::atomic::{AtomicU64, Ordering};
 pub struct HeldBytes {
     /// (A)
     now: AtomicU64,
-    /// (A) Never below what `now` has been, once the thread that raised it is done.
+    /// (A) Never below an earlier value of `now`, once the thread raising it is done.
     peak: AtomicU64,
 }
 
 impl HeldBytes {
-    /// Creates one that holds `bytes`.
+    /// Creates a holder of `bytes`.
     pub fn new(bytes: u64) -> Self {
         Self { now: AtomicU64::new(bytes), peak: AtomicU64::new(bytes) }
     }
@@ -40,8 +40,8 @@ impl HeldBytes {
         self.add_with::<true>(bytes);
     }
 
-    /// Does the work of [`add`](Self::add). `MAX` is false only in the model that shows why the
-    /// peak is raised by one step.
+    /// Does the work of [`add`](Self::add). `MAX` is false only in the model showing why the peak
+    /// is raised by one step.
     #[inline]
     pub fn add_with<const MAX: bool>(&self, bytes: u64) {
         let now = self.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -55,7 +55,7 @@ impl HeldBytes {
         }
     }
 
-    /// Subtracts `bytes`, which the caller then has to uncharge. Returns `false` if less is held;
+    /// Subtracts `bytes`; the caller must then uncharge them. Returns `false` if less is held;
     /// nothing is changed then.
     #[inline]
     #[must_use]
@@ -63,8 +63,8 @@ impl HeldBytes {
         self.try_sub_with::<true>(bytes)
     }
 
-    /// Does the work of [`try_sub`](Self::try_sub). `ONE_STEP` is false only in the model that
-    /// shows why the check and the subtraction are one step.
+    /// Does the work of [`try_sub`](Self::try_sub). `ONE_STEP` is false only in the model showing
+    /// why the check and the subtraction are one step.
     #[inline]
     #[must_use]
     pub fn try_sub_with<const ONE_STEP: bool>(&self, bytes: u64) -> bool {
@@ -79,7 +79,7 @@ impl HeldBytes {
         is_enough
     }
 
-    /// Takes everything, which the caller then has to uncharge.
+    /// Takes all bytes; the caller must then uncharge them.
     pub fn take_all(&self) -> u64 {
         self.now.swap(0, Ordering::Relaxed)
     }

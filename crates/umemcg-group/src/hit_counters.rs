@@ -1,10 +1,9 @@
-//! Counts of reads that found their pages. Each thread counts for itself, so that two hits on
-//! different files write no common cache line. The counts are added to the groups' statistics when
-//! those are read.
+//! Counts of cache hits. Each thread counts for itself, so two hits on different files write no
+//! common cache line. The counts are added to the groups' statistics when the statistics are read.
 //!
 //! A thread has a small table of counts, by group. It alone writes the counts; the collecting
-//! thread records how much of each has been collected already. A thread takes its table's lock only
-//! to give a slot to another group.
+//! thread records the part of each count collected already. A thread takes its table's lock only to
+//! give a slot to another group.
 
 use std::cell::OnceCell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -15,8 +14,8 @@ use umemcg_base::{LeafMutex, const_static};
 use crate::group::Group;
 use crate::stats::StatItem;
 
-/// Groups that a thread counts for at one time. A further group replaces another, whose count is
-/// collected first.
+/// Groups counted by a thread at one time. A further group replaces another, after the count of the
+/// other is collected.
 const NR_SLOTS: usize = 64;
 
 /// The count of one group.
@@ -28,11 +27,11 @@ struct Slot {
     nr: AtomicU64,
 }
 
-/// The part of a slot's count that has been collected.
+/// The part of a slot's count already collected.
 #[derive(Debug, Default)]
 struct Collected {
     group: Weak<Group>,
-    /// The part of the count that has been added to the group's statistic.
+    /// The part of the count already added to the group's statistic.
     nr_passed: u64,
 }
 
@@ -48,7 +47,7 @@ impl HitCounters {
         Self { slots: std::array::from_fn(|_| Slot::default()), collected: LeafMutex::new(collected) }
     }
 
-    /// Counts hits. Called by the thread that owns the counters.
+    /// Counts hits. Called by the owning thread.
     #[inline]
     fn add(&self, group: &Arc<Group>, nr: u64) {
         let at = group.id() as usize % NR_SLOTS;
@@ -74,8 +73,7 @@ impl HitCounters {
     }
 }
 
-/// Adds new counts to the group's statistic. Counts of a group that has been freed are lost with
-/// it.
+/// Adds new counts to the group's statistic. Counts of a freed group are lost with it.
 fn pass_on(slot: &Slot, collected: &mut Collected) {
     let nr = slot.nr.load(Relaxed);
     let delta = nr - std::mem::replace(&mut collected.nr_passed, nr);
@@ -90,7 +88,7 @@ const_static! {
     static ALL_COUNTERS: LeafMutex<Vec<Arc<HitCounters>>> = LeafMutex::new(Vec::new());
 }
 
-/// A thread's own counters, which leave the list when the thread ends.
+/// A thread's own counters; they leave the list when the thread ends.
 struct OwnCounters(Arc<HitCounters>);
 
 impl Drop for OwnCounters {
@@ -111,16 +109,16 @@ fn register() -> OwnCounters {
     OwnCounters(counters)
 }
 
-/// Counts `nr` pages that a read for `group` found. Writes only a cache line of the thread's own;
+/// Counts `nr` pages found by a read for `group`. Writes only a cache line of the thread's own;
 /// [`collect_hits`] adds the counts to the groups' statistics.
 #[inline]
 pub fn count_hits(group: &Arc<Group>, nr: u64) {
-    // A thread that is ending no longer counts.
+    // An ending thread no longer counts.
     let _ = OWN.try_with(|own| own.get_or_init(register).0.add(group, nr));
 }
 
 /// Adds the counts of all threads to the groups' statistics. Takes about a microsecond for each
-/// thread that reads.
+/// reading thread.
 pub fn collect_hits() {
     let all = ALL_COUNTERS.lock().clone();
     all.iter().for_each(|counters| counters.collect());

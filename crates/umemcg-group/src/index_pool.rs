@@ -1,4 +1,5 @@
-//! Indices of table entries in use and free: the lowest that was never used, or the one freed last.
+//! Indices of table entries, used and free: hands out the index freed last, or else the lowest
+//! never used.
 
 use umemcg_base::{LeafMutex, Rank, const_fn};
 
@@ -8,7 +9,7 @@ pub(crate) struct IndexPool {
     unused: LeafMutex<Unused>,
 }
 
-/// The indices that are not in use.
+/// The indices not in use.
 #[derive(Debug)]
 struct Unused {
     /// Free indices, the one freed last on top.

@@ -1,9 +1,8 @@
-//! Accounting: a tree of groups, and how many bytes each group may hold. This crate does not know
-//! pages; it neither reclaims nor sleeps. A charge is granted, or refused with the name of the
-//! group that is full.
+//! Accounting: a tree of groups, each with a limit of bytes. This crate does not know pages; it
+//! neither reclaims nor sleeps. A charge is granted, or refused with the full group.
 //!
-//! [`GroupTree`] makes and removes [`Group`]s. A group grants [`Charge`]s, which release themselves
-//! when dropped. Charged memory names its owner by [`OwnerId`], which stays valid when the group is
+//! [`GroupTree`] makes and removes [`Group`]s. A group grants [`Charge`]s; they release themselves
+//! when dropped. Charged memory names its owner by [`OwnerId`]. An id stays valid when the group is
 //! removed: it then means the nearest living group above.
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
-//! Notes that a charge or an uncharge makes on its way through the levels, for its caller to act on
-//! later: a mark was reached, or a group's excess flag is stale.
+//! Notes of a charge or an uncharge on its way through the levels, for its caller to act on later:
+//! a mark was reached, or a group's excess flag is stale.
 //!
-//! A thread that adds to counters is in the middle of the levels and may be inside its stock, so it
+//! A thread adding to counters is in the middle of the levels and may be inside its stock, so it
 //! cannot act immediately. The notes are thread-local.
 
 use std::cell::Cell;
@@ -13,14 +13,14 @@ thread_local! {
     /// True if a charge of this thread reached the mark of some level since the last
     /// [`take_reached_mark`].
     static REACHED_MARK: Cell<bool> = const { Cell::new(false) };
-    /// Nodes whose excess flag uncharges of this thread found stale. It has no destructor, so that
-    /// it can be used while the thread ends; the code that takes it frees it.
+    /// Nodes with an excess flag found stale by uncharges of this thread. It has no destructor, so
+    /// it can be used while the thread ends; the taker frees it.
     static STALE_EXCESS: Cell<ManuallyDrop<Vec<u32>>> = const { Cell::new(ManuallyDrop::new(Vec::new())) };
     /// True if there are any.
     static HAS_STALE_EXCESS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Checks a node after a charge was added, which may have brought it to its mark or into excess.
+/// Checks whether an added charge brought a node to its mark or into excess.
 #[inline]
 pub(crate) fn note_usage(node: &CounterNode) {
     if node.note_usage() {
@@ -28,7 +28,7 @@ pub(crate) fn note_usage(node: &CounterNode) {
     }
 }
 
-/// Undoes a charge that a level above refused. Another thread may have seen the usage meanwhile.
+/// Undoes a charge refused by a level above. Another thread may have seen the usage meanwhile.
 pub(crate) fn take_back(node: &CounterNode, bytes: u64) {
     node.take_back(bytes);
     if node.is_excess_over() {
@@ -62,7 +62,7 @@ pub fn has_stale_excess() -> bool {
     HAS_STALE_EXCESS.get()
 }
 
-/// Returns the nodes whose excess uncharges of this thread have found stale since the last call.
+/// Takes the nodes with an excess flag found stale by uncharges of this thread since the last call.
 pub fn take_stale_excess() -> Vec<u32> {
     HAS_STALE_EXCESS.set(false);
     ManuallyDrop::into_inner(STALE_EXCESS.replace(ManuallyDrop::new(Vec::new())))

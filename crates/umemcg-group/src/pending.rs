@@ -1,44 +1,43 @@
-//! Pending changes: statistics that a thread has changed and not yet applied to the groups.
+//! Pending changes: changes of statistics by a thread, not yet applied to the groups.
 //!
-//! Some statistics change with every page that is read, written or evicted, and each change has to
-//! be added to the group and to every group above it: cache lines that all threads share. So a
-//! thread adds up its changes, for a few owners at a time, in slots inside its stock set, behind
-//! its biased lock ([`BiasedLock`](crate::biased_lock::BiasedLock)): an addition is a comparison
-//! and a plain store. A slot that reaches [`PENDING_BYTES_MAX`], or as many pages, is applied
-//! immediately, and so is one that another owner claims.
+//! Some statistics change with every page read, written or evicted, and each change has to be added
+//! to the group and to every group above it, on cache lines shared by all threads. So a thread adds
+//! up its changes, for a few owners at a time, in slots inside its stock set, behind its biased
+//! lock ([`BiasedLock`](crate::biased_lock::BiasedLock)): an addition is a comparison and a plain
+//! store. A slot reaching [`PENDING_BYTES_MAX`], or as many pages, is applied immediately, and so
+//! is a slot claimed by another owner.
 //!
-//! So a statistic lags by less than [`PENDING_BYTES_MAX`] for each thread and owner, and that of a
-//! group with many groups below by less than [`NR_PENDING`] times as much for each thread. An exact
-//! read applies everything first, which costs nothing when nothing is pending. A decision near a
-//! threshold adds the amounts that it reads in the slots.
+//! So a statistic lags by less than [`PENDING_BYTES_MAX`] for each thread and owner. For a group
+//! with many groups below it, the lag is less than [`NR_PENDING`] times as much for each thread. An
+//! exact read applies everything first; this costs nothing when nothing is pending. A decision near
+//! a threshold adds the amounts read in the slots.
 //!
 //! Readers visit the sets on a list alone (see [`crate::set_list`]): a set is listed when a slot is
-//! claimed. Now and then a reader *sweeps*: it takes the slots of the sets that have not changed
-//! since the last sweep, and takes those sets off the list, so that idle threads cost readers
-//! nothing.
+//! claimed. Now and then a reader *sweeps*: it empties the slots of sets unchanged since the last
+//! sweep, and takes these sets off the list, so idle threads cost readers nothing.
 //!
 //! No pending change of a removed group may remain, just as no stock may. The removing thread marks
-//! the node dead, then enters every thread's slots; a thread that claims a slot checks the mark
-//! when it is inside.
+//! the node dead, then enters every thread's slots; a thread claiming a slot checks the mark when
+//! it is inside.
 
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_base::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 use crate::counter::NO_NODE;
 
-/// Statistics of an owner that may be pending.
+/// Number of statistics of an owner with pending changes.
 pub const NR_PENDING_ITEMS: usize = 9;
 
 /// The first of them are in bytes, the others count pages.
 const NR_BYTE_ITEMS: usize = 6;
 
-/// Owners that a thread has slots for.
+/// Owners with slots in one thread.
 pub const NR_PENDING: usize = if cfg!(loom) { 1 } else { 8 };
 
 /// A change of this many bytes, up or down, is applied immediately.
 pub const PENDING_BYTES_MAX: u64 = 128 << 10;
 
-/// Returns from which change on an item is applied immediately.
+/// Returns the smallest change of an item to be applied immediately.
 const fn pending_max(item: usize) -> u64 {
     if item < NR_BYTE_ITEMS { PENDING_BYTES_MAX } else { PENDING_BYTES_MAX / PAGE_SIZE_U64 }
 }
@@ -89,11 +88,11 @@ impl Slot {
 #[derive(Debug, Default)]
 pub(crate) struct PendingSlots {
     slots: [Slot; NR_PENDING],
-    /// The set is in the ledger's list of sets that may have pending changes: true when a slot is
+    /// The set is in the ledger's list of sets with possible pending changes: true when a slot is
     /// claimed. Changed together with the list, inside the biased lock.
     is_listed: AtomicBool,
-    /// Something was added since the last sweep. A sweep that clears it just after costs the thread
-    /// its slots, no more.
+    /// Something was added since the last sweep. If a sweep clears it just afterward, the thread
+    /// loses only its slots.
     is_recent: AtomicBool,
 }
 
@@ -102,7 +101,7 @@ impl PendingSlots {
         &self.slots[node as usize % NR_PENDING]
     }
 
-    /// Adds to the pending changes of a node that has a slot, if the sum stays small.
+    /// Adds to the pending changes of a node, if the node has a slot and the sum stays small.
     #[inline]
     pub(crate) fn add(&self, node: u32, item: usize, delta: i64) -> bool {
         let slot = self.slot(node);
@@ -137,15 +136,15 @@ impl PendingSlots {
         is_recent
     }
 
-    /// Gives a slot to the node, unless the node is dead. Returns what was pending in the slot. The
-    /// set is listed.
+    /// Gives a slot to the node, unless the node is dead. Returns the slot's former pending
+    /// changes. The set must be listed.
     pub(crate) fn claim(&self, node: u32, is_dead: impl FnOnce() -> bool) -> Pending {
         let slot = self.slot(node);
         let before = slot.take();
         self.is_recent.store(true, Ordering::Relaxed);
         if before.node != node {
             slot.node.store(node, Ordering::Relaxed);
-            // A remover that came before us has set the mark; one that comes later finds the slot.
+            // An earlier remover has set the mark; a later one finds the slot.
             if is_dead() {
                 slot.node.store(NO_NODE, Ordering::Relaxed);
             }
@@ -153,7 +152,7 @@ impl PendingSlots {
         before
     }
 
-    /// Returns what the slots seemed to hold a moment ago.
+    /// Returns the recent content of the slots.
     pub(crate) fn peek(&self) -> impl Iterator<Item = Pending> {
         self.slots.iter().map(Slot::peek).filter(|pending| !pending.is_nothing())
     }

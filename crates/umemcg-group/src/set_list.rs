@@ -1,24 +1,24 @@
-//! The list of the stock sets that may hold stock: a bit for each set that was ever in use.
+//! The list of the stock sets with possible stock: a bit for each set ever in use.
 //!
 //! A scan for stock visits listed sets alone, so a thread without stock costs it nothing. The bit
 //! of a set changes inside the set's biased lock only:
 //!
 //! 1. The owner lists its set when it claims a slot, before it puts anything in.
 //! 2. The owner fills and empties claimed slots without a look at the list.
-//! 3. An intruder that has cleared all slots of a set takes it off the list. Nothing comes in
-//!    before the next claim, and so before the next step 1.
+//! 3. An intruder takes a set off the list after clearing all its slots. No bytes come in before
+//!    the next claim, and so before the next step 1.
 //!
-//! So a set with a claimed slot is always listed. Nothing here orders memory: a scan that must see
-//! the stock of another thread has synchronised with that thread, and finds the bit at least as new
-//! as the slots.
+//! So a set with a claimed slot is always listed. Nothing here orders memory: a scan with a need to
+//! see the stock of another thread has synchronised with that thread, and finds the bit at least as
+//! new as the slots.
 
 use std::array;
 
 use umemcg_base::sync::atomic::{AtomicU64, Ordering};
 use umemcg_base::{Table, const_fn};
 
-/// Words of a line. A thousand sets are two or three lines, so that the scan of a list with hardly
-/// a set on it does not grow with the sets that there are.
+/// Words of a line. A thousand sets are two or three lines, so scanning a nearly empty list stays
+/// cheap with many sets.
 const LINE_WORDS: usize = if cfg!(loom) { 1 } else { 8 };
 /// Sets of a line.
 const LINE_SETS: u32 = 64 * LINE_WORDS as u32;
@@ -41,17 +41,17 @@ impl SetList {
         }
     }
 
-    /// Makes room for a set. Before other threads learn of the set.
+    /// Makes room for a set. Called before other threads can find the set.
     pub(crate) fn prepare(&self, set: u32) {
         self.lines.get_or_grow(set / LINE_SETS, || Line(array::from_fn(|_| AtomicU64::new(0))));
     }
 
-    /// Adds a set that room was made for. For a thread inside it.
+    /// Adds a prepared set. For a thread inside it.
     pub(crate) fn insert(&self, set: u32) {
         self.word(set).fetch_or(1 << (set % 64), Ordering::Relaxed);
     }
 
-    /// Removes a set. For a thread inside it, which has cleared its slots.
+    /// Removes a set. For a thread inside it, after clearing its slots.
     pub(crate) fn remove(&self, set: u32) {
         self.word(set).fetch_and(!(1 << (set % 64)), Ordering::Relaxed);
     }
@@ -61,8 +61,7 @@ impl SetList {
         &line.0[(set % LINE_SETS / 64) as usize]
     }
 
-    /// Returns the listed sets of all from 1 to `nr_sets`, for which room was made, and perhaps
-    /// some above.
+    /// Returns the listed sets from 1 to `nr_sets`, all of them prepared, and perhaps some above.
     pub(crate) fn listed(&self, nr_sets: u32) -> impl Iterator<Item = u32> {
         // No line without a set: the first set is 1.
         let nr_lines = if nr_sets == 0 { 0 } else { nr_sets / LINE_SETS + 1 };
@@ -81,7 +80,7 @@ impl SetList {
     }
 }
 
-/// Sets that scans visit before one sweeps.
+/// Set visits by scans before one scan sweeps.
 pub(crate) const VISITS_PER_SWEEP: usize = 256;
 
 /// Visits of scans to stock sets since the last sweep.

@@ -1,27 +1,28 @@
-//! Something of which all groups together may have a number, divided among them.
+//! A bounded number of units, divided among all groups.
 
 use std::collections::HashMap;
 
 use crate::GroupPath;
 
-/// What groups have of something that is bounded for all of them together.
+/// The units held by groups, with one bound for all groups together.
 ///
-/// Each level counts what its group has with everything below it. A group may have more while the
-/// counts on its path, with that of the root, add up to no more than the bound. So a single tenant
-/// gets half of it, and *n* greedy ones get one part of *n* + 1 each, which leaves a part for the
-/// next one. A tenant gains nothing by groups below its own, among which its part is divided: a
-/// single one of them gets a third of it all, so that a part is left for another of the tenant's.
+/// Each level counts the units of its group and everything below it. A group may take more while
+/// the counts on its path, including the root's, add up to no more than the bound. So a single
+/// tenant gets half of the bound, and *n* greedy tenants get one part of *n* + 1 each, leaving a
+/// part for the next one. A tenant gains nothing by creating groups, since its part is divided
+/// among them: a single group below a tenant gets a third of the bound, leaving a part for another
+/// group of the tenant.
 #[derive(Debug)]
 pub struct ShareByPath {
     /// (C)
     nr_max: u64,
     nr: u64,
-    /// By the number of the group; only those that have something.
+    /// By the number of the group; only groups with units.
     by_level: HashMap<u64, u64>,
 }
 
 impl ShareByPath {
-    /// Creates a share of so much, of which no group has anything.
+    /// Creates a share with the bound `nr_max`; no group has any units.
     pub fn new(nr_max: u64) -> Self {
         Self { nr_max, nr: 0, by_level: HashMap::new() }
     }
@@ -33,7 +34,7 @@ impl ShareByPath {
         levels.fold(self.nr.saturating_add(nr), u64::saturating_add) <= self.nr_max
     }
 
-    /// Counts `nr` more for a group, if it may have them.
+    /// Counts `nr` more for a group, if they fit.
     pub fn take(&mut self, path: &GroupPath, nr: u64) -> bool {
         let fits = self.fits(path, nr);
         if fits {
@@ -42,7 +43,7 @@ impl ShareByPath {
         fits
     }
 
-    /// Counts `nr` more for a group, whether it may have them or not.
+    /// Counts `nr` more for a group, whether or not they fit.
     pub fn add(&mut self, path: &GroupPath, nr: u64) {
         self.nr += nr;
         for level in path.levels() {
@@ -50,7 +51,7 @@ impl ShareByPath {
         }
     }
 
-    /// Counts `nr` less for a group that had them.
+    /// Counts `nr` less for a group.
     pub fn give(&mut self, path: &GroupPath, nr: u64) {
         self.nr -= nr;
         for level in path.levels() {
@@ -63,7 +64,7 @@ impl ShareByPath {
         }
     }
 
-    /// Returns what all groups have.
+    /// Returns the units held by all groups.
     pub fn nr(&self) -> u64 {
         self.nr
     }
@@ -73,7 +74,7 @@ impl ShareByPath {
 mod tests {
     use super::*;
 
-    /// Takes one after the other; returns how many there were.
+    /// Takes units one by one; returns the number taken.
     fn take_all(share: &mut ShareByPath, path: &[u64]) -> u64 {
         (0..).take_while(|_| share.take(&GroupPath::new(path), 1)).count() as u64
     }

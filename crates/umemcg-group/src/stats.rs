@@ -2,10 +2,10 @@
 //! its subtree (`total`).
 //!
 //! A change is added to the group's local number and, in the same call, to the total of the group
-//! and of every group above, so that reading either is one load. Callers batch their changes. When
-//! a group is removed, its local numbers move to the parent, and a change that arrives late moves
-//! on by itself: the mover and the late adder both read-modify-write the same number, so the second
-//! of them sees the first, and with it the mark that the group is dead.
+//! and of every group above, so reading either is one load. Callers batch their changes. When a
+//! group is removed, its local numbers move to the parent, and a late change moves on by itself:
+//! the mover and the late adder both read-modify-write the same number, so the second of them sees
+//! the first, and with it the group's "dead" mark.
 
 use std::sync::atomic::AtomicU64;
 
@@ -52,34 +52,35 @@ numbered! {
         InactiveAnon,
         /// Bytes of swap-backed pages on active lists.
         ActiveAnon,
-        /// Bytes of pages that may not be reclaimed.
+        /// Bytes of unevictable pages.
         Unevictable,
-        /// Bytes of pages that no store holds; they also count as on a list or as unevictable.
+        /// Bytes of pages without a copy in any store; they also count as on a list or as
+        /// unevictable.
         Shmem,
-        /// Bytes of file pages that the kernel above a mount keeps.
+        /// Bytes of file pages in the kernel's page cache above a mount.
         FileKernel,
-        /// Bytes that embedders hold for memory of their own.
+        /// Bytes held by embedders for memory of their own.
         Reserved,
         /// Bytes changed since they were last written to the store.
         FileDirty,
         /// Bytes being written to the store.
         FileWriteback,
-        /// Bytes written that the store has not yet confirmed as durable.
+        /// Bytes written, but not yet confirmed as durable by the store.
         #[doc(alias = "nfs_unstable")]
         FileUnstable,
-        /// Bytes of the indexes that say where a file's pages are.
+        /// Bytes of the page indexes of files.
         IndexNodes,
-        /// Of those, bytes of nodes that hold nothing but shadow entries.
+        /// Part of `IndexNodes`: bytes of nodes with only shadow entries.
         ShadowNodes,
-        /// Bytes of objects that a shrinker can free.
+        /// Bytes of objects freeable by a shrinker.
         SlabReclaimable,
-        /// Of those, bytes of names beyond what an inode's own charge covers.
+        /// Part of `SlabReclaimable`: bytes of names beyond the charge of their inode.
         SlabNames,
-        /// Of those, bytes of files' contents beside their pages.
+        /// Part of `SlabReclaimable`: bytes of files' contents beside their pages.
         SlabContents,
-        /// Bytes of objects that no shrinker can free.
+        /// Bytes of objects not freeable by a shrinker.
         SlabUnreclaimable,
-        /// Bytes of the groups below, and of removed ones to which something is still charged.
+        /// Bytes of the groups below, and of removed groups with remaining charges.
         GroupState,
         /// Pages charged.
         PgPgIn,
@@ -103,39 +104,38 @@ numbered! {
         PgActivate,
         /// Pages moved to an inactive list.
         PgDeactivate,
-        /// Pages that were fetched again after they had been evicted: a lower bound.
+        /// Pages fetched again after their eviction: a lower bound.
         WorkingsetRefault,
-        /// Of those, the ones that were made active immediately.
+        /// Refaulted pages made active immediately.
         WorkingsetActivate,
-        /// Of those, the ones that had been active before.
+        /// Refaulted pages that had been active before.
         WorkingsetRestore,
         /// Quanta of background reclaim.
         KswapdRun,
-        /// Direct reclaims: charges that had to reclaim themselves.
+        /// Direct reclaims, by charging threads.
         AllocStall,
         /// Pages of I/O served without caching them, for lack of room.
         UncachedIo,
-        /// Pages that were read and found, but not the first use of one that was read ahead;
+        /// Pages read and found in the cache, except for the first use of a page read ahead;
         /// counted by [`hit_counters`](crate::hit_counters).
         CacheHit,
-        /// Pages that were read and had to be fetched, when they were read or ahead of that.
+        /// Pages fetched, when read or ahead of a read.
         CacheMiss,
         /// Reads and writes of pages.
         PgFault,
-        /// Those among them that had to wait for the store.
+        /// Reads and writes of pages that had to wait for the store.
         PgMajFault,
     }
 }
 
-/// Bytes charged for a name that is longer than an inode's own charge covers, or for a further
-/// name.
+/// Bytes charged for a name too long for the charge of its inode, or for a further name.
 pub const NAME_BYTES: u64 = 256;
 /// Bytes charged for a file's content beside its pages and their index: the growth of a daemon's
-/// heap for each file that is opened once, including table slots and the allocator's rounding (890
-/// to 960 bytes, measured with 48,000 files).
+/// heap for each file opened once, including table slots and the allocator's rounding (890 to 960
+/// bytes, measured with 48,000 files).
 pub const CONTENT_BYTES: u64 = 928;
 
-/// The place of [`StatItem::Reserved`] among the statistics that may be pending.
+/// The place of [`StatItem::Reserved`] among the pending statistics.
 pub const RESERVED_PLACE: usize = 5;
 
 /// The unit of a statistic.
@@ -151,7 +151,7 @@ pub enum StatUnit {
 }
 
 impl StatItem {
-    /// Returns its name in metrics, in the words of `memory.stat` where that has it.
+    /// Returns its name in metrics; the name in `memory.stat`, if the item is there.
     pub const fn name(self) -> &'static str {
         match self {
             Self::InactiveFile => "inactive_file",
@@ -205,9 +205,8 @@ impl StatItem {
         }
     }
 
-    /// Returns its index among the statistics that may be [pending](crate::pending): those that
-    /// change with each page or each growth of a holding. [`PENDING`](Self::PENDING) is in the same
-    /// order.
+    /// Returns its index among the [pending](crate::pending) statistics: the items changing with
+    /// each page or each growth of a holding. [`PENDING`](Self::PENDING) is in the same order.
     #[inline]
     pub(crate) const fn pending_place(self) -> Option<usize> {
         match self {
@@ -224,7 +223,7 @@ impl StatItem {
         }
     }
 
-    /// The statistics that may be pending, in that order.
+    /// The pending statistics, in the order of `pending_place`.
     pub(crate) const PENDING: [Self; NR_PENDING_ITEMS] = [
         Self::FileDirty,
         Self::FileWriteback,
@@ -237,11 +236,11 @@ impl StatItem {
         Self::CacheMiss,
     ];
 
-    /// Of those, how many are the states of dirty data; they come first.
+    /// The number of pending statistics for dirty data; they come first.
     pub(crate) const NR_UNCLEAN: usize = 3;
 
-    /// The items that name charges: every charged byte counts under exactly one of them. A new kind
-    /// of charge must use one of these, or add one here.
+    /// The items for charges: every charged byte counts under exactly one of them. A new kind of
+    /// charge must use one of these, or add one here.
     pub const CHARGED: &'static [Self] = &[
         Self::InactiveFile,
         Self::ActiveFile,
@@ -256,7 +255,7 @@ impl StatItem {
         Self::GroupState,
     ];
 
-    /// Returns whether it counts bytes that are not page data.
+    /// Returns whether it counts bytes other than page data.
     #[inline]
     pub const fn is_metadata(self) -> bool {
         matches!(self, Self::SlabReclaimable | Self::SlabUnreclaimable | Self::IndexNodes | Self::GroupState)
@@ -296,7 +295,7 @@ impl EventKind {
     }
 }
 
-/// A number of one group, which moves to the group above when the group is removed.
+/// A number of one group; moves to the group above when the group is removed.
 #[derive(Debug, Default)]
 pub struct SweptCell(AtomicI64);
 
@@ -309,8 +308,8 @@ impl SweptCell {
 }
 
 /// Adds to a statistic of the nearest living group. `cells` yields the counter and the statistic of
-/// a group, then those of the groups above it. `HANDSHAKE` is false only in the model that shows
-/// why it is there.
+/// a group, then those of the groups above it. `HANDSHAKE` is false only in the model showing why
+/// it is needed.
 #[inline]
 pub fn add_where_alive<'c, const HANDSHAKE: bool>(
     mut cells: impl Iterator<Item = (&'c CounterNode, &'c SweptCell)>,
@@ -331,7 +330,7 @@ pub fn add_where_alive<'c, const HANDSHAKE: bool>(
     }
 }
 
-/// Moves a statistic of a group that has been marked dead to the nearest living group above.
+/// Moves a statistic of a group marked dead to the nearest living group above.
 pub fn sweep<'c>(mut cells: impl Iterator<Item = (&'c CounterNode, &'c SweptCell)>) {
     if let Some((node, cell)) = cells.next()
         && node.parent() != NO_NODE

@@ -1,17 +1,17 @@
 //! A thread's stock: bytes already charged to a group and all groups above it, and not yet handed
 //! out.
 //!
-//! A charge that finds enough in stock touches nothing that other threads write, and needs no
-//! locked instruction: a stock set is guarded by a [`BiasedLock`] that its thread owns. Draining is
-//! done by other threads, as intruders.
+//! A charge with enough in stock touches no memory written by other threads, and needs no locked
+//! instruction: a stock set is guarded by a [`BiasedLock`] owned by its thread. Other threads drain
+//! it as intruders.
 //!
-//! A thread has two [tables](crate::stock_table) of slots: `direct` for the groups that it charges
-//! itself, and `shared` for the levels above. A miss in `direct` is served from `shared`, so that
+//! A thread has two [tables](crate::stock_table) of slots: `direct` for the groups charged by the
+//! thread itself, and `shared` for the levels above. A miss in `direct` is served from `shared`, so
 //! sibling groups do not all write the counters of their common ancestors. The bytes in a node's
 //! slot are counted at the node and at every level above it.
 //!
 //! No stock of a removed group may remain. The remover marks the node dead and then enters every
-//! stock set; a thread that claims a slot checks the mark when it is inside. Whichever comes second
+//! stock set; a thread claiming a slot checks the mark when it is inside. Whichever comes second
 //! sees the other.
 
 use std::cell::Cell;
@@ -24,7 +24,7 @@ use crate::stock_table::{
     DIRECT_BYTES_MAX, GiveBack, OwnStockTable, SHARED_BYTES_MAX, SlotShares, StockSlot, StockTable, Stocked,
 };
 
-/// Slots in the table of the groups that a thread charges itself.
+/// Slots in the table of the groups charged by a thread itself.
 pub const NR_DIRECT: usize = if cfg!(loom) { 2 } else { 1024 };
 
 /// Slots in the table of the levels above.
@@ -33,7 +33,7 @@ pub const NR_SHARED: usize = if cfg!(loom) { 2 } else { 128 };
 const DIRECT_WORDS: usize = NR_DIRECT.div_ceil(64);
 const SHARED_WORDS: usize = NR_SHARED.div_ceil(64);
 
-/// The stocks that a drain removes.
+/// The stocks removed by a drain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drain {
     /// The bytes in stock. The slots stay claimed, so charges of their threads stay fast.
@@ -43,7 +43,7 @@ pub enum Drain {
 }
 
 impl Drain {
-    /// Returns whether a slot holds anything for it to remove.
+    /// Returns whether a slot holds anything to remove.
     pub fn applies_to(self, slot: Stocked) -> bool {
         match self {
             Drain::Bytes => slot.bytes != 0,
@@ -62,8 +62,8 @@ pub struct StockSet {
     pending: PendingSlots,
     /// (C) Its place in the ledger.
     index: u32,
-    /// It is in the ledger's list of sets that may hold stock: true when a slot is claimed.
-    /// Changed together with the list, inside the lock.
+    /// It is in the ledger's list of sets with possible stock: true when a slot is claimed. Changed
+    /// together with the list, inside the lock.
     is_listed: AtomicBool,
     /// A digest of the slots at the last sweep. Guarded by the ledger's `intruder`.
     swept: AtomicU64,
@@ -99,8 +99,8 @@ impl StockSet {
         self.is_listed.store(is_listed, Ordering::Relaxed);
     }
 
-    /// Returns whether the slots hold what they held when this was last called. For the holder of
-    /// the ledger's `intruder`.
+    /// Returns whether the slots are unchanged since the last call. For the holder of the ledger's
+    /// `intruder`.
     pub(crate) fn is_unchanged(&self) -> bool {
         let digest = self.peek().fold(1, |digest: u64, slot| {
             let mixed = digest ^ (u64::from(slot.node) << 32) ^ slot.bytes;
@@ -226,7 +226,7 @@ impl Default for ThreadStock<'_> {
 }
 
 impl OwnStock<'_> {
-    /// Returns the stocks of the groups that the thread charges itself.
+    /// Returns the stocks of the groups charged by the thread itself.
     #[inline]
     pub fn direct(&self) -> OwnStockTable<'_, NR_DIRECT, DIRECT_WORDS> {
         OwnStockTable::new(&self.set.direct, self.direct)

@@ -1,10 +1,8 @@
-//! The table of slots in which a thread keeps bytes in stock, and how the table is divided among
-//! nodes.
+//! The table of a thread's stock slots, and its division among nodes.
 //!
 //! The table is direct-mapped by node. Its capacity is divided equally: the more slots are claimed,
-//! the less each may hold. A clock hand frees slots of nodes that are no longer used. The first
-//! charge only claims a slot, and the second miss fills it, so a single charge leaves no bytes in
-//! stock.
+//! the less each may hold. A clock hand frees slots of nodes no longer used. The first charge only
+//! claims a slot, and the second miss fills it, so a single charge leaves no bytes in stock.
 //!
 //! A slot is one word:
 //!
@@ -15,33 +13,33 @@
 //! bits 30..0    bytes in stock
 //! ```
 //!
-//! Nothing here orders memory: a thread that changes a table is inside the lock of its stock set.
-//! Other threads may only peek.
+//! Nothing here orders memory: a thread changing a table is inside the lock of its stock set. Other
+//! threads may only peek.
 
 use std::array;
 use std::cell::Cell;
 
 use umemcg_base::sync::atomic::{AtomicU64, Ordering};
 
-/// Most bytes that one slot holds.
+/// Most bytes in one slot.
 pub const SLOT_BYTES_MAX: u64 = 256 << 10;
 
-/// Most bytes that a thread keeps in stock, all slots of both tables together.
+/// Most bytes in a thread's stock, all slots of both tables together.
 pub const STOCK_BYTES_MAX: u64 = 1 << 20;
 
-/// The part of that for the levels above: they need few slots, and a miss there is served from the
-/// next level.
+/// The part of [`STOCK_BYTES_MAX`] for the levels above: they need few slots, and a miss there is
+/// served from the next level.
 pub const SHARED_BYTES_MAX: u64 = STOCK_BYTES_MAX / 4;
 
 /// The part for a thread's own charges: room for a page each of as many groups as possible.
 pub const DIRECT_BYTES_MAX: u64 = STOCK_BYTES_MAX - SHARED_BYTES_MAX;
 
-/// The number of claimed slots is rounded to this fraction of the next power of two, so that small
-/// changes of the number seldom change what each slot may hold.
+/// The number of claimed slots is rounded to this fraction of the next power of two, so small
+/// changes of the number seldom change the capacity of a slot.
 const STEPS_PER_OCTAVE: u32 = 8;
 
-/// The clock hand moves once in this many misses: slow enough that a slot used once in a round of a
-/// thousand groups still counts as recent.
+/// The clock hand moves once in this many misses: slow enough for a slot used once in a round of a
+/// thousand groups to count as recent.
 const MISSES_PER_TURN: u32 = 16;
 
 const RECENT_SHIFT: u32 = 31;
@@ -49,11 +47,11 @@ const RECENT: u64 = 1 << RECENT_SHIFT;
 const BYTES: u64 = RECENT - 1;
 const NODE_SHIFT: u32 = 32;
 
-/// Bytes in stock for one node. Threads that are not inside only peek at it.
+/// Bytes in stock for one node. Threads not inside only peek at it.
 #[derive(Debug, Default)]
 pub struct StockSlot(AtomicU64);
 
-/// The content of a slot, or what was taken out of it.
+/// The content of a slot, or bytes taken out of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stocked {
     /// The node; 0 when the slot is empty.
@@ -99,8 +97,8 @@ impl StockSlot {
         let word = self.word();
         let is_enough = is_recent_of(word, node) && word & BYTES >= bytes;
         if is_enough {
-            // Only the subtraction is between this load and the store, because the next operation
-            // depends on the store.
+            // Keep only the subtraction between this load and the store: the next operation depends
+            // on the store.
             self.set_word(word - bytes);
         }
         is_enough
@@ -129,8 +127,8 @@ impl StockSlot {
     }
 
     /// Puts in as much of `bytes` as fits. If not all fits, reduces the slot to half of `cap`, so
-    /// that the next bytes fit. Returns the surplus, which may be more than `bytes`. Marks the slot
-    /// as recent.
+    /// the next bytes fit. Returns the surplus, which may be more than `bytes`. Marks the slot as
+    /// recent.
     fn put_or_spill(&self, node: u32, bytes: u64, cap: u64) -> u64 {
         let found = self.peek();
         if found.node != node {
@@ -162,7 +160,7 @@ impl StockSlot {
         word & RECENT == 0
     }
 
-    /// Takes what exceeds `cap`; the slot stays claimed.
+    /// Takes the bytes above `cap`; the slot stays claimed.
     #[doc(alias = "drain_stock")]
     pub(crate) fn trim(&self, cap: u64) -> Stocked {
         let Stocked { node, bytes } = self.peek();
@@ -183,7 +181,7 @@ impl StockSlot {
 #[derive(Debug)]
 pub struct StockTable<const N: usize, const W: usize> {
     slots: [StockSlot; N],
-    /// Slots that may hold something.
+    /// Slots with possible content.
     claimed: [AtomicU64; W],
 }
 
@@ -196,13 +194,13 @@ impl<const N: usize, const W: usize> StockTable<N, W> {
         }
     }
 
-    /// Returns the slot that `node` maps to.
+    /// Returns the slot of `node`.
     #[inline]
     pub(crate) fn slot(&self, node: u32) -> &StockSlot {
         &self.slots[node as usize & (N - 1)]
     }
 
-    /// Returns the slots that may hold something.
+    /// Returns the slots with possible content.
     pub(crate) fn claimed(&self) -> impl Iterator<Item = &StockSlot> {
         (0..W).flat_map(move |word| {
             let mut bits = self.claimed[word].load(Ordering::Relaxed);
@@ -246,9 +244,9 @@ impl<const N: usize, const W: usize> StockTable<N, W> {
 #[derive(Debug)]
 pub struct SlotShares {
     nr_claimed: Cell<u32>,
-    /// (C) Most bytes that all slots together may hold.
+    /// (C) Most bytes in all slots together.
     bytes_max: u64,
-    /// Most bytes that a slot may hold now: `nr_claimed × cap ≤ bytes_max`.
+    /// Most bytes in a slot now: `nr_claimed × cap ≤ bytes_max`.
     cap: Cell<u64>,
     /// The same with one more slot claimed.
     next_cap: Cell<u64>,
@@ -256,7 +254,7 @@ pub struct SlotShares {
     nr_misses: Cell<u32>,
 }
 
-/// A callback that uncharges bytes that had to leave the stock.
+/// A callback to uncharge bytes leaving the stock.
 pub type GiveBack<'f> = &'f dyn Fn(Stocked);
 
 impl SlotShares {
@@ -278,7 +276,7 @@ impl SlotShares {
         (self.bytes_max / u64::from(nr_counted)).min(SLOT_BYTES_MAX)
     }
 
-    /// Sets the number of claimed slots. Returns how many bytes each could hold before.
+    /// Sets the number of claimed slots. Returns the previous capacity of a slot in bytes.
     fn set_nr_claimed(&self, nr_claimed: u32) -> u64 {
         self.nr_claimed.set(nr_claimed);
         self.next_cap.set(self.cap_for(nr_claimed + 1));
@@ -299,7 +297,7 @@ impl<'a, const N: usize, const W: usize> OwnStockTable<'a, N, W> {
         Self { table, shares }
     }
 
-    /// Takes `bytes` of `node` out of stock, if it holds that much and the slot is recent.
+    /// Takes `bytes` of `node` out of stock, if the slot holds enough and is recent.
     #[inline]
     pub fn take(self, node: u32, bytes: u64) -> bool {
         self.table.slot(node).take(node, bytes)
@@ -311,8 +309,8 @@ impl<'a, const N: usize, const W: usize> OwnStockTable<'a, N, W> {
         self.table.slot(node).put(node, bytes, self.shares.cap.get())
     }
 
-    /// Puts in as much as fits and returns the surplus, which may be more than `bytes` so that the
-    /// next ones fit. Marks the slot as recent.
+    /// Puts in as much as fits and returns the surplus, possibly more than `bytes` to make room for
+    /// the next ones. Marks the slot as recent.
     #[inline]
     pub fn put_or_spill(self, node: u32, bytes: u64) -> u64 {
         self.table.slot(node).put_or_spill(node, bytes, self.shares.cap.get())
@@ -324,14 +322,14 @@ impl<'a, const N: usize, const W: usize> OwnStockTable<'a, N, W> {
         self.table.slot(node).retake(node, bytes)
     }
 
-    /// Returns how many bytes the stock of `node` still has space for; `None` if it has no slot.
+    /// Returns the space left in the stock of `node`, in bytes; `None` if it has no slot.
     pub fn space(self, node: u32) -> Option<u64> {
         let found = self.table.slot(node).peek();
         (found.node == node).then(|| self.shares.cap.get() - found.bytes)
     }
 
     /// Claims the slot for `node` if the slot is free or unused and a charge of `bytes` would fit.
-    /// Bytes that have to leave go to `give_back`. `is_dead` is called for `node` after the claim.
+    /// Bytes leaving the stock go to `give_back`. `is_dead` is called for `node` after the claim.
     #[inline]
     pub fn claim(self, node: u32, bytes: u64, is_dead: impl FnOnce() -> bool, give_back: GiveBack<'_>) {
         let at = node as usize & (N - 1);
@@ -362,15 +360,15 @@ impl<'a, const N: usize, const W: usize> OwnStockTable<'a, N, W> {
         }
         if let Some(before) = table.slots[at].claim(node) {
             give_back(before);
-            // A remover that came before us has set the mark; one that comes later finds the slot.
+            // An earlier remover has set the mark; a later one finds the slot.
             if is_dead() {
                 table.slots[at].clear();
             }
         }
     }
 
-    /// Counts a miss, and now and then moves the clock hand: a slot not used since its last visit
-    /// is freed.
+    /// Counts a miss, and now and then moves the clock hand: a slot unused since its last visit is
+    /// freed.
     #[inline]
     pub fn note_miss(self, give_back: GiveBack<'_>) {
         let nr_misses = self.shares.nr_misses.get().wrapping_add(1);
@@ -408,7 +406,7 @@ mod tests {
 
     const N: usize = 64;
 
-    /// A table, its notes, and what had to leave.
+    /// A table, its shares, and the bytes given back.
     struct Bench {
         table: StockTable<N, 1>,
         shares: SlotShares,

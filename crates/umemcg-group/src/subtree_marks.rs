@@ -1,12 +1,12 @@
-//! Marks for the groups of a subtree that a walk has to visit, so that other groups cost nothing.
+//! Marks on the groups to be visited by walks over a subtree, so other groups cost nothing.
 //!
 //! Used for groups with reclaimable memory, and for groups over their soft limit
 //! (`excess`).
 //!
-//! Every group has a mark, and the set of its children in whose subtrees a mark is set. The mark is
-//! a conservative hint. A thread that adds something always sets it. A walk that found nothing
-//! clears it and checks again. Only changing a mark takes locks, child before parent, up to the
-//! first ancestor whose set does not change.
+//! Every group has a mark, and the set of its children with a mark in their subtrees. The mark is a
+//! conservative hint. A thread adding something always sets it. A walk finding nothing clears it
+//! and checks again. Only changing a mark takes locks, child before parent, up to the first
+//! ancestor whose set does not change.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -14,7 +14,7 @@ use std::ops::Bound;
 use umemcg_base::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use umemcg_base::{LeafMutex, Rank};
 
-/// One group's mark, and the children to visit. `C` is the handle that a parent keeps for a child.
+/// One group's mark, and the children to visit. `C` is a parent's handle for a child.
 #[derive(Debug)]
 pub struct SubtreeMarks<C> {
     /// The mark of this group.
@@ -64,7 +64,7 @@ impl<C> SubtreeMarks<C> {
         self.here.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the group or any below it is marked. Takes no lock.
+    /// Returns whether the group or any descendant is marked. Takes no lock.
     pub fn is_any_marked(&self) -> bool {
         self.is_marked() || self.nr_children() > 0
     }
@@ -88,7 +88,7 @@ impl<C> SubtreeMarks<C> {
         self.nr_children.store(below.children.len() as u32, Ordering::Relaxed);
     }
 
-    /// Returns the next child after the serial that has a mark in its subtree.
+    /// Returns the next child after the serial `after` with a mark in its subtree.
     pub fn next_child(&self, after: u64) -> Option<C>
     where
         C: Clone,
@@ -98,12 +98,12 @@ impl<C> SubtreeMarks<C> {
     }
 }
 
-/// Marks the first group of `chain`, which leads to the root, after something was added to it. A
+/// Marks the first group of `chain`, a path to the root, after something was added to the group. A
 /// walk must be able to find the addition already.
 pub fn note_present<'a, C: 'a>(mut chain: impl Iterator<Item = PathNode<'a, C>>) {
     let Some(first) = chain.next() else { return };
-    // Release: pairs with the Acquire in `note_absent`. Unconditional, so that of a thread that
-    // adds and one that clears, the later sees what the earlier did before.
+    // Release: pairs with the Acquire in `note_absent`. Unconditional, so of an adding and a
+    // clearing thread, the later to write the mark sees the earlier one's preceding writes.
     if !first.subtree_marks.here.swap(true, Ordering::Release) {
         link_up(first, chain);
     }
@@ -114,7 +114,8 @@ fn link_up<'a, C: 'a>(first: PathNode<'a, C>, chain: impl Iterator<Item = PathNo
     for parent in chain {
         {
             let mut below = at.subtree_marks.below.lock();
-            // Relaxed: we see our own mark; any other mark is linked up by the thread that set it.
+            // Relaxed: this thread sees its own mark; any other mark is linked up by the thread
+            // setting it.
             let anything = at.subtree_marks.here.load(Ordering::Relaxed) || !below.children.is_empty();
             if below.linked || below.dead || !anything {
                 return;
@@ -126,9 +127,9 @@ fn link_up<'a, C: 'a>(first: PathNode<'a, C>, chain: impl Iterator<Item = PathNo
     }
 }
 
-/// Clears the mark of the first group of `chain`, in which nothing was found. Then `still` checks
-/// again; if it returns `true`, the mark is set again. `LOOK_AGAIN` is off only in the model that
-/// shows why it is needed.
+/// Clears the mark of the first group of `chain` after a walk found it empty. Then `still` checks
+/// again; if it returns `true`, the mark is set again. `LOOK_AGAIN` is off only in the model
+/// showing why it is needed.
 pub fn note_absent<'a, const LOOK_AGAIN: bool, C: 'a>(
     mut chain: impl Iterator<Item = PathNode<'a, C>>,
     still: impl FnOnce() -> bool,
@@ -146,8 +147,8 @@ pub fn note_absent<'a, const LOOK_AGAIN: bool, C: 'a>(
     unlink_up(first, chain, false);
 }
 
-/// Removes the first group of `chain`, which was removed, from its parent's set, and marks the
-/// parent, which has taken over its memory.
+/// Takes the first group of `chain`, a removed group, out of its parent's set for good. Does not
+/// mark the parent.
 pub fn note_removed<'a, C: 'a>(mut chain: impl Iterator<Item = PathNode<'a, C>>) {
     let Some(first) = chain.next() else { return };
     unlink_up(first, chain, true);
@@ -160,8 +161,8 @@ fn unlink_up<'a, C: 'a>(first: PathNode<'a, C>, chain: impl Iterator<Item = Path
         {
             let mut below = at.subtree_marks.below.lock();
             below.dead |= dead;
-            // Relaxed: a thread that set the mark and has not linked it up yet waits for this lock
-            // and links it up then.
+            // Relaxed: a thread with a mark set but not yet linked up waits for this lock and links
+            // it up then.
             let anything = at.subtree_marks.here.load(Ordering::Relaxed) || !below.children.is_empty();
             if !below.linked || (anything && !dead) {
                 return;
@@ -178,7 +179,7 @@ fn unlink_up<'a, C: 'a>(first: PathNode<'a, C>, chain: impl Iterator<Item = Path
 mod tests {
     use super::*;
 
-    /// A root with two children, the first of which has a child.
+    /// A root with two children; the first child has a child.
     struct Family([SubtreeMarks<u64>; 4]);
 
     const ABOVE: [Option<usize>; 4] = [None, Some(0), Some(0), Some(1)];

@@ -1,11 +1,10 @@
-//! This thread's stock: created by the first charge that needs one, drained when the thread ends.
+//! This thread's stock: created by the first charge needing one, drained when the thread ends.
 
 use crate::group::{LEDGER, update_stale_excess};
 use crate::stock::ThreadStock;
 
 thread_local! {
-    /// This thread's stock. Has no destructor, so that the fast path need not check whether it has
-    /// run.
+    /// This thread's stock. Has no destructor, so the fast path need not check whether it has run.
     pub(crate) static THREAD_STOCK: ThreadStock<'static> = const { ThreadStock::new() };
     /// Returns the stock when the thread ends.
     static AT_EXIT: AtExit = const { AtExit };

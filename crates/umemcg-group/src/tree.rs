@@ -23,7 +23,7 @@ const NAME_BYTES_MAX: usize = 255;
 /// Why a group was not created.
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {
-    /// The parent has a child of that name.
+    /// The parent has a child of this name.
     #[error("a group of that name exists")]
     Exists,
     /// The parent has been removed.
@@ -40,8 +40,7 @@ pub enum CreateError {
 /// Why a group was not removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RemoveError {
-    /// The group has children, which have to be removed first. A child counts until its removal is
-    /// complete.
+    /// The group has children; remove them first. A child counts until its removal is complete.
     #[error("the group has children")]
     HasChildren,
     /// The root cannot be removed.
@@ -55,7 +54,7 @@ pub enum RemoveError {
 /// Why a group was not renamed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RenameError {
-    /// The parent has another child of that name.
+    /// The parent has another child of this name.
     #[error("a group of that name exists")]
     Exists,
     /// See [`CreateError::BadName`].
@@ -104,7 +103,7 @@ impl GroupTree {
             return Err(CreateError::BadName);
         }
         let name: Arc<OsStr> = Arc::from(name);
-        // This first check avoids a charge for a name that exists; the decisive one is below.
+        // This first check avoids a charge for an existing name; the decisive one is below.
         if parent.is_dead() {
             return Err(CreateError::ParentGone);
         }
@@ -131,7 +130,7 @@ impl GroupTree {
         Ok(group)
     }
 
-    /// Removes a group that has no children. Its charges stay and belong to the parent from now on.
+    /// Removes a group without children. Its charges stay and belong to the parent from now on.
     /// `handover` is called with the removed group and the parent, with no lock held, and moves the
     /// lists of the layers above.
     ///
@@ -156,12 +155,12 @@ impl GroupTree {
             siblings.by_id.remove(&group.id());
             siblings.by_name.remove(&*group.name());
             siblings.nr_leaving += 1;
-            // Under the group's own lock, so that no group is created below it any more.
+            // Under the group's own lock, so no group is created below it any more.
             group.mark_dead();
         }
-        // The lists first: a thread that finds a dead list resolves the owner again until it leads
-        // to the parent, which has everything by then. In the other order, a thread would search
-        // the parent's list for an object that is still on the dying one.
+        // The lists first: a thread finding a dead list resolves the owner again until it leads to
+        // the parent, and by then the parent has everything. In the other order, a thread would
+        // search the parent's list for an object still on the dying one.
         handover(group, parent);
         retire(group);
         parent.children.lock().nr_leaving -= 1;
@@ -231,7 +230,7 @@ impl Drop for GroupTree {
 fn retire(group: &Arc<Group>) {
     group.withdraw_excess();
     group.unpublish();
-    // Pending changes are applied to this group, whose statistics move afterwards.
+    // Pending changes are applied to this group; its statistics move afterward.
     LEDGER.purge::<true>(group.owner().into_raw(), &|pending| apply_to_group(group, pending));
     update_stale_excess();
     for item in StatItem::ALL {

@@ -13,17 +13,17 @@ use crate::families::{FAMILIES, Reading, SERIES_PER_GROUP, resident_bound};
 use crate::labels;
 use crate::stores::{self, StoreFigures};
 
-/// The prefix of all names that are not those of processes.
+/// The name prefix of all metrics except `process_*`.
 const PREFIX: &str = "umemcg";
-/// Longest label of a group that has series of its own, in bytes: it comes with each of them.
+/// Longest label of a group with series of its own, in bytes. Each series repeats the label.
 const LABEL_BYTES_MAX: usize = 1024;
-/// Bytes that a series takes beside its label, at most.
+/// Upper bound on the bytes of a series beside its label.
 const SERIES_BYTES: usize = 96;
-/// Bytes of text for the groups of one tenant, which are those below one group of the root.
+/// Upper bound on the text of one tenant: a child of the root and all groups below it.
 const TENANT_BYTES_MAX: usize = 32 << 20;
 
-/// How far below the root groups have series of their own. The figures of a group include those of
-/// the groups below it.
+/// The depth below the root down to which groups have series of their own. The figures of a group
+/// include its descendants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupDepth(pub usize);
 
@@ -39,17 +39,17 @@ impl Default for GroupDepth {
 pub struct VolumeFigures {
     /// Its name.
     pub name: String,
-    /// Where its data is: a word such as `directory` or `tmpfs`.
+    /// The kind of its data, a word such as `directory` or `tmpfs`.
     pub kind: &'static str,
     /// Files and directories open on it.
     pub nr_open: u64,
     /// Bytes of data, where they are counted.
     pub used_bytes: Option<u64>,
-    /// What its store has been asked, if it is one of objects.
+    /// Figures of its object store; none for other kinds of volume.
     pub store: Option<StoreFigures>,
 }
 
-/// What is shown beside the groups. Called once for each scrape.
+/// The source of the figures beside those of the groups. Called once for each scrape.
 pub trait Surroundings: Send + Sync + fmt::Debug + 'static {
     /// Returns the volumes.
     fn volumes(&self) -> Vec<VolumeFigures>;
@@ -58,8 +58,8 @@ pub trait Surroundings: Send + Sync + fmt::Debug + 'static {
 }
 
 /// Returns the figures of all groups of an engine down to a depth, of the volumes, and of this
-/// process, as text. Groups to which nothing is charged, here or below, are only counted.
-/// Takes some microseconds of processor time for each group, and no lock that charges wait for.
+/// process, as text. Groups to which nothing is charged, here or below, are only counted. Takes
+/// some microseconds of processor time for each group. Takes no lock of the charge path.
 pub fn exposition(engine: &Arc<Engine>, depth: GroupDepth, surroundings: &Arc<dyn Surroundings>) -> String {
     let mut registry = Registry::default();
     let (groups, surroundings) = (GroupRows::collect(engine, depth), Arc::clone(surroundings));
@@ -73,13 +73,13 @@ pub fn exposition(engine: &Arc<Engine>, depth: GroupDepth, surroundings: &Arc<dy
 /// The figures of the groups, group by group; the format wants them metric by metric.
 #[derive(Debug, Default)]
 struct GroupRows {
-    /// The values of the label, and as many figures as there are series.
+    /// The label value of each group, with one figure for each series.
     rows: Vec<(String, Vec<f64>)>,
     nr_idle: u64,
     nr_deeper: u64,
-    /// What the tenant whose groups are being collected may add to the text, in bytes.
+    /// Bytes of text left to the tenant being collected.
     left_bytes: usize,
-    /// What the process may be at most for what is charged, in bytes.
+    /// Upper bound on the resident memory of the process, in bytes.
     resident_bound: f64,
 }
 
@@ -128,7 +128,7 @@ impl Collector for Scrape {
         self.encode_groups(&mut encoder)?;
         self.encode_volumes(&mut encoder)?;
         let version = labels::escaped(self.surroundings.version());
-        // No info, which the older text format, and so promtool, does not know.
+        // Not the info type: the older text format, and so promtool, does not know it.
         let mut info =
             encoder.encode_descriptor("umemcg_build_info", "The program", None, MetricType::Gauge)?;
         info.encode_family(&[("version", &*version)])?.encode_gauge(&1_u64)?;

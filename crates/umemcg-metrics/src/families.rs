@@ -1,7 +1,7 @@
-//! The metrics of a group: name, unit and kind of each, and how it is read.
+//! The metrics of a group: the name, unit, kind and read function of each.
 //!
-//! Suffixes and types are those of cAdvisor's `container_*` metrics where it has the figure, so
-//! that queries carry over. All figures include the groups below.
+//! Where cAdvisor has the same figure, suffix and type follow its `container_*` metric, so queries
+//! carry over. All figures include the groups below.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use umemcg::{EventKind, GroupSnapshot, StatItem, UNLIMITED};
 
 use StatItem::*;
 
-/// What a group's figures are read from.
+/// The source of a group's figures.
 pub(crate) struct Reading<'a> {
     snapshot: &'a GroupSnapshot<'a>,
     pressure: Pressure,
@@ -33,7 +33,7 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// What becomes of a figure.
+/// The type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Gauge,
@@ -57,7 +57,7 @@ impl Kind {
     }
 }
 
-/// One series of a family: the label that tells it from the others, if there are others.
+/// One series of a family, with the label that distinguishes it; none if it is the only one.
 pub(crate) struct Series {
     pub(crate) label: Option<(&'static str, &'static str)>,
     pub(crate) read: fn(&Reading<'_>) -> f64,
@@ -65,9 +65,9 @@ pub(crate) struct Series {
 
 /// A metric.
 pub(crate) struct Family {
-    /// Without prefix, unit and `_total`, which the encoder adds.
+    /// Without prefix, unit and `_total`: the encoder adds these.
     pub(crate) name: &'static str,
-    /// Without a full stop, which the encoder adds.
+    /// Without a full stop: the encoder adds it.
     pub(crate) help: &'static str,
     pub(crate) unit: Option<Unit>,
     pub(crate) kind: Kind,
@@ -86,7 +86,7 @@ const fn labelled(key: &'static str, value: &'static str, read: fn(&Reading<'_>)
 const PAGES: &[StatItem] = &[InactiveFile, ActiveFile, InactiveAnon, ActiveAnon, Unevictable, FileKernel];
 const METADATA: &[StatItem] = &[SlabReclaimable, SlabUnreclaimable, IndexNodes, GroupState];
 
-/// No limit is infinite, so that a ratio to it is zero.
+/// "No limit" is infinity, so a ratio of usage to it is zero.
 fn limit(bytes: u64) -> f64 {
     if bytes == UNLIMITED { f64::INFINITY } else { bytes as f64 }
 }
@@ -250,17 +250,16 @@ pub(crate) const FAMILIES: &[Family] = &[
     ),
 ];
 
-/// Resident memory beside what is charged, in bytes: the program, its threads, and frames that were
-/// freed a moment ago.
+/// Resident memory not charged, in bytes: the program, its threads, and recently freed frames.
 const RESIDENT_FIXED_BYTES: f64 = (64 << 20) as f64;
 /// Resident bytes for each charged byte of pages and of embedding programs.
 const RESIDENT_OF_PAGES: f64 = 1.03;
-/// Resident bytes for each charged byte of names, indexes and objects: what the allocator adds.
+/// Resident bytes for each charged byte of names, indexes and objects, with the allocator's
+/// overhead.
 const RESIDENT_OF_METADATA: f64 = 1.2;
 
-/// Returns the most that the resident memory of the process should be for what is charged to all of
-/// it, in bytes. Pages that the kernel keeps are not the process's. `umemcg-bench footprint` shows
-/// that it holds.
+/// Returns the upper bound on the resident memory of the process, in bytes, given the charges of
+/// the root. Excludes pages in the kernel's page cache. `umemcg-bench footprint` checks the bound.
 pub(crate) fn resident_bound(root: &Reading<'_>) -> f64 {
     let metadata = root.sum(METADATA);
     let usage = root.snapshot.usage_bytes as f64;
@@ -268,7 +267,7 @@ pub(crate) fn resident_bound(root: &Reading<'_>) -> f64 {
     RESIDENT_FIXED_BYTES + RESIDENT_OF_PAGES * pages + RESIDENT_OF_METADATA * metadata
 }
 
-/// Series that a group has.
+/// The number of series of a group.
 pub const SERIES_PER_GROUP: usize = {
     let (mut nr, mut at) = (0, 0);
     while at < FAMILIES.len() {

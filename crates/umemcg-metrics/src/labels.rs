@@ -1,12 +1,12 @@
-//! Values of labels: names that tenants choose, made safe for the text format.
+//! Label values: names chosen by tenants, escaped for the text format.
 
 use std::borrow::Cow;
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Returns a path as the value of a label. Bytes that are not UTF-8 are shown as `\xNN`, so that
-/// two paths never have the same label.
+/// Returns a path as the value of a label. Bytes outside UTF-8 are shown as `\xNN`, so two paths
+/// never have the same label.
 pub(crate) fn of_path(path: &Path) -> String {
     let mut value = String::with_capacity(path.as_os_str().len());
     for chunk in path.as_os_str().as_bytes().utf8_chunks() {
@@ -20,7 +20,7 @@ pub(crate) fn of_path(path: &Path) -> String {
 }
 
 /// Returns text as the value of a label: backslash, quotation mark and line feed are escaped, as
-/// the format asks for.
+/// the format requires.
 pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
     if !text.contains(['\\', '"', '\n']) {
         return text.into();

@@ -1,11 +1,12 @@
 //! The figures of umemcg in the [OpenMetrics](https://openmetrics.io/) text format, and a server
-//! that Prometheus scrapes.
+//! for Prometheus to scrape.
 //!
-//! - [`exposition`] makes the text: at most 25 series for each group, and those of the daemon.
-//! - [`MetricsListener`] serves it over HTTP, at a TCP address or a Unix socket, and in the older
-//!   text format of Prometheus to clients that do not ask for OpenMetrics.
+//! - [`exposition`] renders the text: at most 25 series for each group, and the series of the
+//!   daemon.
+//! - [`MetricsListener`] serves it over HTTP, at a TCP address or a Unix socket, and falls back to
+//!   the older text format of Prometheus for clients without OpenMetrics support.
 //!
-//! A scrape takes no lock that charges or requests wait for.
+//! A scrape takes no lock of the charge path or the request path.
 
 #![forbid(unsafe_code)]
 

@@ -1,11 +1,11 @@
-//! The older text format of Prometheus, for clients that do not ask for OpenMetrics: `promtool`,
-//! and people.
+//! The older text format of Prometheus, for clients without OpenMetrics support: `promtool`, and
+//! people.
 
 /// The media type of the older format.
 pub(crate) const PLAIN_CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Returns a text in the OpenMetrics format in the older one: a counter has its whole name, and
-/// units and the end are not told.
+/// Converts OpenMetrics text into the older format. `# HELP` and `# TYPE` lines give a counter its
+/// full name; `# UNIT` and `# EOF` lines are left out.
 pub(crate) fn plain_text(open_metrics: &str) -> String {
     let mut plain = String::with_capacity(open_metrics.len());
     let mut help = None;

@@ -1,4 +1,4 @@
-//! The figures of this process, under the names that all Prometheus exporters use.
+//! The figures of this process, under the standard `process_*` names of Prometheus exporters.
 
 use std::fmt;
 use std::fs;
@@ -8,14 +8,14 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 use rustix::process::{Resource, getrlimit};
 
-/// What `/proc/self/stat` says, in its order after the name of the program (`proc(5)`).
+/// Positions of fields of `/proc/self/stat`, counted after the program name (`proc(5)`).
 const USER_TICKS: usize = 11;
 const SYSTEM_TICKS: usize = 12;
 const NR_THREADS: usize = 17;
 const START_TICKS: usize = 19;
 const RESIDENT_PAGES: usize = 21;
 
-/// Figures of a process. What cannot be read is left out.
+/// Figures of a process. A figure that cannot be read is `None`.
 #[derive(Debug, Default, PartialEq)]
 struct ProcessFigures {
     cpu_seconds: Option<f64>,
@@ -28,7 +28,7 @@ struct ProcessFigures {
 
 impl ProcessFigures {
     fn parse(stat: &str, ticks_per_second: f64, page_size: u64, boot_seconds: Option<f64>) -> Self {
-        // The name may contain anything, also parentheses.
+        // The name may contain any byte, also parentheses.
         let after_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
         let fields: Vec<&str> = after_name.split_ascii_whitespace().collect();
         let number = |at: usize| fields.get(at)?.parse::<u64>().ok();

@@ -1,8 +1,7 @@
-//! The server that Prometheus asks: HTTP/1.1, `GET /metrics`, on a thread of its own.
+//! The HTTP/1.1 server for Prometheus: `GET /metrics`, on a thread of its own.
 //!
 //! At most [`CLIENTS_MAX`] clients are served at a time; more wait to be accepted. One scrape is
-//! made at a time. At most [`TEXTS_MAX`] texts of each format are kept for clients that have not
-//! taken them.
+//! rendered at a time. At most [`TEXTS_MAX`] texts of each format are kept for slow clients.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -30,37 +29,37 @@ use umemcg_base::clock::Worker;
 
 use crate::plain_text::{PLAIN_CONTENT_TYPE, plain_text};
 
-/// The media type of what is rendered.
+/// The media type of the rendered text.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Most clients at a time.
 pub const CLIENTS_MAX: usize = 16;
-/// The time after which a client is asked to connect again. One that does not take its text keeps
-/// it no longer than that, and [`LAST_ANSWER_TIME`].
+/// The age at which a connection gets a graceful shutdown. A client that does not read its text
+/// holds it for at most this time plus [`LAST_ANSWER_TIME`].
 pub const CLIENT_TIME: Duration = Duration::from_secs(30);
-/// The longest time that a client may take for the headers of a request.
+/// The longest time for a client to send the headers of a request.
 const HEADER_TIME: Duration = Duration::from_secs(10);
-/// The longest time that it may take for its last answer then.
+/// The longest time for a client to read its last response after [`CLIENT_TIME`].
 const LAST_ANSWER_TIME: Duration = Duration::from_secs(30);
-/// Most texts of one format that clients have not taken yet.
+/// Most texts of one format kept for clients that have not read them yet.
 pub const TEXTS_MAX: usize = 2;
-/// So old may a text be that another client gets when no further one may be made.
+/// The greatest age of a text shared with another client when no new text may be rendered.
 const SHARED_FOR: Duration = Duration::from_secs(5);
-/// So long a client waits for others to take theirs: the time that Prometheus gives a scrape,
-/// unless it is told another.
+/// The longest wait of a client for other clients to read their texts: the default scrape timeout
+/// of Prometheus.
 const PLACE_TIME: Duration = Duration::from_secs(10);
-/// The pause after a connection that could not be accepted, and between two looks for a text.
+/// The pause after a failed `accept`, and between two attempts to get a text.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
-/// Where metrics are served.
+/// The address of a metrics server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MetricsAddress {
     /// At a TCP address.
     Tcp(SocketAddr),
-    /// At a Unix socket, which only its owner may open.
+    /// At a Unix socket that only its owner may open.
     Unix(PathBuf),
 }
 
-/// An address that is none.
+/// An address in neither format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is neither an address such as 127.0.0.1:9470 or [::1]:9470 nor unix:PATH")]
 pub struct WrongAddress(String);
@@ -87,10 +86,10 @@ impl fmt::Display for MetricsAddress {
     }
 }
 
-/// Makes the text of a scrape.
+/// Renders the text of a scrape.
 type Render = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// The text of a scrape, as long as there are clients that have not taken it.
+/// The text of a scrape; dropped once every client has read it.
 #[derive(Debug)]
 struct ScrapeText {
     text: String,
@@ -98,7 +97,7 @@ struct ScrapeText {
     _place: OwnedSemaphorePermit,
 }
 
-/// The part that one client has in it.
+/// One client's reference to the text.
 struct SharedText(Arc<ScrapeText>);
 
 impl AsRef<[u8]> for SharedText {
@@ -107,10 +106,10 @@ impl AsRef<[u8]> for SharedText {
     }
 }
 
-/// Makes the texts of scrapes, a bounded number of them.
+/// Renders the texts of scrapes, a bounded number at a time.
 struct Scrapes {
     render: Render,
-    /// Of each format: a client of one need not wait for those of the other.
+    /// Places for texts, by format: clients of one format do not wait for clients of the other.
     places: [Arc<Semaphore>; 2],
     /// The newest text of each format. A leaf lock.
     newest: LeafMutex<[Weak<ScrapeText>; 2]>,
@@ -122,11 +121,11 @@ impl Scrapes {
         Self { render, places, newest: LeafMutex::default() }
     }
 
-    /// Returns a text: a new one, or the newest where clients have not taken those that there are.
-    /// Where that one is too old, waits until one is taken.
+    /// Returns a new text. When all [`TEXTS_MAX`] are still being read, returns the newest instead,
+    /// or, if that is too old, waits for a free place.
     ///
     /// # Errors
-    /// `TimedOut` when none is taken in time; `Other` when rendering panics.
+    /// `TimedOut` when no place becomes free in time; `Other` when rendering panics.
     async fn text(&self, is_open_metrics: bool) -> io::Result<Bytes> {
         let format = usize::from(is_open_metrics);
         let until = Instant::now() + PLACE_TIME;
@@ -144,7 +143,7 @@ impl Scrapes {
             tokio::time::sleep(AGAIN_AFTER).await;
         };
         let render = Arc::clone(&self.render);
-        // With its place, which it keeps if its client goes.
+        // The task owns the place, even if its client disconnects.
         let made = tokio::task::spawn_blocking(move || {
             let text = if is_open_metrics { render() } else { plain_text(&render()) };
             ScrapeText { text, made_at: Instant::now(), _place: place }
@@ -155,7 +154,7 @@ impl Scrapes {
     }
 }
 
-/// A socket that listens, and that is not served yet.
+/// A listening socket, not served yet.
 #[derive(Debug)]
 pub struct MetricsListener {
     listener: Listener,
@@ -185,8 +184,8 @@ impl MetricsListener {
     /// Listens at an address.
     ///
     /// # Errors
-    /// The system's, such as `AddrInUse`: also for a path at which there is anything but a socket
-    /// that no process serves.
+    /// The system's, such as `AddrInUse`: also for a path that exists, except a socket without a
+    /// listener.
     pub fn bind(address: &MetricsAddress) -> io::Result<Self> {
         match address {
             MetricsAddress::Tcp(address) => {
@@ -207,12 +206,12 @@ impl MetricsListener {
         }
     }
 
-    /// Returns the address that it listens at, with the port that was chosen for port 0.
+    /// Returns the listening address, with the actual port if port 0 was asked for.
     pub fn address(&self) -> &MetricsAddress {
         &self.address
     }
 
-    /// Serves what `render` returns, on a thread of its own.
+    /// Serves the text returned by `render`, on a thread of its own.
     ///
     /// # Errors
     /// When the system refuses a thread or a descriptor.
@@ -231,14 +230,14 @@ impl MetricsListener {
                 }
             });
             runtime.block_on(ends.notified());
-            // A scrape that is being made is not waited for.
+            // Do not wait for a scrape in progress.
             runtime.shutdown_background();
         })?;
         Ok(MetricsServer { end, worker: Some(worker), address: self.address, _file: self.file })
     }
 }
 
-/// A server of metrics. Dropping it ends it, and removes its socket.
+/// A running metrics server. Dropping it stops the server and removes its socket.
 #[derive(Debug)]
 pub struct MetricsServer {
     end: Arc<Notify>,
@@ -248,7 +247,7 @@ pub struct MetricsServer {
 }
 
 impl MetricsServer {
-    /// Returns the address that it serves at.
+    /// Returns the listening address.
     pub fn address(&self) -> &MetricsAddress {
         &self.address
     }
@@ -261,7 +260,7 @@ impl Drop for MetricsServer {
     }
 }
 
-/// Binds a socket that only its owner may open; replaces one that no process serves.
+/// Binds a socket that only its owner may open. Replaces a socket without a listener.
 fn bind_unix(path: &std::path::Path) -> io::Result<UnixListener> {
     if let Ok(metadata) = std::fs::symlink_metadata(path) {
         if !metadata.file_type().is_socket() || UnixStream::connect(path).is_ok() {
@@ -305,14 +304,15 @@ async fn serve(listener: Listener, render: Render) -> io::Result<()> {
             }
         };
         if let Err(error) = accepted {
-            // Too many descriptors, or the client has gone.
+            // Too many descriptors are open, or the client has gone.
             tracing::debug!(%error, "cannot accept a client of the metrics");
             tokio::time::sleep(AGAIN_AFTER).await;
         }
     }
 }
 
-/// Serves a client until it goes, or goes wrong. After [`CLIENT_TIME`] it may end its request.
+/// Serves a client until it disconnects or fails. After [`CLIENT_TIME`], the client may finish the
+/// request in progress.
 async fn stay<S>(stream: S, scrapes: Arc<Scrapes>, _client: OwnedSemaphorePermit)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,

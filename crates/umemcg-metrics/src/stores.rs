@@ -1,4 +1,4 @@
-//! The figures of stores of objects.
+//! The figures of object stores.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,28 +9,28 @@ use prometheus_client::registry::Unit;
 
 use crate::traffic::{self, TrafficFigures, WorkFigures};
 
-/// What the store of a volume has been asked so far.
+/// Figures of the requests of a volume to its store.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoreFigures {
     /// The number of requests on the wire of each kind, by the method's name in small letters.
     pub requests: Vec<(&'static str, u64)>,
-    /// Bytes of objects that came.
+    /// Bytes of objects received.
     pub read_bytes: u64,
-    /// Bytes of objects that the store took.
+    /// Bytes of objects that the store has accepted.
     pub written_bytes: u64,
-    /// Requests that the store refused or did not answer; most are sent again.
+    /// Requests refused or not answered by the store; most are retried.
     pub refusals: u64,
-    /// Those of them to which the store said that requests come too fast.
+    /// Requests that the store throttled, among the refusals.
     pub throttles: u64,
-    /// How long requests waited so that they would not, together.
+    /// Total time that requests were delayed to avoid throttling.
     pub throttled: Duration,
-    /// Operations that failed in the end.
+    /// Operations that failed after all retries.
     pub failures: u64,
-    /// The store answered last as one that works does.
+    /// The last response of the store was not a failure.
     pub is_well: bool,
-    /// What all volumes of the store ask it, if that is counted.
+    /// Requests of all volumes of the store, if they are counted.
     pub traffic: Option<TrafficFigures>,
-    /// What waits for the store, and what goes on there.
+    /// Reads and uploads waiting or in progress.
     pub work: WorkFigures,
 }
 

@@ -1,5 +1,5 @@
-//! What stores take to answer, and what waits for them: of each store once, however many volumes it
-//! has.
+//! Response times of stores, and the requests waiting for them. Each store is shown once, however
+//! many volumes it has.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,47 +10,48 @@ use prometheus_client::registry::Unit;
 
 use crate::labels;
 
-/// What the volumes of one store ask it together.
+/// Requests of all volumes of one store.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TrafficFigures {
     /// The bucket and its server.
     pub store: String,
-    /// Requests that wait for their turn.
+    /// Requests delayed by throttling.
     pub nr_waiting: u64,
-    /// Requests that the store has not answered.
+    /// Requests sent and not answered yet.
     pub nr_under_way: u64,
-    /// How long answers took.
+    /// Response times, by kind of request.
     pub durations: Vec<RequestDurations>,
 }
 
-/// What waits for a store, and what goes on there.
+/// Reads and uploads of a store, waiting or in progress.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WorkFigures {
-    /// Reads of all volumes of the store that are begun.
+    /// Reads in progress, of all volumes of the store.
     pub nr_reads_begun: u64,
-    /// Reads of all volumes of the store that wait to be begun.
+    /// Reads waiting to begin, of all volumes of the store.
     pub nr_reads_waiting: u64,
-    /// Uploads of the volume in the background that are under way.
+    /// Background uploads of the volume in progress.
     pub nr_uploads_running: u64,
-    /// Files of the volume that wait for one.
+    /// Files of the volume waiting for a background upload.
     pub nr_uploads_waiting: u64,
 }
 
-/// How long the answers to requests of one kind took.
+/// The response times of one kind of request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RequestDurations {
     /// The kind, in small letters.
     pub kind: &'static str,
-    /// Upper bounds in seconds, and how many took no longer, but longer than the bound before.
+    /// Buckets: the upper bound in seconds, and the number of responses within it but above the
+    /// bound before.
     pub nr_within: Vec<(f64, u64)>,
-    /// How many took longer than all of these.
+    /// The number of responses above all bounds.
     pub nr_longer: u64,
-    /// What they took together, in seconds.
+    /// The sum of the response times, in seconds.
     pub sum_seconds: f64,
 }
 
-/// Encodes the traffic of stores. Of two with one name the first is shown, since they are the same,
-/// with the uploads of both.
+/// Encodes the traffic of stores. Entries of one name are the same store: the first is shown, with
+/// the uploads of all.
 pub(crate) fn encode<'a>(
     encoder: &mut DescriptorEncoder<'_>,
     traffic: impl Iterator<Item = (&'a TrafficFigures, WorkFigures)>,
@@ -100,7 +101,7 @@ pub(crate) fn encode<'a>(
 
 type Gauge = fn(&TrafficFigures, &WorkFigures) -> u64;
 
-/// One series each for a store: name, help, and the figure.
+/// Gauges with one series for each store: name, help text, and the figure.
 const GAUGES: [(&str, &str, Gauge); 6] = [
     ("umemcg_store_requests_waiting", "Requests that wait because a store throttles", |store, _| {
         store.nr_waiting

@@ -1,7 +1,7 @@
-//! What the library cannot say in a request is put into it on its way to the network, and the
-//! request is signed again: conditions of a copy and of the end of an upload in parts, keys that
-//! end with a slash, as those of directories do, lists of uploads, and deletions in place of
-//! Azure's batches, whose body has the key.
+//! Amends requests on their way to the network where `object_store` lacks a feature, and signs them
+//! again. The amendments: preconditions of a copy and of completing a multipart upload, keys ending
+//! with a slash (directories), lists of multipart uploads, and single deletions in place of Azure's
+//! batches, whose body has the key.
 
 use std::sync::{Arc, OnceLock};
 
@@ -13,42 +13,42 @@ use object_store::azure::{AzureAuthorizer, AzureCredential, AzureCredentialProvi
 use object_store::client::{HttpError, HttpErrorKind, HttpRequest};
 
 tokio::task_local! {
-    /// For the requests that this task makes.
+    /// The amendment for requests made by this task.
     pub(crate) static AMENDMENT: Amendment;
 }
 
-/// What is put into a request.
+/// The changes to make to a request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Amendment {
-    /// Follows the key.
+    /// Text appended to the key.
     pub(crate) after_key: &'static str,
-    /// A listing is one of uploads in parts, not of objects.
+    /// The listing is of multipart uploads, not of objects.
     pub(crate) lists_uploads: bool,
-    /// A copy is a deletion of what it would have replaced.
+    /// The copy request stands for a deletion of its destination.
     pub(crate) is_deletion: bool,
     /// Further headers.
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// What requests are signed with; nothing where they are not signed, and of Google.
+/// The keys for signing requests; unset for unsigned requests and for Google.
 pub(crate) type Signer = Arc<OnceLock<Keys>>;
 
 /// The keys of a store.
 #[derive(Debug)]
 pub(crate) enum Keys {
     S3(AwsCredentialProvider),
-    /// With the name of the account.
+    /// With the account name.
     Azure(AzureCredentialProvider, String),
 }
 
 const CONTENT_HASH: &str = "x-amz-content-sha256";
 const SIGNATURE: &str = "AWS4-HMAC-SHA256 Credential=";
-/// Each request to Azure's blobs has it, signed or not.
+/// A header of each request to Azure's blobs, signed or not.
 const AZURE_VERSION: &str = "x-ms-version";
 const AZURE_COPY_SOURCE: &str = "x-ms-copy-source";
 
 impl Keys {
-    /// Returns whether a request is for the store itself: a task may ask for credentials, too.
+    /// Returns whether a request is for the store itself; a task may also request credentials.
     fn are_of(&self, request: &HttpRequest) -> bool {
         match self {
             Self::S3(_) => authorization_of(request).as_deref().and_then(region_of).is_some(),
@@ -62,7 +62,7 @@ impl Keys {
             Self::S3(credentials) => sign(request, credentials).await,
             Self::Azure(credentials, account) => {
                 let credential = credentials.get_credential().await.map_err(unsigned)?;
-                // A shared access signature covers no path, and stays.
+                // A shared access signature does not cover the path, and stays valid.
                 if matches!(*credential, AzureCredential::SASToken(_)) {
                     return Ok(());
                 }
@@ -78,7 +78,7 @@ fn authorization_of(request: &HttpRequest) -> Option<String> {
     value.map(str::to_owned)
 }
 
-/// Changes a request as its task has asked for.
+/// Applies the amendment set by the request's task.
 pub(crate) async fn amend(mut request: HttpRequest, signer: &Signer) -> Result<HttpRequest, HttpError> {
     let Ok(amendment) = AMENDMENT.try_with(Clone::clone) else { return Ok(request) };
     let Amendment { after_key, lists_uploads, is_deletion, headers } = amendment;
@@ -110,7 +110,7 @@ pub(crate) async fn amend(mut request: HttpRequest, signer: &Signer) -> Result<H
     Ok(request)
 }
 
-/// Signs a request again, for the region and over the hash of the body of its old signature.
+/// Signs a request again, with the region and the body hash of its old signature.
 async fn sign(request: &mut HttpRequest, credentials: &AwsCredentialProvider) -> Result<(), HttpError> {
     let old = authorization_of(request);
     let Some(region) = old.as_deref().and_then(region_of) else { return Ok(()) };
@@ -135,7 +135,7 @@ fn bytes_of_hex(text: &str) -> Option<Vec<u8>> {
 }
 
 fn unsigned(error: impl std::error::Error + Send + Sync + 'static) -> HttpError {
-    // Of a kind that is not sent again.
+    // `object_store` does not retry this kind.
     HttpError::new(HttpErrorKind::Unknown, error)
 }
 
@@ -193,7 +193,7 @@ mod tests {
         signer
     }
 
-    /// A copy, as the library asks Azure for it.
+    /// A copy request as `object_store` sends it to Azure.
     fn azure_request(uri: &str, authorization: Option<&str>) -> HttpRequest {
         let mut request = http::Request::put(uri).header(AZURE_VERSION, "2023-11-03");
         request = request.header(AZURE_COPY_SOURCE, "http://host/c/d");

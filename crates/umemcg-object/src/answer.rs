@@ -1,22 +1,22 @@
-//! Recognises the answers of stores. A status of success proves nothing: a login page, a late error
-//! or an empty body may have it. So an answer counts only by the root element of its XML, or, of an
-//! answer without a body, by its headers.
+//! Recognizes responses of stores. A success status alone proves nothing: a login page, a late
+//! error or an empty body may have it. So a response is accepted by the root element of its XML,
+//! or, without a body, by its headers.
 
 use http::HeaderMap;
 use http::header::{ETAG, LAST_MODIFIED};
 use quick_xml::Reader;
 use quick_xml::events::{BytesStart, Event};
 
-/// The parts of a listing, from which it follows whether it goes on.
+/// The elements of a listing page that say whether another page follows.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Continuation {
-    /// Of S3 and Google.
+    /// From S3 and Google.
     is_truncated: Option<String>,
-    /// Where the next part begins; Azure's is empty at the end.
+    /// The continuation token; Azure's is empty at the end.
     token: Option<String>,
 }
 
-/// The outermost elements of listings, each with the element that says where the next part begins.
+/// The root elements of listings, each with its continuation token element.
 const LISTINGS: [(&str, &[u8]); 3] = [
     ("ListBucketResult", b"NextContinuationToken"),
     ("ListMultipartUploadsResult", b"NextKeyMarker"),
@@ -24,7 +24,7 @@ const LISTINGS: [(&str, &[u8]); 3] = [
     ("EnumerationResults", b"NextMarker"),
 ];
 
-/// An answer to a request for a listing that is none.
+/// Why a response to a LIST request is not a complete listing.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum NoListing {
     #[error("the store's answer to a LIST is no listing, but {0}")]
@@ -35,7 +35,7 @@ pub(crate) enum NoListing {
     Contradiction,
 }
 
-/// The answers to requests that change something, where these are not empty.
+/// The root elements of non-empty responses to mutating requests.
 const CHANGES: [&str; 5] = [
     "CopyObjectResult",
     "CopyPartResult",
@@ -44,7 +44,7 @@ const CHANGES: [&str; 5] = [
     "DeleteResult",
 ];
 
-/// Returns whether an answer is one that a store gives to a request that changes something.
+/// Returns whether a body is a store's response to a mutating request.
 pub(crate) fn is_of_change(body: &[u8]) -> bool {
     let mut reader = Reader::from_reader(body);
     loop {
@@ -58,19 +58,19 @@ pub(crate) fn is_of_change(body: &[u8]) -> bool {
     }
 }
 
-/// Returns whether an answer of success to a HEAD is about an object: one has a version or a time,
-/// a page of a gateway has neither.
+/// Returns whether a successful HEAD response describes an object: an object has an ETag or a
+/// modification time, a gateway's page has neither.
 pub(crate) fn is_of_object(headers: &HeaderMap) -> bool {
     headers.contains_key(LAST_MODIFIED) || headers.contains_key(ETAG)
 }
 
-/// Returns the outermost element's name, without a prefix.
+/// Returns the element's name without a namespace prefix.
 fn name_of(start: &BytesStart<'_>) -> String {
     String::from_utf8_lossy(start.local_name().as_ref()).chars().take(40).collect()
 }
 
-/// Checks that an answer is a whole listing, of objects or of uploads in parts, and says whether it
-/// goes on.
+/// Checks that a body is a complete listing page, of objects or of multipart uploads, and says
+/// whether another page follows.
 ///
 /// # Errors
 /// [`NoListing`].
@@ -95,7 +95,7 @@ pub(crate) fn check_listing(body: &[u8]) -> Result<(), NoListing> {
             }
             Ok(Event::Text(part)) => text.push_str(&part.decode().unwrap_or_default()),
             Ok(Event::CData(part)) => text.push_str(&part.decode().unwrap_or_default()),
-            // Which character it is does not matter here.
+            // Any character will do here.
             Ok(Event::GeneralRef(_)) => text.push('&'),
             Ok(Event::End(end)) => {
                 depth -= 1;
@@ -126,8 +126,8 @@ impl Continuation {
         }
     }
 
-    /// One that says that it ends, and where it goes on, is whole: lists of uploads of S3 and Ceph
-    /// say so. fake-gcs-server does not say whether it is truncated.
+    /// A page with both `IsTruncated` false and a token is complete: S3 and Ceph send both in lists
+    /// of uploads. fake-gcs-server omits `IsTruncated`.
     fn check_of_s3(&self) -> Result<(), NoListing> {
         let has_token = self.token.as_ref().is_some_and(|token| !token.is_empty());
         match self.is_truncated.as_deref() {
@@ -138,7 +138,7 @@ impl Continuation {
     }
 }
 
-/// Returns the code of an answer that is an error, whatever its status was.
+/// Returns the code of an error body, whatever the status of the response.
 pub(crate) fn error_code(body: &[u8]) -> Option<String> {
     let mut reader = Reader::from_reader(body);
     let (mut is_error, mut is_in_code, mut code) = (false, false, String::new());
@@ -205,7 +205,7 @@ mod tests {
             ("<IsTruncated>false</IsTruncated>", NoListing::Unfinished),
             ("<IsTruncated>true</IsTruncated></ListBucketResult>", NoListing::Contradiction),
             ("<IsTruncated>maybe</IsTruncated></ListBucketResult>", NoListing::Contradiction),
-            // The library does not go on there.
+            // `object_store` would stop there.
             (
                 "<IsTruncated>true</IsTruncated><NextMarker>t</NextMarker></ListBucketResult>",
                 NoListing::Contradiction,
@@ -260,7 +260,7 @@ mod tests {
     }
 
     proptest! {
-        /// A listing that is cut anywhere is none.
+        /// A listing cut off anywhere is refused.
         #[test]
         fn a_listing_that_is_cut_is_none(at in 0usize..120) {
             let whole = format!("{S3}<IsTruncated>false</IsTruncated></ListBucketResult>");

@@ -1,5 +1,5 @@
-//! What all requests to a bucket share: the store, the prefix of its keys, counts, and how a
-//! failure of the library becomes one of ours.
+//! The state shared by all requests to a bucket: the store, the key prefix, and counters. Also maps
+//! errors of `object_store` to `BucketError`.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -24,47 +24,47 @@ use crate::refusal::Refusal;
 use crate::store::Store;
 use crate::upload_list::UPLOADS;
 
-/// Longest ETag, in bytes; what names are charged for has room for it.
+/// Longest ETag, in bytes; the charge for a name leaves room for it.
 const ETAG_BYTES_MAX: usize = 128;
-/// Longest text of a failure, in bytes.
+/// Longest error text, in bytes.
 const TEXT_BYTES_MAX: usize = 1024;
-/// Addresses at which machines in a cloud get credentials of their own.
+/// Addresses of the metadata services that give cloud machines their credentials.
 const MACHINE_SERVICES: [&str; 3] = ["169.254.169.254", "169.254.170.2", "metadata.google.internal"];
-/// How often an object is looked for while HEAD and LIST contradict each other.
+/// Lookups of an object while HEAD and LIST contradict each other.
 const NR_ROUNDS: u32 = 10;
-/// The first pause between two looks; each is longer by as much.
+/// The first pause between two lookups; each pause is longer by as much.
 const ROUND_PAUSE: Duration = Duration::from_millis(5);
-/// Most empty parts of a listing in a row.
+/// Most empty listing pages in a row.
 const NR_EMPTY_PARTS_MAX: usize = 100;
-/// How long a request for the facts about an object, or for a part of a listing, may take in all:
-/// as long as it is sent again, with the last wait for its turn and for the answer.
+/// Total time limit of a HEAD request or of a listing page: the time of all retries, with the last
+/// wait for a turn and for the response.
 const ANSWER_TIMEOUT: Duration =
     RETRY_TIMEOUT.saturating_add(PATIENCE).saturating_add(Duration::from_secs(30));
-/// How long a part of an object may take to come, however often it is asked for: a store that sends
-/// a byte now and then is never silent for long.
+/// Total time limit for reading a range of an object, all retries together: the silence timeout
+/// does not stop a store sending a byte now and then.
 const READ_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// See the module text.
 pub(crate) struct AskedBucket {
     pub(crate) store: Store,
-    /// Empty, or with a slash at its end.
+    /// Empty, or ends with a slash.
     pub(crate) prefix: String,
     pub(crate) url: String,
     pub(crate) endpoint: Option<String>,
     pub(crate) counts: Arc<RequestCounts>,
     pub(crate) runtime: Handle,
-    /// Length of the parts of an upload, if these are not too many.
+    /// Part length of a multipart upload, unless that makes too many parts.
     pub(crate) part_bytes: u64,
-    /// The store has refused the condition of a deletion. Relaxed: it stands alone.
+    /// The store has refused a conditional deletion. Relaxed: it stands alone.
     pub(crate) has_plain_deletes: AtomicBool,
 }
 
-/// A key, as the library has it.
+/// A key in the form of `object_store`.
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
-    /// Without the slash at its end.
+    /// Without the trailing slash.
     pub(crate) path: Path,
-    /// What stands for that slash in a request.
+    /// The text of that slash in a request.
     pub(crate) last_slash: &'static str,
 }
 
@@ -74,18 +74,18 @@ impl Place {
     }
 }
 
-/// An object that is there.
+/// An existing object.
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
     pub(crate) info: ObjectInfo,
-    /// The store's generation of it.
+    /// The store's generation of the object.
     pub(crate) version: Option<String>,
-    /// With those that are no metadata: how its bytes are to be read.
+    /// All attributes, including the headers that say how to read its bytes.
     pub(crate) attributes: Attributes,
 }
 
 impl AskedBucket {
-    /// Returns a key with the prefix, without a slash at its end.
+    /// Returns a key with the prefix, without a trailing slash.
     pub(crate) fn path(&self, key: &str) -> Result<Path, BucketError> {
         let not_found = |error| BucketError::NotFound(format!("{}: {key:?}: {error}", self.url));
         Path::parse(format!("{}{key}", self.prefix)).map_err(not_found)
@@ -104,7 +104,7 @@ impl AskedBucket {
         Ok(Place { path, last_slash })
     }
 
-    /// Waits for an answer, but not for one that never ends.
+    /// Waits for a response, at most `ANSWER_TIMEOUT`.
     pub(crate) fn in_time<T>(
         &self,
         what: &str,
@@ -114,7 +114,7 @@ impl AskedBucket {
         Ok(self.answer(what, key, answer)?)
     }
 
-    /// As [`in_time`](Self::in_time), with the status of a failure.
+    /// As [`in_time`](Self::in_time), with the HTTP status of a failure.
     pub(crate) fn answer<T>(
         &self,
         what: &str,
@@ -133,7 +133,7 @@ impl AskedBucket {
         }
     }
 
-    /// Returns an object that is there; [`BucketError::NotFound`] if none is.
+    /// Sends a HEAD for an object; [`BucketError::NotFound`] if there is none.
     pub(crate) fn find(&self, key: &str, place: &Place) -> Result<Found, BucketError> {
         let options = GetOptions { head: true, ..GetOptions::default() };
         let answer = self.store.objects.get_opts(&place.path, options);
@@ -141,7 +141,7 @@ impl AskedBucket {
         Ok(found_of(&answer.meta, &answer.attributes))
     }
 
-    /// As [`find`](Self::find); `None` if none is there.
+    /// As [`find`](Self::find); `None` if there is no object.
     pub(crate) fn find_any(&self, key: &str, place: &Place) -> Result<Option<Found>, BucketError> {
         match self.find(key, place) {
             Ok(found) => Ok(Some(found)),
@@ -167,12 +167,13 @@ impl AskedBucket {
         BucketError::Unavailable(format!("HEAD of {key:?} in {}: it is not found, and listed", self.url))
     }
 
-    /// Returns whether a listing has an object; not where nothing stands between.
+    /// Returns whether a listing has an object; `false` for a local directory, which has no gateway
+    /// in between.
     fn is_listed(&self, key: &str, place: &Place) -> Result<bool, BucketError> {
         if self.store.lists.is_none() {
             return Ok(false);
         }
-        // Of all keys that begin with it, it is the first.
+        // The key sorts first among all keys with this prefix.
         let (whole, mut next) = (format!("{}{key}", self.prefix), None);
         for _ in 0..NR_EMPTY_PARTS_MAX {
             let part = self.part(&whole, next.as_deref(), 1);
@@ -195,20 +196,20 @@ impl AskedBucket {
         Err(BucketError::Unavailable(format!("HEAD of {key:?} in {url}: its listing has no end")))
     }
 
-    /// As [`find_any`](Self::find_any); `None` only if no listing has it.
+    /// As [`find_any`](Self::find_any); `None` only if a listing confirms it.
     pub(crate) fn find_for_sure(&self, key: &str, place: &Place) -> Result<Option<Found>, BucketError> {
         for round in 1..=NR_ROUNDS {
             let found = self.find_any(key, place)?;
             if found.is_some() || !self.is_listed(key, place)? {
                 return Ok(found);
             }
-            // Others may make and remove it all the time.
+            // Other programs may create and remove it repeatedly.
             self.runtime.block_on(async { tokio::time::sleep(ROUND_PAUSE * round).await });
         }
         Err(self.found_and_not(key))
     }
 
-    /// As [`changed`](Self::changed), unless the object may be there all the same.
+    /// As [`changed`](Self::changed), unless the object may exist after all.
     pub(crate) fn changed_for_sure(
         &self,
         what: &str,
@@ -219,8 +220,8 @@ impl AskedBucket {
         confirmed.map_or_else(|error| error, |()| self.changed(what, key, found))
     }
 
-    /// Returns a part of a listing, where the next one begins, and the keys that are not in it
-    /// because they are no paths, or because the library leaves them out.
+    /// Returns a listing page, the token of the next page, and the hidden keys: keys unusable as
+    /// paths, and keys left out by `object_store`.
     pub(crate) async fn part(
         &self,
         prefix: &str,
@@ -255,7 +256,7 @@ impl AskedBucket {
         }
     }
 
-    /// Returns the uploads in parts of a key that are not over, of a store that tells.
+    /// Returns the unfinished multipart uploads of a key; none for a store without such lists.
     pub(crate) fn uploads(&self, key: &str, place: &Place) -> Result<Vec<String>, BucketError> {
         let Some(store) = self.store.lists.as_ref().filter(|_| self.store.takes_conditions) else {
             return Ok(Vec::new());
@@ -272,8 +273,8 @@ impl AskedBucket {
         Ok(listed.into_iter().map(|upload| upload.id).collect())
     }
 
-    /// Reads a range of an object into `take`. Bytes that are not what the store has are a failure
-    /// where the range is the whole object and the store tells its sum.
+    /// Reads a range of an object into `take`. A read of the whole object fails on a checksum
+    /// mismatch if the store reports a checksum.
     pub(crate) async fn read(
         &self,
         key: &str,
@@ -302,8 +303,8 @@ impl AskedBucket {
         Err(BucketError::Corrupt(format!("GET of {key:?} in {}: {what}", self.url)))
     }
 
-    /// As [`read`](Self::read); returns how many bytes came and whether they have the sum that the
-    /// store told, or how it sent something else.
+    /// As [`read`](Self::read); returns the number of bytes received and the result of the
+    /// checksum, or a description of an unexpected response.
     async fn read_range(
         &self,
         path: &Path,
@@ -311,10 +312,10 @@ impl AskedBucket {
         range: Range<u64>,
         take: &mut (dyn FnMut(&[u8]) + Send),
     ) -> Result<Result<(u64, Result<(), String>), String>, Error> {
-        // What came is compared below, too.
+        // The ETag of the response is compared below, too.
         let if_match = strong_etag(info).map(str::to_owned);
         let wanted = range.end - range.start;
-        // A part has no sum. Of all of it S3 tells none either if it is asked for as a part.
+        // A range has no checksum. S3 also sends none for a range that covers the whole object.
         let is_whole = wanted == info.size;
         let range = (!is_whole).then_some(GetRange::Bounded(range));
         let options = GetOptions { if_match, range, ..GetOptions::default() };
@@ -327,7 +328,7 @@ impl AskedBucket {
         }
         let mut sum = TOLD_SUM.with(RefCell::take).filter(|_| is_whole).map(RunningSum::new);
         let (mut body, mut len) = (answer.into_stream(), 0);
-        // One that sends more than was asked for may never end.
+        // A store sending more than was requested may never end.
         while len <= wanted
             && let Some(bytes) = body.next().await
         {
@@ -341,7 +342,7 @@ impl AskedBucket {
 
     pub(crate) fn failed(&self, what: &str, key: &str, error: &Error) -> BucketError {
         let cause = chain(error);
-        // Of a listing the library tells no more than the status in the text.
+        // For a listing, `object_store` reports the status only in the error text.
         let says = |status: &str| what == "LIST" && cause.contains(status);
         let advice = advice_on(&self.url, &cause);
         let mut text = format!("{what} of {key:?} in {}: {advice}{cause}", self.url);
@@ -360,8 +361,8 @@ impl AskedBucket {
         error
     }
 
-    /// As [`failed`](Self::failed), of a refusal for a reason that is none, or that cannot be
-    /// known.
+    /// As [`failed`](Self::failed), for a refusal whose stated reason is wrong or cannot be
+    /// checked.
     pub(crate) fn refused(&self, what: &str, key: &str, error: &Error) -> BucketError {
         match self.failed(what, key, error) {
             BucketError::Changed(text) | BucketError::NotFound(text) => {
@@ -372,7 +373,7 @@ impl AskedBucket {
         }
     }
 
-    /// Returns that an object is not what a change expected.
+    /// Returns the error for an object whose version is not the expected one.
     pub(crate) fn changed(&self, what: &str, key: &str, found: Option<&Found>) -> BucketError {
         let is = match found.map(|found| &found.info) {
             None => "it is not there any more".to_owned(),
@@ -384,14 +385,14 @@ impl AskedBucket {
 }
 
 impl Found {
-    /// Returns the mark of the upload that stored it, if it was one of umemcg's.
+    /// Returns the mark of the upload of this object, if umemcg stored it.
     pub(crate) fn mark(&self) -> Option<&str> {
         self.info.metadata.as_deref().and_then(mark_of)
     }
 }
 
-/// Returns what to do where a store's credentials were looked for in vain, at last at the service
-/// that machines in a cloud have for theirs.
+/// Returns advice for missing credentials; `object_store` looks for them last at the metadata
+/// service of the cloud machine.
 fn advice_on(url: &str, cause: &str) -> &'static str {
     if !MACHINE_SERVICES.iter().any(|service| cause.contains(service)) {
         return "";
@@ -407,14 +408,14 @@ fn advice_on(url: &str, cause: &str) -> &'static str {
     }
 }
 
-/// Returns an ETag that a condition can be made of: a weak one never matches (RFC 9110, 13.1.1).
+/// Returns an ETag usable in a precondition: a weak one never matches (RFC 9110, 13.1.1).
 pub(crate) fn strong_etag(info: &ObjectInfo) -> Option<&str> {
     info.etag.as_deref().filter(|etag| !etag.starts_with("W/"))
 }
 
-/// Returns an ETag as headers have it: Azure lists it without quotes. One that is longer than any
-/// has reason to be, or that no header can have, is none; so is an empty one, as gateways send that
-/// have no sums: it would be that of every version.
+/// Returns an ETag in header form; Azure lists it without quotes. Returns `None` if it is too long
+/// or not valid in a header. Also for an empty ETag, which gateways without checksums send for
+/// every version.
 pub(crate) fn etag_of(text: &str) -> Option<Arc<str>> {
     if text.len() > ETAG_BYTES_MAX || !text.bytes().all(|byte| (0x20..0x7f).contains(&byte)) {
         return None;
@@ -427,11 +428,11 @@ pub(crate) fn etag_of(text: &str) -> Option<Arc<str>> {
     Some(if is_quoted { text.into() } else { format!("\"{text}\"").into() })
 }
 
-/// Returns the facts that a listing tells, too.
+/// Returns the object information available from both HEAD and LIST.
 pub(crate) fn info_of(meta: &ObjectMeta) -> ObjectInfo {
     ObjectInfo {
         size: meta.size,
-        // Listings tell fractions of a second that headers do not.
+        // Listings have fractions of a second, headers do not.
         modified: Timestamp { seconds: meta.last_modified.timestamp(), nanoseconds: 0 },
         etag: meta.e_tag.as_deref().and_then(etag_of),
         metadata: None,

@@ -1,8 +1,8 @@
-//! The sum that a store tells of a whole object, and whether what came has it.
+//! Checks a downloaded object against the checksum reported by the store.
 //!
-//! S3 tells the sum with which an object was stored when it is asked for one, Google a CRC32C and
-//! an MD5, Azure an MD5 where there is one. Each is of the whole object, so that a part of one
-//! cannot be checked. Nor can what S3 calls composite, a sum of the sums of parts.
+//! S3 reports on request the checksum stored with the object, Google a CRC32C and an MD5, Azure an
+//! MD5 where there is one. Each covers the whole object, so a range cannot be checked. Neither can
+//! S3's composite checksum, a checksum of the parts' checksums.
 
 use std::cell::RefCell;
 
@@ -14,11 +14,11 @@ use http::header::{HeaderName, HeaderValue};
 use md5::{Digest, Md5};
 
 tokio::task_local! {
-    /// The sum that a store told of the whole object that this task asked for.
+    /// The checksum reported for the whole object read by this task.
     pub(crate) static TOLD_SUM: RefCell<Option<ToldSum>>;
 }
 
-/// Has S3 tell a sum.
+/// Makes S3 report a checksum.
 pub(crate) const ASKS_SUM: (HeaderName, HeaderValue) =
     (HeaderName::from_static("x-amz-checksum-mode"), HeaderValue::from_static("ENABLED"));
 
@@ -27,7 +27,7 @@ const GOOGLE_SUMS: HeaderName = HeaderName::from_static("x-goog-hash");
 const GOOGLE_STORED: HeaderName = HeaderName::from_static("x-goog-stored-content-encoding");
 const MD5: HeaderName = HeaderName::from_static("content-md5");
 
-/// What is computed.
+/// The algorithm of a checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Algorithm {
     Crc32,
@@ -38,7 +38,7 @@ enum Algorithm {
     Md5,
 }
 
-/// Those of S3, the fastest first.
+/// S3's checksum headers, the fastest algorithm first.
 const S3_SUMS: [(HeaderName, Algorithm); 5] = [
     (HeaderName::from_static("x-amz-checksum-crc64nvme"), Algorithm::Crc64Nvme),
     (HeaderName::from_static("x-amz-checksum-crc32c"), Algorithm::Crc32c),
@@ -55,13 +55,14 @@ pub(crate) struct ToldSum {
 }
 
 impl ToldSum {
-    /// Returns what the headers of an answer tell of the whole object that it has.
+    /// Returns the whole object's checksum from the headers of its response.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
         let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
         let of_parts = text(&KIND).is_some_and(|kind| kind.eq_ignore_ascii_case("COMPOSITE"));
         let of_s3 = S3_SUMS.into_iter().filter(|_| !of_parts);
         let mut of_s3 = of_s3.filter_map(|(name, algorithm)| Self::parse(text(&name)?, algorithm));
-        // One that is kept compressed and sent as it was has a sum of what is kept.
+        // For an object stored compressed and sent decompressed, the checksum is of the stored
+        // bytes.
         let is_as_kept = text(&GOOGLE_STORED).is_none_or(|encoding| encoding == "identity");
         let of_google = headers.get_all(GOOGLE_SUMS).into_iter().filter(|_| is_as_kept);
         let of_google = of_google.filter_map(|value| value.to_str().ok()).flat_map(|sums| sums.split(','));
@@ -73,7 +74,7 @@ impl ToldSum {
         of_s3.next().or_else(|| of_google.next()).or_else(|| Self::parse(text(&MD5)?, Algorithm::Md5))
     }
 
-    /// Returns a sum; `None` for one of parts, which has their number at its end.
+    /// Decodes a checksum; `None` for a composite one, which ends with the number of parts.
     fn parse(text: &str, algorithm: Algorithm) -> Option<Self> {
         let bytes = STANDARD.decode(text.trim()).ok()?;
         (bytes.len() == algorithm.len()).then_some(Self { algorithm, bytes })
@@ -81,7 +82,7 @@ impl ToldSum {
 }
 
 impl Algorithm {
-    /// Returns the length of a sum in bytes.
+    /// Returns the length of a checksum in bytes.
     fn len(self) -> usize {
         match self {
             Self::Crc32 | Self::Crc32c => 4,
@@ -93,7 +94,7 @@ impl Algorithm {
     }
 }
 
-/// The sum of what has come so far.
+/// The checksum of the bytes received so far.
 pub(crate) struct RunningSum {
     told: ToldSum,
     state: State,
@@ -128,10 +129,10 @@ impl RunningSum {
         }
     }
 
-    /// Checks what has come against what was told.
+    /// Compares the checksum of the received bytes with the reported one.
     ///
     /// # Errors
-    /// What both are.
+    /// A text with both checksums.
     pub(crate) fn end(self) -> Result<(), String> {
         let ToldSum { algorithm, bytes } = self.told;
         let came = match self.state {
@@ -151,7 +152,7 @@ impl RunningSum {
 mod tests {
     use super::*;
 
-    /// Of `123456789`, as the catalogue of CRCs and the standards have them.
+    /// Checksums of `123456789`, from the catalog of CRCs and the standards.
     const CHECKS: [(&str, &str, Algorithm); 6] = [
         ("x-amz-checksum-crc32", "y/Q5Jg==", Algorithm::Crc32),
         ("x-amz-checksum-crc32c", "4waSgw==", Algorithm::Crc32c),

@@ -1,9 +1,10 @@
-//! An object that is copied within its bucket.
+//! Copies an object within its bucket.
 //!
-//! S3 is told of which version, and what may be in the way. Others are asked before and after. A
-//! copy has its source's metadata, the mark of the upload among them (`metadata`), by which it is
-//! known again when the answer was lost; a success counts when a HEAD shows the copy. An object of
-//! a directory has only metadata, and is stored anew: SeaweedFS does not copy those.
+//! With S3, preconditions on source and destination go with the request. With other stores a HEAD
+//! before and after the copy takes their place. A copy has the metadata of its source, including
+//! the upload mark (`metadata`); the mark identifies the copy after a lost response. A success
+//! counts once a HEAD shows the copy. A directory's object has only metadata, and is stored anew:
+//! SeaweedFS does not copy such objects.
 
 use std::io;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use crate::metadata::mark_of;
 use crate::refusal::Refusal;
 use crate::upload::{Upload, headers_of};
 
-/// How often an object is copied over another while programs replace that.
+/// Attempts to overwrite a destination while other programs replace it.
 const NR_ROUNDS: usize = 3;
 
 pub(crate) const SOURCE_IF_MATCH: HeaderName = HeaderName::from_static("x-amz-copy-source-if-match");
@@ -27,7 +28,7 @@ pub(crate) const SOURCE_IF_MATCH: HeaderName = HeaderName::from_static("x-amz-co
 pub(crate) struct Copy<'a> {
     pub(crate) asked: &'a Arc<AskedBucket>,
     pub(crate) from: (&'a str, Place),
-    /// The version that is copied.
+    /// The version to copy.
     pub(crate) info: &'a ObjectInfo,
     pub(crate) to: (&'a str, Place),
     pub(crate) expected: &'a Expected,
@@ -44,7 +45,7 @@ impl Copy<'_> {
         }
     }
 
-    /// [`BucketError::NotFound`] when the store says that there is no source.
+    /// [`BucketError::NotFound`] when the store reports a missing source.
     fn try_to(&self) -> Result<ObjectInfo, BucketError> {
         let asked = self.asked;
         if !self.from.1.last_slash.is_empty() {
@@ -59,12 +60,12 @@ impl Copy<'_> {
             if !self.expected.is_met_by(there.as_ref().map(|found| &found.info)) {
                 return Err(asked.changed_for_sure("COPY", (self.to.0, &self.to.1), there.as_ref()));
             }
-            // On what is there now: a request whose answer was lost may take effect late, and must
-            // not replace what was stored after it.
+            // The precondition is on the present destination: a request with a lost response may
+            // take effect late, and must not replace a later version.
             let before = there.map(|there| there.info);
             let expected = before.clone().map_or(Expected::Absent, Expected::Same);
             match self.copy(&expected, before.as_ref()) {
-                // It may be the source that has changed.
+                // The source may have changed instead.
                 Err(Refusal { error: BucketError::Changed(_), .. })
                     if *self.expected == Expected::Anything
                         && round < NR_ROUNDS
@@ -80,10 +81,12 @@ impl Copy<'_> {
         }
     }
 
-    /// Copies over what was there `before`, and proves it: a rename removes the source next.
+    /// Copies over the destination `before`, and verifies the copy: a rename removes the source
+    /// next.
     fn copy(&self, expected: &Expected, before: Option<&ObjectInfo>) -> Result<ObjectInfo, Refusal> {
         let (asked, (to, to_place)) = (self.asked, (self.to.0, &self.to.1));
-        // S3 would have the library copy in parts; its condition goes with the amendment.
+        // With `CopyMode::Create` `object_store` would copy in parts on S3; the precondition goes
+        // with the amendment.
         let mode = match self.expected {
             Expected::Absent if !asked.store.takes_conditions => CopyMode::Create,
             _ => CopyMode::Overwrite,
@@ -98,7 +101,7 @@ impl Copy<'_> {
         if is_new && found.info.etag.is_some() && found.info.is_same(self.info) {
             return Ok(found.info);
         }
-        // Some stores take no notice of the condition on the source, and make ETags of their own.
+        // Some stores ignore the precondition on the source, and give the copy a new ETag.
         let source = self.check_source()?;
         if is_copy_of(&source, before, &found) {
             return Ok(found.info);
@@ -136,7 +139,7 @@ impl Copy<'_> {
         }
     }
 
-    /// Judges a failure: the copy may be there all the same.
+    /// Judges a failure: the copy may exist nevertheless.
     fn judge(&self, error: &Error) -> Result<(), Refusal> {
         let failed = || Refusal::new(self.asked.failed("COPY", self.from.0, error), error);
         if matches!(
@@ -160,9 +163,9 @@ impl Copy<'_> {
     }
 }
 
-/// Returns whether an object is a copy, over what was there `before`: by the mark of the upload
-/// that stored the source. Where that is missing it has the length of the source, and its ETag, or
-/// another than what was there before.
+/// Returns whether an object is the copy and not the destination `before`. Compares the upload mark
+/// of the source. Without a mark, the copy has the length of the source, and either its ETag or an
+/// ETag other than the one before.
 fn is_copy_of(source: &ObjectInfo, before: Option<&ObjectInfo>, found: &Found) -> bool {
     let mark = source.metadata.as_deref().and_then(mark_of);
     let is_copy = match (mark, found.mark()) {

@@ -1,8 +1,8 @@
-//! The files in which the tools of AWS keep credentials and settings.
+//! The credentials and settings files of the AWS tools.
 
 use std::path::{Path, PathBuf};
 
-/// What a profile says.
+/// The settings of a profile.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Profile {
     pub(crate) access_key_id: Option<String>,
@@ -10,13 +10,13 @@ pub(crate) struct Profile {
     pub(crate) session_token: Option<String>,
     pub(crate) region: Option<String>,
     pub(crate) endpoint_url: Option<String>,
-    /// A file has it.
+    /// A file has this profile.
     is_there: bool,
-    /// The setting that names a source of credentials that is not supported.
+    /// The setting naming an unsupported source of credentials.
     other_way: Option<String>,
 }
 
-/// Settings of profiles that get credentials in other ways than from the files.
+/// Settings of profiles whose credentials come from elsewhere than these files.
 const OTHER_WAYS: [&str; 7] = [
     "credential_process",
     "credential_source",
@@ -27,18 +27,18 @@ const OTHER_WAYS: [&str; 7] = [
     "web_identity_token_file",
 ];
 
-/// Where a profile is: its name, and the files.
+/// The location of a profile: its name and the files.
 #[derive(Debug, Clone)]
 pub(crate) struct ProfileFiles {
     config: PathBuf,
     credentials: PathBuf,
     name: String,
-    /// The environment names it.
+    /// The environment names the profile.
     is_named: bool,
 }
 
 impl ProfileFiles {
-    /// Returns the files and the profile that the environment names, `default` without.
+    /// Returns the files and the profile named by the environment, else `default`.
     pub(crate) fn from_environment() -> Self {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let home = variable("HOME").map(PathBuf::from).unwrap_or_default();
@@ -58,7 +58,7 @@ impl ProfileFiles {
         Self { config, credentials, name: name.into(), is_named: true }
     }
 
-    /// Reads the profile. Files that are missing say nothing.
+    /// Reads the profile. A missing file counts as empty.
     pub(crate) fn read(&self) -> Profile {
         let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
         let mut profile = Profile::default();
@@ -67,8 +67,8 @@ impl ProfileFiles {
         profile
     }
 
-    /// Says why a profile that was read here cannot be had, where it was chosen: then requests must
-    /// not be signed by another authority, such as that of the machine.
+    /// Returns why the chosen profile, read here, cannot be used: requests must then not be signed
+    /// with other credentials, such as the machine's.
     pub(crate) fn refusal(&self, profile: &Profile) -> Option<String> {
         if profile.access_key_id.is_some() && profile.secret_access_key.is_some() {
             return None;
@@ -78,7 +78,7 @@ impl ProfileFiles {
             None if self.is_named && !profile.is_there => {
                 format!("is neither in {} nor in {}", self.config.display(), self.credentials.display())
             }
-            // One of a region alone leaves the credentials to the machine.
+            // A profile with only a region leaves the credentials to the machine.
             None => return None,
         };
         let name = &self.name;
@@ -87,13 +87,13 @@ impl ProfileFiles {
 }
 
 impl Profile {
-    /// Takes what a file says of a profile.
+    /// Adds a file's settings of a profile.
     fn read(&mut self, text: &str, name: &str) {
         let mut is_ours = false;
         for line in text.lines().map(str::trim).filter(|line| !line.starts_with(['#', ';'])) {
             if let Some(section) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
                 let section = section.trim();
-                // A configuration says "profile x" for all but the default.
+                // The configuration file has "profile x" for all profiles except the default.
                 is_ours = section.strip_prefix("profile").map_or(section, str::trim) == name;
                 self.is_there |= is_ours;
             } else if let Some((key, value)) = line.split_once('=').filter(|_| is_ours) {

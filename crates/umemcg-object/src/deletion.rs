@@ -1,10 +1,10 @@
-//! An object that is removed in one version.
+//! Deletes one version of an object.
 //!
-//! S3 is told which (`If-Match`). A server that takes no notice of it removes whatever is there,
-//! and one that refuses it is asked without from then on. A request whose answer was lost is sent
-//! again, and then fails because the object is gone: so a failure is judged by a HEAD, and an
-//! object that is not found is gone if no listing has it. A conflict with another change is no
-//! judgement: the request is sent again, with its condition.
+//! A request to S3 names the version (`If-Match`). A server ignoring the precondition removes any
+//! version. A server refusing it gets unconditional requests from then on. A request with a lost
+//! response is sent again, and then fails because the object is gone. So a HEAD judges a failure,
+//! and an object not found is gone if no listing has it. A conflict with another change decides
+//! nothing: the request is sent again, with its precondition.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,7 +18,7 @@ use crate::asked_bucket::{AskedBucket, Place};
 use crate::refusal::Refusal;
 use crate::upload::headers_of;
 
-/// How often a deletion is tried while the store is busy with other changes of the object.
+/// Attempts of a deletion while the store is busy with other changes of the object.
 const NR_ROUNDS: u32 = 8;
 /// The first pause after such a conflict; each is longer by as much.
 const CONFLICT_PAUSE: Duration = Duration::from_millis(50);
@@ -28,12 +28,12 @@ pub(crate) struct Deletion<'a> {
     pub(crate) asked: &'a Arc<AskedBucket>,
     pub(crate) key: &'a str,
     pub(crate) place: Place,
-    /// The version; `None`: whatever is there.
+    /// The version; `None`: any version.
     pub(crate) info: Option<&'a ObjectInfo>,
 }
 
 impl Deletion<'_> {
-    /// Removes the object. One that is not there is no error.
+    /// Removes the object. A missing object is no error.
     ///
     /// # Errors
     /// [`BucketError::Changed`] for another version; the store's.
@@ -58,7 +58,8 @@ impl Deletion<'_> {
                     return Err(asked.changed("DELETE", self.key, Some(&there)));
                 }
                 Some(_) if refusal.is_conflict() => self.pause(round),
-                // Twice, and it was there between: the store compares in a way of its own.
+                // Refused twice, and a HEAD in between found this version: the store compares ETags
+                // in its own way.
                 Some(_) if nr_refused > 0 => return self.delete_any(),
                 Some(_) => nr_refused += 1,
             }
@@ -66,7 +67,7 @@ impl Deletion<'_> {
         Ok(())
     }
 
-    /// Removes whatever is there. A condition that does not hold is no answer to that.
+    /// Removes any version. A failed precondition is no valid response to an unconditional request.
     fn delete_any(&self) -> Result<(), BucketError> {
         for round in 1..=NR_ROUNDS {
             match self.delete(None) {
@@ -85,7 +86,7 @@ impl Deletion<'_> {
     fn delete(&self, info: Option<&ObjectInfo>) -> Result<(), Refusal> {
         let headers = info.map_or_else(Vec::new, |info| headers_of(&Expected::Same(info.clone())));
         let (objects, path) = (&self.asked.store.objects, &self.place.path);
-        // A key in a body cannot be given its slash.
+        // A key in a request body cannot get its trailing slash.
         let is_deletion = self.asked.store.deletes_in_batches && !self.place.last_slash.is_empty();
         let amendment = Amendment { headers, is_deletion, ..self.place.amendment() };
         let deleted =

@@ -1,8 +1,8 @@
-//! Credentials from files, which others may replace at any time: those of a session expire, and the
-//! tool that got them writes new ones before.
+//! Credentials from files. Other programs may replace the files at any time: session credentials
+//! expire, and the tool in charge writes new ones in time.
 //!
-//! The files are read again for a request when the last look at them was a second ago. So new
-//! credentials count without a message, and those that the store refuses are looked for again.
+//! A request reads the files again if the last read was a second ago. So new credentials take
+//! effect without a notification, and after a refusal they are looked up again.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use umemcg_base::LeafMutex;
 
 use crate::credentials_file::{Profile, ProfileFiles};
 
-/// Shortest time between two looks at the files.
+/// Shortest time between two reads of the files.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long a request waits for a look.
+/// How long a request waits for a read of the files.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 
 struct Known {
     credential: Arc<AwsCredential>,
     looked_at: Instant,
-    /// A thread reads the files.
+    /// A thread is reading the files.
     is_looking: bool,
 }
 
@@ -36,8 +36,8 @@ pub(crate) struct FileCredentials {
 }
 
 impl FileCredentials {
-    /// Returns credentials that begin with those of a profile which has been read from the files.
-    /// `None` if it has none.
+    /// Returns credentials starting with those of a profile already read from the files. `None` if
+    /// the profile has none.
     pub(crate) fn new(files: ProfileFiles, profile: &Profile) -> Option<Self> {
         Self::with_interval(files, profile, LOOK_INTERVAL)
     }
@@ -48,7 +48,7 @@ impl FileCredentials {
         Some(Self { files, interval, known: Arc::new(LeafMutex::new(known)) })
     }
 
-    /// Returns whether the caller has to look at the files.
+    /// Returns whether the caller has to read the files.
     fn is_due(&self) -> bool {
         let mut known = self.known.lock();
         let is_due = !known.is_looking && known.looked_at.elapsed() >= self.interval;
@@ -57,7 +57,7 @@ impl FileCredentials {
     }
 }
 
-/// Returns the credentials of a profile; `None` if it does not have both parts.
+/// Returns the credentials of a profile; `None` if one of the two keys is missing.
 fn credential_of(profile: &Profile) -> Option<AwsCredential> {
     let (key_id, secret_key) = (profile.access_key_id.clone()?, profile.secret_access_key.clone()?);
     Some(AwsCredential { key_id, secret_key, token: profile.session_token.clone() })
@@ -70,17 +70,17 @@ impl CredentialProvider for FileCredentials {
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
         if self.is_due() {
             let (files, known) = (self.files.clone(), Arc::clone(&self.known));
-            // It ends also when the request is given up.
+            // The read finishes even if the request is dropped.
             let look = tokio::task::spawn_blocking(move || {
                 let found = credential_of(&files.read());
                 let mut known = known.lock();
                 (known.looked_at, known.is_looking) = (Instant::now(), false);
-                // A file that is being replaced may be missing or half.
+                // During replacement a file may be missing or incomplete.
                 if let Some(found) = found.filter(|found| *found != *known.credential) {
                     known.credential = Arc::new(found);
                 }
             });
-            // What it did not find stays as it was, also where the files' system hangs.
+            // Without new credentials the old ones stay, even if the file system hangs.
             let _ = tokio::time::timeout(LOOK_TIMEOUT, look).await;
         }
         Ok(Arc::clone(&self.known.lock().credential))

@@ -1,6 +1,5 @@
-//! Between the library that speaks to stores and the network: counts requests, has them wait for a
-//! store that throttles, remembers the last trouble, and takes keys out of listings that are no
-//! paths.
+//! The HTTP layer between `object_store` and the network: counts requests, delays them when a store
+//! throttles, keeps the last error, and removes keys unusable as paths from listings.
 
 use std::cell::RefCell;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -30,27 +29,26 @@ use crate::request_kind::{RequestKind, SILENCE_TIMEOUT};
 use crate::traffic::Traffic;
 use crate::upload_list::{UPLOADS, uploads_of};
 
-/// Of the listing that a task asked for.
+/// The hidden keys of the listing requested by a task.
 #[derive(Debug)]
 pub(crate) struct Hidden {
     pub(crate) prefix: String,
-    /// The keys that were taken out of it, or that the library leaves out.
+    /// The keys removed from the listing here, or left out by `object_store`.
     pub(crate) keys: Vec<String>,
 }
 
 tokio::task_local! {
     pub(crate) static HIDDEN: RefCell<Hidden>;
-    /// The tenant that this task asks for; where it is not set, the task runs on the thread that
-    /// asks.
+    /// The tenant of this task's requests; unset in a task on the requesting thread itself.
     static TENANT: usize;
 }
 
-/// Returns a task that asks for the tenant that this thread asks for, on whichever thread it runs.
+/// Returns a task with this thread's tenant, whichever thread runs it.
 pub(crate) fn for_this_tenant<T>(task: impl Future<Output = T>) -> impl Future<Output = T> {
     TENANT.scope(asking_tenant(), task)
 }
 
-/// What one bucket has been asked so far, by request on the wire. Relaxed: the numbers stand alone.
+/// Counts of the requests to one bucket, by request on the wire. Relaxed: the numbers stand alone.
 #[derive(Debug, Default)]
 pub(crate) struct RequestCounts {
     gets: AtomicU64,
@@ -63,13 +61,13 @@ pub(crate) struct RequestCounts {
     pub(crate) written_bytes: AtomicU64,
     refusals: AtomicU64,
     throttles: AtomicU64,
-    /// Time that requests waited for their turn, in microseconds.
+    /// Time requests spent waiting for their turn, in microseconds.
     throttled_us: AtomicU64,
     pub(crate) failures: AtomicU64,
     trouble: LeafMutex<Option<String>>,
     /// Shared with the other buckets of the store.
     pub(crate) traffic: Arc<Traffic>,
-    /// It has answered since the bucket was opened.
+    /// The store has responded since the bucket was opened.
     has_answered: AtomicBool,
 }
 
@@ -117,7 +115,7 @@ impl RequestCounts {
         self.throttled_us.fetch_add(time.as_micros() as u64, Ordering::Relaxed);
     }
 
-    /// Notes whether the store answered as one that works does.
+    /// Records the error of a response, or that the store works.
     fn note(&self, trouble: Option<String>) {
         if trouble.is_some() {
             self.refusals.fetch_add(1, Ordering::Relaxed);
@@ -127,19 +125,19 @@ impl RequestCounts {
     }
 }
 
-/// Returns what tells a request's key from others: listings have that of their bucket.
+/// Returns a hash of the request's key; a listing has the hash of its bucket.
 fn hash_of_path(request: &HttpRequest) -> u64 {
     let mut hasher = DefaultHasher::new();
     request.uri().path().hash(&mut hasher);
     hasher.finish()
 }
 
-/// What stores say in an answer of 503 that requests come too fast.
+/// Words by which a 503 response reports throttling.
 const THROTTLES: [&str; 5] =
     ["SlowDown", "ServerBusy", "Throttl", "TooManyRequests", "educe your request rate"];
 
-/// Returns whether a failure with this text is that requests come too fast. S3 says so with 503,
-/// which may have other reasons, and to a HEAD without a text that would tell.
+/// Returns whether a failure with this text reports throttling. S3 reports it with 503, a status
+/// with other causes too; its response to a HEAD has no text to distinguish them.
 fn is_throttle(kind: RequestKind, status: StatusCode, text: &[u8]) -> bool {
     let says = || {
         let text = String::from_utf8_lossy(text);
@@ -152,16 +150,16 @@ fn is_throttle(kind: RequestKind, status: StatusCode, text: &[u8]) -> bool {
     }
 }
 
-/// The variable by which the tools of S3 name a file of certificates of authorities.
+/// The environment variable of the S3 tools for a file of CA certificates.
 const CA_BUNDLE: &str = "AWS_CA_BUNDLE";
-/// How long a connection may take.
+/// Time limit for connecting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The silence in which an answer is waited for begins with the request: what has a body needs
-/// another limit, which is `time_max`.
+/// The read timeout of `reqwest` starts with the request. So a request with a body needs another
+/// limit, `time_max`.
 ///
-/// Redirections are failures. What stands at another place is not the store: a page there would
-/// answer a PUT with success, and it would be sent the bytes and the session's token.
+/// Redirections are failures. Another location is not the store: a page there would report success
+/// for a PUT, and it would receive the bytes and the session token.
 fn client(has_silence_timeout: bool) -> object_store::Result<HttpClient> {
     let builder = reqwest::Client::builder()
         .user_agent(concat!("umemcg/", env!("CARGO_PKG_VERSION")))
@@ -173,7 +171,7 @@ fn client(has_silence_timeout: bool) -> object_store::Result<HttpClient> {
     with_authorities(builder)?.build().map(HttpClient::new).map_err(failed)
 }
 
-/// Believes the authorities in the file that [`CA_BUNDLE`] names, beside those of the system.
+/// Trusts the CA certificates in the file named by [`CA_BUNDLE`], in addition to the system's.
 fn with_authorities(builder: reqwest::ClientBuilder) -> object_store::Result<reqwest::ClientBuilder> {
     let Some(path) = std::env::var_os(CA_BUNDLE).filter(|path| !path.is_empty()) else { return Ok(builder) };
     let path = std::path::PathBuf::from(path);
@@ -189,16 +187,15 @@ fn with_authorities(builder: reqwest::ClientBuilder) -> object_store::Result<req
     Ok(builder.tls_certs_merge(found))
 }
 
-/// The connections of the process: for requests whose answers are read as they come, and for
-/// others.
+/// The HTTP clients of the process: one for requests with streamed responses, one for the others.
 #[derive(Debug, Clone)]
 struct Clients {
     reading: HttpClient,
     changing: HttpClient,
 }
 
-/// Connects one bucket. The connections are those of the process, so that ten thousand volumes of
-/// one server share them.
+/// Connects one bucket. Connections belong to the process, so ten thousand volumes of one server
+/// share them.
 #[derive(Debug, Clone)]
 pub(crate) struct CountingConnector {
     pub(crate) counts: Arc<RequestCounts>,
@@ -207,7 +204,8 @@ pub(crate) struct CountingConnector {
 
 impl HttpConnector for CountingConnector {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
-        // Not the options of the bucket that connects first: its URL says whether it is encrypted.
+        // The options of the first bucket are ignored: the URL says whether a connection is
+        // encrypted.
         static CLIENTS: OnceLock<Clients> = OnceLock::new();
         let clients = match CLIENTS.get() {
             Some(clients) => clients.clone(),
@@ -226,7 +224,7 @@ struct CountingService {
     clients: Clients,
     counts: Arc<RequestCounts>,
     signer: Signer,
-    /// For each kind of request, so that a look at a name is not behind all reads.
+    /// One lane for each kind of request, so that a HEAD does not wait behind all reads.
     lanes: [Lane; RequestKind::NR],
 }
 
@@ -255,8 +253,7 @@ impl HttpService for CountingService {
                 self.counts.note(Some(chain(&error)));
                 let is_unknown = !self.counts.has_answered.load(Ordering::Relaxed);
                 return Err(match error.kind() {
-                    // A wrong address, as it seems: to be told at the mount, and not a minute
-                    // later.
+                    // Probably a wrong address: report it at mount time, not a minute later.
                     HttpErrorKind::Connect if is_unknown => HttpError::new(HttpErrorKind::Unknown, error),
                     _ if kind.may_repeat() => repeatable(error),
                     _ => error,
@@ -266,7 +263,7 @@ impl HttpService for CountingService {
         self.counts.has_answered.store(true, Ordering::Relaxed);
         let response = recognised(kind, readable(response));
         let status = response.status();
-        // The text of a failure is read whole by the library, as a listing is.
+        // `object_store` reads the whole error text, as it does a listing.
         let (response, is_throttled) =
             if status.is_success() { (response, false) } else { bounded(kind, response).await? };
         if kind != RequestKind::Other {
@@ -294,22 +291,22 @@ impl HttpService for CountingService {
 }
 
 impl CountingService {
-    /// Returns the whole answer to a request that changes something.
+    /// Returns the whole response to a mutating request.
     async fn change(&self, kind: RequestKind, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let (mut parts, body) = self.clients.changing.execute(request).await?.into_parts();
         let whole = read_bounded(body).await?;
         if parts.status.is_success() {
-            // Azure answers a copy with 202 and no body.
+            // Azure responds to a copy with 202 and no body.
             let is_missing =
                 kind == RequestKind::Copy && parts.status == StatusCode::OK && whole.trim_ascii().is_empty();
-            // As of a gateway that reaches no store: the library sends it again.
+            // The status of a gateway without a store: `object_store` retries it.
             let unknown = (is_missing || !is_of_change(&whole)).then_some(StatusCode::BAD_GATEWAY);
             parts.status = belated_failure(&whole).or(unknown).unwrap_or(parts.status);
         } else if parts.status == StatusCode::BAD_REQUEST && is_damaged(&whole) {
-            // One that is sent again.
+            // `object_store` retries this status.
             parts.status = StatusCode::INTERNAL_SERVER_ERROR;
         } else if parts.status == StatusCode::NOT_IMPLEMENTED {
-            // One that is not: the store does not know conditions, and will not learn them.
+            // It does not retry this one: the store does not support preconditions.
             parts.status = StatusCode::METHOD_NOT_ALLOWED;
         }
         let whole = if parts.status.is_success() { whole } else { told(&whole) };
@@ -317,8 +314,8 @@ impl CountingService {
     }
 }
 
-/// Returns what a failure's text tells. All of it would get into the log, and a store sends back
-/// what it was sent: S3 the session's token when that has expired.
+/// Returns the reportable part of an error text. The whole text would get into the log, and a store
+/// may echo the request: S3 echoes an expired session token.
 fn told(body: &[u8]) -> Bytes {
     let text = String::from_utf8_lossy(body);
     let part = |name: &str| Some(text.split_once(&format!("<{name}>"))?.1.split('<').next()?.to_owned());
@@ -329,8 +326,8 @@ fn told(body: &[u8]) -> Bytes {
     }
 }
 
-/// Returns what went wrong, of an answer that began well: S3 sends the head of an answer that takes
-/// its time before it knows.
+/// Returns the failure in the body of a response with a success status: S3 sends the head of a slow
+/// response before it knows the outcome.
 fn belated_failure(body: &[u8]) -> Option<StatusCode> {
     Some(match error_code(body)?.as_str() {
         "PreconditionFailed" => StatusCode::PRECONDITION_FAILED,
@@ -342,12 +339,12 @@ fn belated_failure(body: &[u8]) -> Option<StatusCode> {
     })
 }
 
-/// Returns whether the body of a request was not what its sum says when the store had it.
+/// Returns whether the request's body reached the store with a wrong checksum.
 fn is_damaged(body: &[u8]) -> bool {
     matches!(error_code(body).as_deref(), Some("BadDigest" | "InvalidDigest" | "XAmzContentSHA256Mismatch"))
 }
 
-/// Returns a failure as one of those that the library sends again.
+/// Converts an error to a kind that `object_store` retries.
 fn repeatable(error: HttpError) -> HttpError {
     match error.kind() {
         HttpErrorKind::Timeout | HttpErrorKind::Interrupted => HttpError::new(HttpErrorKind::Request, error),
@@ -355,11 +352,11 @@ fn repeatable(error: HttpError) -> HttpError {
     }
 }
 
-/// Longest listing, and longest text of a failure, in bytes. A part of a listing has 1,000 keys of
-/// at most 1,024 bytes, each of which may take six times as much as XML.
+/// Longest listing page and longest error text, in bytes. A page has 1,000 keys of at most 1,024
+/// bytes, and XML escapes may make a key six times as long.
 const BODY_BYTES_MAX: usize = 8 << 20;
 
-/// Reads a body that is not longer than a store has reason to make it.
+/// Reads a body of at most `BODY_BYTES_MAX`.
 async fn read_bounded(body: HttpResponseBody) -> Result<Bytes, HttpError> {
     let (mut stream, mut whole) = (body.bytes_stream(), BytesMut::new());
     while let Some(bytes) = stream.next().await {
@@ -371,7 +368,7 @@ async fn read_bounded(body: HttpResponseBody) -> Result<Bytes, HttpError> {
     Ok(whole.freeze())
 }
 
-/// An answer that is longer than any of its kind.
+/// A response longer than `BODY_BYTES_MAX`.
 #[derive(Debug, thiserror::Error)]
 #[error("the store's answer is longer than {BODY_BYTES_MAX} bytes")]
 struct TooLong;
@@ -381,7 +378,7 @@ fn with_body(parts: http::response::Parts, whole: Bytes) -> HttpResponse {
     HttpResponse::from_parts(parts, HttpResponseBody::new(body))
 }
 
-/// Returns a failure with what is to be told of it, and whether requests come too fast.
+/// Returns a failure with its reportable text, and whether the store throttles.
 async fn bounded(kind: RequestKind, response: HttpResponse) -> Result<(HttpResponse, bool), HttpError> {
     let (parts, body) = response.into_parts();
     let text = told(&read_bounded(body).await?);
@@ -389,8 +386,8 @@ async fn bounded(kind: RequestKind, response: HttpResponse) -> Result<(HttpRespo
     Ok((with_body(parts, text), is_throttled))
 }
 
-/// Returns an answer without headers that are no text: other programs store names and labels in
-/// UTF-8, and the library would refuse the whole answer for one of them.
+/// Removes the headers that are not ASCII text: other programs store names and labels in UTF-8, and
+/// one of them would make `object_store` refuse the whole response.
 fn readable(mut response: HttpResponse) -> HttpResponse {
     let headers = response.headers_mut();
     let unreadable: Vec<_> = headers.iter().filter(|(_, value)| value.to_str().is_err()).collect();
@@ -399,7 +396,7 @@ fn readable(mut response: HttpResponse) -> HttpResponse {
         headers.remove(name);
     }
     if !unreadable.is_empty() {
-        // Storing it anew would lose them.
+        // Storing the object anew would lose these headers.
         for prefix in ["x-amz-meta-", "x-goog-meta-", "x-ms-meta-"] {
             if let Ok(name) = HeaderName::try_from(format!("{prefix}{UNREADABLE}")) {
                 headers.insert(name, HeaderValue::from_static("1"));
@@ -409,11 +406,10 @@ fn readable(mut response: HttpResponse) -> HttpResponse {
     response
 }
 
-/// Returns an answer to a HEAD that is about no object as one of a gateway that reaches no store,
-/// which is sent again.
+/// Turns a HEAD response that describes no object into a bad gateway response, which is retried.
 fn recognised(kind: RequestKind, mut response: HttpResponse) -> HttpResponse {
     if kind == RequestKind::Head && response.status().is_success() {
-        // Azure shows a copy that is under way as if it were there.
+        // Azure shows an unfinished copy like a finished one.
         let is_pending = response.headers().get("x-ms-copy-status").is_some_and(|status| status == "pending");
         if is_pending || !is_of_object(response.headers()) {
             *response.status_mut() = StatusCode::BAD_GATEWAY;
@@ -422,20 +418,20 @@ fn recognised(kind: RequestKind, mut response: HttpResponse) -> HttpResponse {
     response
 }
 
-/// Hands on what an answer with a whole object tells of its sum.
+/// Passes on the checksum in a response with a whole object.
 fn note_sum(response: &HttpResponse) {
-    // Not set in a request that is no read of ours.
+    // Unset except in our own reads.
     let _ = TOLD_SUM.try_with(|told| *told.borrow_mut() = ToldSum::of(response.headers()));
 }
 
-/// Takes keys out of a listing that are no paths. Any other answer is a failure: the library would
-/// read it as an empty listing.
+/// Removes keys unusable as paths from a listing. Any other response is a failure: `object_store`
+/// would read it as an empty listing.
 async fn filtered(response: HttpResponse) -> Result<HttpResponse, HttpError> {
     let (parts, body) = response.into_parts();
     let whole = read_bounded(body).await?;
     check_listing(&whole).map_err(|no_listing| HttpError::new(HttpErrorKind::Decode, no_listing))?;
     let _ = UPLOADS.try_with(|uploads| uploads.borrow_mut().extend(uploads_of(&whole)));
-    // Not set in a request that is no listing of ours.
+    // Unset except in our own listings.
     let prefix = HIDDEN.try_with(|hidden| hidden.borrow().prefix.clone()).unwrap_or_default();
     let mut keys = Vec::new();
     let kept = without_hidden(&whole, &prefix, &mut keys).map_or(whole, Bytes::from);
@@ -443,7 +439,7 @@ async fn filtered(response: HttpResponse) -> Result<HttpResponse, HttpError> {
     Ok(with_body(parts, kept))
 }
 
-/// Returns the texts of an error and of what caused it, each once.
+/// Returns the texts of an error and of its causes, each once.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut at = error.source();

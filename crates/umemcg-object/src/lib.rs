@@ -1,15 +1,15 @@
-//! Buckets of S3, Google Cloud Storage and Azure, and directories of this machine in their place,
-//! as stores of volumes ([`umemcg_vfs::object::Bucket`]).
+//! Buckets of S3, Google Cloud Storage and Azure, or local directories in their place, as stores of
+//! volumes ([`umemcg_vfs::object::Bucket`]).
 //!
-//! `location` reads a URL and finds credentials (`file_credentials`), `store_bucket` turns requests
-//! into calls of the library `object_store` (`store`), an `upload`, one whose bytes come while it
-//! goes on (`parted_upload`), a `copy` and a `deletion` among them, which know their own objects
-//! again (`metadata`). `http_layer` stands between that and the network: it counts requests,
-//! refuses answers that are not what was asked for (`answer`), takes keys out of listings that are
-//! no paths (`listing_filter`), hands on the sums that a store tells (`checksum`), and puts into
-//! requests what the library cannot say (`amendment`); the volumes of one store share what is known
-//! of it (`traffic`), such as how fast it may be asked (`pace`). All of it runs on one small
-//! runtime (`runtime`); callers wait for it, and see no asynchronous type.
+//! `location` parses a URL and finds credentials (`file_credentials`). `store_bucket` turns
+//! requests into calls of the crate `object_store` (`store`), including an `upload`, an upload in
+//! progress while its bytes arrive (`parted_upload`), a `copy` and a `deletion`. An upload or copy
+//! recognises its own object by a mark (`metadata`). `http_layer` stands between `object_store` and
+//! the network. It counts requests, refuses unexpected responses (`answer`), removes keys unusable
+//! as paths from listings (`listing_filter`), passes on the store's checksums (`checksum`), and
+//! amends requests where `object_store` lacks a feature (`amendment`). The volumes of one store
+//! share its state (`traffic`), such as the rate limit (`pace`). All of it runs on one small
+//! runtime (`runtime`). Callers block; the interface has no asynchronous types.
 #![forbid(unsafe_code)]
 
 mod amendment;

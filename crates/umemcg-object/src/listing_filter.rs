@@ -1,18 +1,17 @@
-//! Takes the keys out of a listing that cannot be shown as paths, and that the library below
-//! refuses: one such key would fail the listing of all others.
+//! Removes keys unusable as paths from a listing. `object_store` refuses them: one such key would
+//! fail the listing of all others.
 
 use quick_xml::Reader;
 use quick_xml::events::Event;
 
-/// An element of a listing that stands for one key, with the element inside that has the key.
+/// A listing's element for one key, and its child element containing the key.
 type EntryNames = (&'static [u8], &'static [u8]);
 
-/// Those of S3 and Google, then of Azure.
+/// The elements of S3 and Google, then of Azure.
 const ENTRIES: [EntryNames; 4] =
     [(b"Contents", b"Key"), (b"CommonPrefixes", b"Prefix"), (b"Blob", b"Name"), (b"BlobPrefix", b"Name")];
 
-/// Returns whether each name in a key can be one of a path. A slash at the end stands for a
-/// directory.
+/// Returns whether each name in a key is valid in a path. A trailing slash stands for a directory.
 pub(crate) fn is_path(key: &str) -> bool {
     let names = key.strip_suffix('/').unwrap_or(key);
     let is_name = |name: &str| {
@@ -21,19 +20,20 @@ pub(crate) fn is_path(key: &str) -> bool {
     names.split('/').all(is_name)
 }
 
-/// Returns a listing without such keys, which are added to `hidden`; `None` if it has none, or is
-/// no listing.
+/// Returns a listing without such keys, and adds the keys to `hidden`; `None` if there are none, or
+/// the body is no listing.
 ///
-/// Azure's object whose key is the listed prefix is added, too: the library leaves it out. So are
-/// those of directories, of which no other is listed as an object.
+/// On Azure, also adds the object whose key is the listed prefix: `object_store` leaves it out.
+/// Also adds an object whose key ends with a slash: only the listed directory's own object is
+/// listed as a `Blob`.
 pub(crate) fn without_hidden(body: &[u8], prefix: &str, hidden: &mut Vec<String>) -> Option<Vec<u8>> {
-    // The reader leaves a byte order mark out of its count.
+    // The reader does not count a byte order mark.
     let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
     let mut reader = Reader::from_reader(body);
     let mut kept: Vec<u8> = Vec::new();
-    // Up to here the body was kept or left out.
+    // The body is processed up to here.
     let mut done = 0;
-    // Where an entry begins, and what it is.
+    // The start of an entry, and its element names.
     let mut entry: Option<(usize, EntryNames)> = None;
     let mut key: Option<String> = None;
     let mut is_in_key = false;
@@ -137,8 +137,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever keys a listing has, those that are paths stay, in order, and the others are
-        /// told.
+        /// For any keys, the valid paths stay in order, and the others are reported as hidden.
         #[test]
         fn each_key_stays_or_is_told(keys in prop::collection::vec("[a./&<]{0,6}", 0..12)) {
             let entry = |key: &String| {
@@ -154,7 +153,7 @@ mod tests {
             prop_assert_eq!((kept, hidden), (list(&paths), others));
         }
 
-        /// What is no listing, or a damaged one, goes on as it is or without some of its entries.
+        /// A damaged listing, or another body, passes unchanged or without some of its entries.
         #[test]
         fn a_damaged_listing_harms_nothing(at in 0usize..200, with: u8, text in "[<>/a-zA-Z&;#x0-9 ]{0,80}") {
             let mut listing = b"<R><Contents><Key>a//b</Key></Contents><Blob><Name>&#47;</Name></Blob></R>".to_vec();

@@ -1,6 +1,6 @@
-//! Directories of this machine in place of the objects whose keys end with a slash, which a local
-//! directory cannot have. They have no metadata, and one that is not empty stays when it is
-//! removed, as the keys below such an object would.
+//! Local directories in place of objects whose keys end with a slash, impossible in a local file
+//! system. They have no metadata. Removing a nonempty directory leaves it in place, as removing
+//! such an object would leave the keys below it.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind};
@@ -22,7 +22,7 @@ pub(crate) struct LocalDirectory<'a> {
 }
 
 impl<'a> LocalDirectory<'a> {
-    /// Returns the directory that a key stands for; `None` if it is the key of an object.
+    /// Returns the directory of a key; `None` if it is the key of an object.
     pub(crate) fn of(asked: &'a AskedBucket, key: &'a str) -> Result<Option<Self>, BucketError> {
         let Some(store) = asked.store.local.as_ref().filter(|_| key.ends_with('/')) else { return Ok(None) };
         let path = asked.path(key)?;
@@ -65,7 +65,7 @@ impl<'a> LocalDirectory<'a> {
 
     fn make_durably(&self) -> io::Result<()> {
         let parent = self.path.parent().unwrap_or(Path::new("/"));
-        // Each directory that is made on the way is an entry of the one above it.
+        // Each new directory is an entry of its parent, to be synced there.
         let missing: Vec<_> = parent.ancestors().take_while(|path| !path.exists()).collect();
         fs::create_dir_all(parent)?;
         fs::create_dir(&self.path)?;

@@ -1,4 +1,4 @@
-//! From a URL to a bucket: which service, which server, which credentials.
+//! Opens the bucket of a URL: chooses the service, the server and the credentials.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,18 +23,18 @@ use crate::store_bucket::StoreBucket;
 use crate::traffic::Traffic;
 use crate::upload::PART_BYTES;
 
-/// How often a request is sent again that the store refuses or does not answer.
+/// Most retries of a request refused or not answered by the store.
 const NR_RETRIES: usize = 40;
-/// The pauses: each is random, between the first and this many times the one before. With twice as
-/// much they would not grow on the average, and ten would be over in two seconds: less than a
-/// server takes to start again.
+/// The pauses between retries. Each is random, between the first pause and `base` times the
+/// previous one. With a base of two they would not grow on average, and ten would be over in two
+/// seconds: less than a server takes to restart.
 const BACKOFF: BackoffConfig = BackoffConfig {
     init_backoff: Duration::from_millis(100),
     max_backoff: Duration::from_secs(5),
     base: 3.0,
 };
 
-/// What a URL does not say.
+/// Settings of a bucket not given by its URL.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ObjectOptions {
     /// The server, with `http://` or `https://`.
@@ -45,7 +45,7 @@ pub struct ObjectOptions {
     pub anonymous: bool,
 }
 
-/// Why a URL does not lead to a bucket.
+/// Why the bucket of a URL cannot be opened.
 #[derive(Debug, Error)]
 pub enum LocationError {
     /// The text is no URL.
@@ -56,13 +56,13 @@ pub enum LocationError {
         /// What is wrong with it.
         error: String,
     },
-    /// There is no support for such stores.
+    /// The kind of store is not supported.
     #[error("`{0}` is not a store of a known kind; write s3://BUCKET/PREFIX, gs://… or az://…")]
     UnknownKind(String),
-    /// A prefix that no key can have.
+    /// No key can have this prefix.
     #[error("`{0}` has an empty name, `.` or `..` in its prefix")]
     BadPrefix(String),
-    /// An endpoint that is none.
+    /// The endpoint is not valid.
     #[error("`{0}` is not an endpoint; write http://HOST:PORT or https://HOST")]
     BadEndpoint(String),
     /// Settings or credentials are missing or wrong.
@@ -78,8 +78,8 @@ pub enum LocationError {
     Threads(std::io::Error),
 }
 
-/// Returns the bucket and prefix that a URL names. Credentials come from the environment, or from
-/// the files of the service's own tools. Asks no server.
+/// Opens the bucket and prefix of a URL. Credentials come from the environment, or from the files
+/// of the service's own tools. Sends no request.
 ///
 /// # Errors
 /// [`LocationError`].
@@ -117,7 +117,7 @@ pub fn open(text: &str, options: &ObjectOptions) -> Result<Arc<dyn Bucket>, Loca
                 builder = builder.with_credentials(Arc::new(credentials));
             }
             let store = builder.build().map_err(settings)?;
-            // Nothing has been asked yet.
+            // No request has been sent yet.
             if !options.anonymous {
                 let _ = signer.set(Keys::S3(Arc::clone(store.credentials())));
             }
@@ -144,15 +144,14 @@ pub fn open(text: &str, options: &ObjectOptions) -> Result<Arc<dyn Bucket>, Loca
     Ok(Arc::new(StoreBucket::new(store, prefix, place, counts, runtime, PART_BYTES)))
 }
 
-/// Returns which service a URL names, and the prefix there.
+/// Returns the service and the prefix of a URL.
 fn checked(text: &str, options: &ObjectOptions) -> Result<(ObjectStoreScheme, Path), LocationError> {
     let no_url = |error: String| LocationError::NoUrl { text: text.into(), error };
     let url = Url::parse(text).map_err(|error| no_url(error.to_string()))?;
     if !url.username().is_empty() || url.password().is_some() {
         return Err(no_url("it has credentials in it, which belong into the environment".into()));
     }
-    // The part of the path that follows is checked as it was written: a URL's own rules would make
-    // names of `..` disappear.
+    // The rest of the path is checked as written: URL normalisation would remove `..` segments.
     let raw = text.split_once("://").map_or("", |(_, rest)| rest);
     let raw_prefix = raw.split_once('/').map_or("", |(_, path)| path).trim_end_matches('/');
     if !raw_prefix.is_empty() && url.scheme() != "file" && !crate::listing_filter::is_path(raw_prefix) {
@@ -166,7 +165,7 @@ fn checked(text: &str, options: &ObjectOptions) -> Result<(ObjectStoreScheme, Pa
     }
     let (scheme, prefix) =
         ObjectStoreScheme::parse(&url).map_err(|_| LocationError::UnknownKind(text.into()))?;
-    // What is written with `%` may be a slash or a name of dots.
+    // A percent escape may stand for a slash, `.` or `..`.
     let nr_names = |path: &str| path.split('/').filter(|name| !name.is_empty()).count();
     if url.scheme() != "file" && nr_names(prefix.as_ref()) != nr_names(raw_prefix) {
         return Err(LocationError::BadPrefix(text.into()));
@@ -174,7 +173,8 @@ fn checked(text: &str, options: &ObjectOptions) -> Result<(ObjectStoreScheme, Pa
     Ok((scheme, prefix))
 }
 
-/// Refuses an endpoint that is none, or that has credentials in it: it is told in figures and logs.
+/// Refuses an invalid endpoint, or one containing credentials: endpoints appear in figures and
+/// logs.
 fn check_endpoint(text: &str, endpoint: &str) -> Result<(), LocationError> {
     let parsed = Url::parse(endpoint).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
     let has_credentials = |url: &Url| !url.username().is_empty() || url.password().is_some();
@@ -189,14 +189,14 @@ fn check_endpoint(text: &str, endpoint: &str) -> Result<(), LocationError> {
     }
 }
 
-/// Normalises an endpoint: the name of the staging directory depends on it.
+/// Normalizes an endpoint: the name of the staging directory depends on it.
 fn canonical(endpoint: String) -> String {
-    // In small letters, and without the port that goes without saying.
+    // In lower case, and without the default port.
     let parsed = Url::parse(&endpoint).map(String::from).unwrap_or(endpoint);
     parsed.trim_end_matches('/').to_owned()
 }
 
-/// Returns what a bucket and its server are known by.
+/// Returns the name of a bucket together with its server.
 fn store_name(url: &str, endpoint: Option<&str>) -> String {
     let (scheme, rest) = url.split_once("://").unwrap_or_default();
     let bucket = rest.split('/').next().unwrap_or_default();
@@ -226,9 +226,9 @@ fn s3(
         .with_http_connector(connector)
         .with_skip_signature(options.anonymous)
         .with_conditional_put(S3ConditionalPut::ETagMatch)
-        // The store checks what comes, and keeps the sum.
+        // The store verifies the checksum of an upload, and keeps it.
         .with_checksum_algorithm(Checksum::SHA256)
-        // Not each of its kin removes many at once.
+        // Not every S3-compatible store supports bulk deletion.
         .with_disable_bulk_delete(true);
     if let Some(endpoint) = endpoint {
         builder = builder.with_endpoint(endpoint);
@@ -285,12 +285,12 @@ fn retries() -> RetryConfig {
     RetryConfig { backoff: BACKOFF, max_retries: NR_RETRIES, retry_timeout: RETRY_TIMEOUT }
 }
 
-/// The URL says whether connections are encrypted; timeouts are those of the connector.
+/// The URL says whether connections are encrypted; the connector sets the timeouts.
 fn client_options() -> ClientOptions {
     ClientOptions::new().with_allow_http(true)
 }
 
-/// Has connections encrypted by `ring`, unless the program has chosen.
+/// Makes `ring` the TLS provider, unless the program has chosen another.
 fn crypto() {
     let _ = rustls::crypto::ring::default_provider().install_default();
 }

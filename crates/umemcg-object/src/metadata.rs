@@ -1,10 +1,10 @@
-//! The user metadata of an object, as the library has them, and the mark among them by which an
-//! upload knows its own object again.
+//! The user metadata of an object in the form of `object_store`, and the upload mark among them, by
+//! which an upload recognises its own object.
 //!
-//! A PUT whose answer is lost is sent again, and its condition then fails on the object that the
-//! first one stored. An ETag does not tell whose object that is: two writers may store the same
-//! bytes, and with encryption it is no function of the bytes at all. So every upload has a mark of
-//! its own, which the store keeps with the object.
+//! A PUT with a lost response is sent again, and its precondition then fails on the object stored
+//! by the first attempt. An ETag does not identify the writer: two writers may store the same
+//! bytes, and with encryption the ETag is not a function of the bytes. So every upload has a mark
+//! of its own, and the store keeps it with the object.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,8 +13,8 @@ use std::sync::{Arc, OnceLock};
 use object_store::{Attribute, Attributes};
 use umemcg_vfs::object::{Metadata, UNREADABLE, UPLOAD_MARK};
 
-/// The headers of an object that stay when its bytes change, and the names that they have among its
-/// metadata: no user metadata have a colon.
+/// The headers of an object kept when its bytes change, and their names among its metadata: no user
+/// metadata name has a colon.
 const HEADERS: [(&str, Attribute); 6] = [
     (":cache-control", Attribute::CacheControl),
     (":content-disposition", Attribute::ContentDisposition),
@@ -24,11 +24,11 @@ const HEADERS: [(&str, Attribute); 6] = [
     (":storage-class", Attribute::StorageClass),
 ];
 
-/// What is kept of an object's metadata, in bytes: S3 allows 2 KiB.
+/// Most metadata kept of an object, in bytes: S3 allows 2 KiB.
 const METADATA_BYTES_MAX: usize = 8 << 10;
 
-/// Returns metadata with a mark; one that no other upload has, of this process or of another, if
-/// they have none.
+/// Returns the metadata with an upload mark. Adds a new mark, unique across uploads and processes,
+/// if there is none.
 pub(crate) fn marked(metadata: &Metadata) -> Metadata {
     let mut marked = metadata.clone();
     if mark_of(metadata).is_none() {
@@ -46,18 +46,18 @@ pub(crate) fn mark_of(metadata: &Metadata) -> Option<&str> {
 fn new_mark() -> String {
     static PROCESS: OnceLock<u64> = OnceLock::new();
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    // The standard library's hashers begin with random numbers of the system.
+    // The standard library seeds its hashers with random numbers from the system.
     let process = PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id()));
     let nr = NEXT.fetch_add(1, Ordering::Relaxed);
     format!("{process:016x}{nr:08x}")
 }
 
-/// Returns metadata as the library sends them; `None` if no header can have them.
+/// Returns metadata in the form of `object_store`; `None` if they are not valid in headers.
 pub(crate) fn attributes_of(metadata: &Metadata) -> Option<Attributes> {
-    // The characters of a token of HTTP (RFC 9110, 5.6.2), in lower case, as names come back.
+    // The characters of an HTTP token (RFC 9110, 5.6.2), in lower case, as stores return names.
     let is_in_name =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"!#$%&'*+-.^_`|~".contains(&byte);
-    // Storing an object anew would lose the metadata that this name stands for.
+    // This name stands for unreadable metadata, which storing the object anew would lose.
     let is_name = |name: &str| !name.is_empty() && name != UNREADABLE && name.bytes().all(is_in_name);
     let is_value = |value: &str| value.bytes().all(|byte| byte == b'\t' || (0x20..0x7f).contains(&byte));
     let attribute = |(name, value): &(String, String)| {
@@ -71,8 +71,7 @@ pub(crate) fn attributes_of(metadata: &Metadata) -> Option<Attributes> {
     metadata.iter().map(attribute).collect()
 }
 
-/// Returns the metadata of an object that was asked for; `None` if they take more memory than any
-/// have reason to.
+/// Returns the metadata from a response; `None` if they are longer than `METADATA_BYTES_MAX`.
 pub(crate) fn metadata_of(attributes: &Attributes) -> Option<Arc<Metadata>> {
     let mut metadata = Metadata::new();
     for (attribute, value) in attributes {

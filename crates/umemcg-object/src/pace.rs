@@ -1,17 +1,16 @@
-//! How fast one store is asked: as fast as requests come, until the store answers that this is too
-//! fast.
+//! The rate limiter of one store. Requests begin as they come, until the store throttles.
 //!
-//! 1. A store that throttles gets a limit: a part of the rate at which it took requests before. It
-//!    is cut again where the store goes on to throttle, once for each half second. A few refusals
-//!    among many answers are no reason. Nor are those of one key that is always refused while the
-//!    store answers for others: its requests pause by themselves.
+//! 1. A throttling store gets a limit: a fraction of the rate at which it accepted requests before.
+//!    The limit is cut again while the store goes on throttling, at most once each half second. A
+//!    few refusals among many responses do not cut it. Neither do the refusals of one key always
+//!    refused while the store accepts others: its requests pause by themselves.
 //! 2. After a cut the limit is a function of time: it climbs back to the rate before, stays about
-//!    there, and then rises ever faster, as the window of TCP CUBIC does. When it is of no use any
-//!    more it is lifted.
-//! 3. Below a limit requests begin one by one. Each lane has one request in the line for the store,
-//!    so that lanes take turns. In the same way each tenant has one in the line of its lane; those
-//!    of a tenant begin in the order in which they came.
-//! 4. What waits is a future. It holds no thread, and leaves the line when it is dropped.
+//!    there, and then rises ever faster, like the window of TCP CUBIC. A limit too high to matter
+//!    is lifted.
+//! 3. Under a limit, requests begin one by one. Each lane has one request in the queue of the
+//!    store, so that lanes take turns. In the same way each tenant has one request in the queue of
+//!    its lane. Requests of a tenant begin in the order of their arrival.
+//! 4. A waiting request is a future. It holds no thread, and leaves the queue when dropped.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -22,30 +21,31 @@ use umemcg_base::LeafMutex;
 
 use crate::recent_keys::RecentKeys;
 
-/// What a limit is after a cut, of the rate that the store took.
+/// The limit after a cut, as a fraction of the rate accepted by the store.
 const CUT: f64 = 0.7;
-/// How long it takes until a limit is again what it was.
+/// Time until a limit is back at the rate before its cut.
 const RECOVERY_SECONDS: f64 = 2.0;
-/// How long after the last cut a limit is lifted: it is 200 times what it was then.
+/// Time from the last cut until a limit is lifted: by then it is 200 times as high.
 const LIFTED_AFTER: Duration = Duration::from_secs(20);
-/// The least part of the answers that are refusals where a limit is cut.
+/// Lowest fraction of refusals among the responses for a cut.
 const REFUSED_MIN: f64 = 0.1;
-/// Lowest limit, in requests per second. A store that takes fewer refuses some.
+/// Lowest limit, in requests per second. A store accepting fewer refuses some.
 const RATE_MIN: f64 = 5.0;
-/// What rates are measured in, and the shortest time between two cuts.
+/// The window for measuring rates, and the shortest time between two cuts.
 const WINDOW: Duration = Duration::from_millis(500);
-/// How long a request waits at most. It goes out of its turn then: the store decides.
+/// Longest wait of a request. Then it begins out of turn: the store decides.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long a request is sent again that the store refuses or does not answer. A wait for its turn
-/// takes none of the minute that the store has.
+/// How long a request refused or not answered by the store is retried. A wait for its turn takes
+/// nothing off the store's minute.
 pub(crate) const RETRY_TIMEOUT: Duration = PATIENCE.saturating_add(Duration::from_secs(60));
 
-/// Requests that wait for one another, and take turns with others. So do the tenants among them.
+/// A queue of requests, which takes turns with other lanes. The tenants within a lane take turns,
+/// too.
 #[derive(Debug)]
 pub(crate) struct Lane {
     line: Semaphore,
-    /// The lines of tenants that have requests waiting.
+    /// The queues of tenants with waiting requests.
     tenants: LeafMutex<HashMap<usize, Weak<Semaphore>>>,
 }
 
@@ -56,7 +56,7 @@ impl Default for Lane {
 }
 
 impl Lane {
-    /// Returns the line of a tenant.
+    /// Returns the queue of a tenant.
     fn of_tenant(&self, tenant: usize) -> Arc<Semaphore> {
         let mut tenants = self.tenants.lock();
         if let Some(line) = tenants.get(&tenant).and_then(Weak::upgrade) {
@@ -83,7 +83,7 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Waits until a request of a tenant may begin. Returns for how long it has waited.
+    /// Waits until a request of a tenant may begin. Returns the time waited.
     pub(crate) async fn turn(&self, lane: &Lane, tenant: usize) -> Duration {
         let came = Instant::now();
         if self.schedule.lock().begin_unlimited(came) {
@@ -95,7 +95,7 @@ impl Pace {
 
     async fn wait(&self, lane: &Lane, tenant: usize) {
         let of_tenant = lane.of_tenant(tenant);
-        // None is ever closed.
+        // The semaphores are never closed.
         let _first_of_tenant = of_tenant.acquire().await;
         let _first_of_lane = lane.line.acquire().await;
         let _first = self.line.acquire().await;
@@ -103,8 +103,8 @@ impl Pace {
         tokio::time::sleep_until(begins.into()).await;
     }
 
-    /// Notes an answer to a request for a key, by its hash, that was sent at a time: whether it was
-    /// that requests come too fast.
+    /// Records the response to a request sent at `sent` for a key, given by its hash, and whether
+    /// the store throttled it.
     pub(crate) fn answered(&self, key: u64, sent: Instant, is_throttled: bool) {
         let mut schedule = self.schedule.lock();
         match is_throttled {
@@ -114,19 +114,19 @@ impl Pace {
     }
 }
 
-/// When requests begin, as a function of time that is given to it.
+/// Computes when requests begin; the caller passes the time.
 #[derive(Debug)]
 struct Schedule {
     limit: Option<Limit>,
-    /// Requests that began, and those that the store took.
+    /// Requests begun, and requests accepted by the store.
     begun: Meter,
     taken: Meter,
-    /// Those that it refused.
+    /// Requests refused by the store.
     refused: Meter,
-    /// Of which keys it took requests, and of which it refused them.
+    /// The keys of requests accepted and refused last.
     taken_keys: RecentKeys,
     refused_keys: RecentKeys,
-    /// When the next one may begin.
+    /// When the next request may begin.
     next: Instant,
 }
 
@@ -186,7 +186,7 @@ impl Schedule {
         }
         let begun = self.begun.rate(now);
         let rate = self.limit.map_or(begun, |limit| limit.rate(now).min(begun));
-        // What is down takes nothing, and is up again soon: not all at once.
+        // A store accepts nothing while down, and is up again soon: halve the limit at most.
         let cut = (CUT * taken).clamp(rate / 2.0, rate).max(RATE_MIN);
         self.limit = Some(Limit { before: cut / CUT, cut: now });
         self.next = now;
@@ -196,14 +196,14 @@ impl Schedule {
 /// See the module text.
 #[derive(Debug, Clone, Copy)]
 struct Limit {
-    /// The rate to come back to, in requests per second.
+    /// The rate before the cut, to which it climbs back, in requests per second.
     before: f64,
-    /// When it was cut.
+    /// The time of the cut.
     cut: Instant,
 }
 
 impl Limit {
-    /// Returns it in requests per second.
+    /// Returns the limit in requests per second.
     fn rate(&self, now: Instant) -> f64 {
         let seconds = now.saturating_duration_since(self.cut).min(LIFTED_AFTER).as_secs_f64();
         let steepness = (1.0 - CUT) / RECOVERY_SECONDS.powi(3);
@@ -211,7 +211,7 @@ impl Limit {
     }
 }
 
-/// Counts events of the last windows.
+/// Counts events of the current window and the one before.
 #[derive(Debug)]
 struct Meter {
     since: Instant,
@@ -238,8 +238,7 @@ impl Meter {
         self.nr = self.nr.saturating_add(1);
     }
 
-    /// Returns the rate in the last half second and what there is of the one after, in events per
-    /// second.
+    /// Returns the rate over the last full window and the current one so far, in events per second.
     fn rate(&mut self, now: Instant) -> f64 {
         self.turn(now);
         let seconds = WINDOW + now.saturating_duration_since(self.since);
@@ -259,9 +258,9 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
     const KEY: u64 = 7;
 
-    /// A store that takes so many requests in each tenth of a second, asked for some seconds as
-    /// fast as may be, but not more than so often in a millisecond. Returns how many it took and
-    /// how many it refused.
+    /// Sends requests for `seconds` to a store accepting `store` requests each tenth of a second,
+    /// as fast as the limit allows, but at most `most` a millisecond. Returns the numbers of
+    /// accepted and refused requests.
     fn ask(
         schedule: &mut Schedule,
         now: &mut Instant,
@@ -303,7 +302,7 @@ mod tests {
     fn a_limit_finds_the_rate_that_a_store_takes() {
         let mut now = Instant::now();
         let mut schedule = Schedule::new(now);
-        // 100 in a second, of 1,000 that would come.
+        // 100 a second accepted, 1,000 offered.
         ask(&mut schedule, &mut now, 10, (10, 1));
         let (nr_taken, nr_refused) = ask(&mut schedule, &mut now, 60, (10, 1));
         assert!(nr_taken > 60 * 80, "{nr_taken} taken, {nr_refused} refused");
@@ -339,7 +338,7 @@ mod tests {
         for ms in 0..10_000 {
             now += MS;
             assert!(schedule.begin_unlimited(now), "after {ms} ms");
-            // One answer of twenty.
+            // One response of twenty.
             match ms % 20 {
                 10 => schedule.refused(ms, now, now),
                 _ => schedule.took(ms, now),
@@ -352,7 +351,7 @@ mod tests {
         let mut now = Instant::now();
         let mut schedule = Schedule::new(now);
         schedule.took(KEY, now);
-        // As many refusals as answers, and seconds between them.
+        // As many refusals as responses, seconds apart.
         for second in 1..100 {
             now += 1000 * MS;
             schedule.refused(KEY + 1, now, now);
@@ -409,7 +408,7 @@ mod tests {
         let pace = Pace::default();
         let lanes = [Lane::default(), Lane::default()];
         pace.answered(KEY, Instant::now(), true);
-        // The first lane has many that wait, the second one: it is not behind them all.
+        // The first lane has many waiting requests, the second one: it is not behind them all.
         let order = LeafMutex::new(Vec::new());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {

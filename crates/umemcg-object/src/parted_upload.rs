@@ -1,5 +1,5 @@
-//! An upload in parts whose bytes come while it goes on. How it begins and ends is an upload's
-//! (`upload`); parts are sent by tasks of the runtime, each of which tells its end.
+//! A multipart upload in progress while its bytes arrive. It begins and completes like any upload
+//! (`upload`). Tasks of the runtime send the parts, and each task reports its end.
 
 use std::fmt;
 use std::io;
@@ -24,26 +24,26 @@ use crate::upload::{Upload, payload_of};
 pub(crate) struct StoreUpload {
     asked: Arc<AskedBucket>,
     key: String,
-    /// With a mark.
+    /// With an upload mark.
     metadata: Metadata,
     expected: Expected,
     note: Arc<dyn UploadNote>,
     progress: Arc<LeafMutex<Progress>>,
 }
 
-/// The parts that the store has, with their numbers.
+/// The parts stored so far, with their numbers.
 type SentParts = Vec<(usize, PartId)>;
 
-/// How the library is told of parts.
+/// How parts are passed to `object_store`.
 enum Way {
-    /// By the upload's id.
+    /// By upload id.
     Parts(Arc<dyn MultipartStore>, MultipartId),
-    /// By its own upload, whose id it does not tell.
+    /// By its own upload type, which hides the id.
     Stream(Box<dyn MultipartUpload>),
 }
 
 struct Progress {
-    /// None when it is over.
+    /// `None` when the upload is over.
     way: Option<Way>,
     size: u64,
     nr_parts: usize,
@@ -51,7 +51,7 @@ struct Progress {
     under_way: Vec<JoinHandle<()>>,
 }
 
-/// What the parts add up to.
+/// The object made of the parts.
 #[derive(Debug)]
 struct Sent {
     size: u64,
@@ -107,14 +107,15 @@ impl StoreUpload {
         Sent { size, note: Arc::clone(&self.note) }
     }
 
-    /// Takes what ends it, after what is being sent; `None` if it is over.
+    /// Waits for the parts in progress, and takes the state needed to complete or abort the upload;
+    /// `None` if it is over.
     fn take(&self, is_given_up: bool) -> Option<(Way, SentParts, u64)> {
         let under_way = std::mem::take(&mut self.progress.lock().under_way);
         for part in under_way {
             if is_given_up {
                 part.abort();
             }
-            // Its end was told, or is by being dropped.
+            // The part's end was reported, or is reported by the drop.
             let _ = self.asked.runtime.block_on(part);
         }
         let mut progress = self.progress.lock();
@@ -128,7 +129,7 @@ impl StoreUpload {
     }
 }
 
-/// Sends a part, and returns what of it is to be told at the end.
+/// Sends a part, and records the outcome for the end of the upload.
 async fn send(
     part: BoxFuture<'static, Result<Option<PartId>, Error>>,
     (asked, key): (Arc<AskedBucket>, String),

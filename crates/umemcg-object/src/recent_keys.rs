@@ -1,19 +1,19 @@
-//! The two keys that a store has answered last in one way, as hashes. With these for what it took
-//! and for what it refused, `pace.rs` tells a key that is always refused from a store
-//! that throttles, in the same memory however many keys there are.
+//! Hashes of the two keys with the most recent responses of one kind. `pace.rs` keeps one for
+//! accepted and one for refused requests. With them it distinguishes a key always refused from a
+//! throttling store, in constant memory.
 
 use std::time::{Duration, Instant};
 
-/// How long a key is remembered. A request that is refused is sent again after a pause of at most
-/// five seconds, so a key that is always refused stays known.
+/// How long a key is remembered. A refused request is sent again after a pause of at most five
+/// seconds, so a key always refused stays known.
 const REMEMBERED: Duration = Duration::from_secs(20);
 
-/// See the module text. The last one is first.
+/// See the module text. The latest key is first.
 #[derive(Debug, Default)]
 pub(crate) struct RecentKeys([Option<(u64, Instant)>; 2]);
 
 impl RecentKeys {
-    /// Notes an answer for a key.
+    /// Records a response for a key.
     pub(crate) fn note(&mut self, key: u64, now: Instant) {
         let [last, before] = &mut self.0;
         if last.is_none_or(|(last, _)| last != key) {
@@ -22,12 +22,12 @@ impl RecentKeys {
         *last = Some((key, now));
     }
 
-    /// Returns whether there was an answer for a key.
+    /// Returns whether there was a response for this key.
     pub(crate) fn has(&self, key: u64, now: Instant) -> bool {
         self.known(now).any(|known| known == key)
     }
 
-    /// Returns whether there was an answer for another key.
+    /// Returns whether there was a response for another key.
     pub(crate) fn has_other(&self, key: u64, now: Instant) -> bool {
         self.known(now).any(|known| known != key)
     }

@@ -1,5 +1,5 @@
-//! A failure with the status that the store answered: it is not to be searched for in the whole
-//! text, which has keys in it.
+//! A failure with the HTTP status of the response. The status must not be searched for in the whole
+//! text, because the text contains keys.
 
 use std::error::Error as _;
 
@@ -11,17 +11,17 @@ use umemcg_vfs::object::BucketError;
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub(crate) error: BucketError,
-    /// `None` where the store did not answer.
+    /// `None` without a response from the store.
     status: Option<StatusCode>,
 }
 
 impl Refusal {
-    /// Returns a failure of the library, of which `error` is told.
+    /// Returns a failure of `object_store`, reported as `error`.
     pub(crate) fn new(error: BucketError, cause: &Error) -> Self {
         Self { error, status: status_of(cause) }
     }
 
-    /// Returns whether the store does not know what a header asks for.
+    /// Returns whether the store does not support a header of the request.
     pub(crate) fn is_unknown_to_store(&self) -> bool {
         self.status == Some(StatusCode::METHOD_NOT_ALLOWED)
     }
@@ -44,8 +44,8 @@ impl From<Refusal> for BucketError {
     }
 }
 
-/// How the library begins the innermost text of a failure with an answer. It tells the status in no
-/// other way.
+/// The start of the innermost error text of `object_store` for a failure with a response. The
+/// status is available in no other way.
 const STATUS: &str = "Server returned non-2xx status code: ";
 
 fn status_of(error: &Error) -> Option<StatusCode> {

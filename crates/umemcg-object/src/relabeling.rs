@@ -1,8 +1,8 @@
-//! An object whose metadata are replaced: S3 copies it onto itself, with others.
+//! Replaces the metadata of an object: S3 copies it onto itself, with new metadata.
 //!
-//! The condition is on the object as the source and as what is replaced, so that bytes which
-//! another program has stored meanwhile stay. The new metadata have a mark of their own, by which
-//! the change is known when its answer was lost.
+//! The preconditions are on the object both as source and as destination, so that bytes stored
+//! meanwhile by another program stay. The new metadata have a mark of their own, to recognise the
+//! change after a lost response.
 
 use std::sync::Arc;
 
@@ -32,9 +32,9 @@ pub(crate) struct Relabeling<'a> {
     pub(crate) asked: &'a Arc<AskedBucket>,
     pub(crate) key: &'a str,
     pub(crate) place: Place,
-    /// The version whose metadata are replaced.
+    /// The version whose metadata to replace.
     pub(crate) info: &'a ObjectInfo,
-    /// With a mark.
+    /// With an upload mark.
     pub(crate) metadata: &'a Metadata,
 }
 
@@ -42,13 +42,13 @@ impl Relabeling<'_> {
     pub(crate) fn run(&self) -> Result<ObjectInfo, BucketError> {
         let asked = self.asked;
         attributes_of(self.metadata).ok_or_else(|| self.no_header())?;
-        // Some stores take no notice of the conditions.
+        // Some stores ignore the preconditions.
         let before = asked.find(self.key, &self.place)?;
         if !before.info.is_same(self.info) {
             return Err(asked.changed("COPY", self.key, Some(&before)));
         }
         match self.copy(self.amendment(&before, true)?) {
-            // Others do not know them.
+            // Others do not support them.
             Err(refusal) if refusal.is_unknown_to_store() => Ok(self.copy(self.amendment(&before, false)?)?),
             copied => Ok(copied?),
         }
@@ -70,12 +70,13 @@ impl Relabeling<'_> {
         }
         Err(match copied {
             Err(error) if found.info.is_same(self.info) => Refusal::new(self.failed(&error), &error),
-            // Another program was there meanwhile.
+            // Another program changed the object meanwhile.
             _ => asked.changed("COPY", self.key, Some(&found)).into(),
         })
     }
 
-    /// Returns the headers. What is not said anew goes, also how the bytes are to be read.
+    /// Returns the headers. A copy loses each header not given anew, including those that say how
+    /// to read the bytes.
     fn amendment(&self, before: &Found, is_conditional: bool) -> Result<Amendment, BucketError> {
         let mut headers = Vec::new();
         if is_conditional {
@@ -96,7 +97,7 @@ impl Relabeling<'_> {
             };
             headers.push((name, HeaderValue::from_str(value).map_err(|_| self.no_header())?));
         }
-        // Headers are those above.
+        // The headers (names with a colon) are handled above.
         for (name, value) in self.metadata.iter().filter(|(name, _)| !name.starts_with(':')) {
             let name = HeaderName::try_from(format!("{PREFIX}{name}")).map_err(|_| self.no_header())?;
             headers.push((name, HeaderValue::from_str(value).map_err(|_| self.no_header())?));
@@ -111,7 +112,7 @@ impl Relabeling<'_> {
 
     fn failed(&self, error: &Error) -> BucketError {
         match self.asked.failed("COPY", self.key, error) {
-            // It has not changed; the store refuses for another reason.
+            // The object has not changed; the store refuses for another reason.
             BucketError::Changed(text) => BucketError::Unavailable(text),
             failed => failed,
         }

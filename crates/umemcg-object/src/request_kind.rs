@@ -1,5 +1,5 @@
-//! What a request asks of a store, by its method and its headers, and what follows from that: how
-//! long it may take, and whether it may be sent again.
+//! Classifies requests by their method and headers. The kind decides how long a request may take,
+//! and whether it may be retried.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ const COPY_SOURCES: [&str; 3] = ["x-amz-copy-source", "x-goog-copy-source", "x-m
 
 /// How long a store may be silent in the middle of an answer.
 pub(crate) const SILENCE_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long a store may take for what it answers when it is done.
+/// Time limit of operations the store responds to when done.
 const SLOW_ANSWER_TIMEOUT: Duration = Duration::from_secs(180);
-/// A connection that takes less than this is none.
+/// A slower connection counts as broken.
 const SLOWEST_BYTES_PER_SECOND: u64 = 64 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,14 +21,14 @@ pub(crate) enum RequestKind {
     Get,
     Head,
     List,
-    /// Of an object or a part of one.
+    /// Of an object or a part.
     Put,
-    /// Of an upload in parts.
+    /// Of a multipart upload.
     BeginOrEnd,
     Copy,
     Delete,
-    /// Of several objects, as Azure is asked for also of one. Its answer tells of each object in a
-    /// part of its own, and is none that would be judged as a whole.
+    /// Of several objects; Azure gets it even for a single one. Its response has one part for each
+    /// object, and is not judged as a whole.
     DeleteBatch,
     /// For credentials.
     Other,
@@ -36,7 +36,7 @@ pub(crate) enum RequestKind {
 
 impl RequestKind {
     pub(crate) const NR: usize = Self::Other as usize + 1;
-    /// All of them, each at its number.
+    /// All kinds, indexed by their discriminants.
     pub(crate) const ALL: [Self; Self::NR] = [
         Self::Get,
         Self::Head,
@@ -49,8 +49,8 @@ impl RequestKind {
         Self::Other,
     ];
 
-    /// Returns how long the store may take until its answer is complete, for what is not read as it
-    /// comes. S3 may take minutes for the end of an upload and for a large copy.
+    /// Returns the time limit for the whole response; `None` for streamed responses. S3 may take
+    /// minutes to complete an upload or a large copy.
     pub(crate) fn time_max(self, body_len: usize) -> Option<Duration> {
         match self {
             Self::Put => {
@@ -62,8 +62,8 @@ impl RequestKind {
         }
     }
 
-    /// Returns whether the request may be sent again whatever became of it: an upload knows its own
-    /// object, and what is removed twice is gone.
+    /// Returns whether the request may be retried whatever its outcome: an upload recognises its
+    /// own object, and removing an object twice is harmless.
     pub(crate) fn may_repeat(self) -> bool {
         matches!(self, Self::Put | Self::Copy | Self::Delete)
     }
@@ -77,10 +77,10 @@ impl RequestKind {
             Method::HEAD => Self::Head,
             Method::GET if ["list-type=2", "comp=list", "uploads="].into_iter().any(asks) => Self::List,
             Method::GET => Self::Get,
-            // Of a machine's own credentials.
+            // For the machine's credentials.
             Method::PUT if has("x-aws-ec2-metadata-token-ttl-seconds") => Self::Other,
             Method::PUT if COPY_SOURCES.iter().any(|name| has(name)) => Self::Copy,
-            // Azure ends uploads so.
+            // Azure completes uploads this way.
             Method::PUT if asks("comp=blocklist") => Self::BeginOrEnd,
             Method::PUT => Self::Put,
             Method::POST if query.contains("uploads") || query.contains("uploadId=") => Self::BeginOrEnd,
@@ -90,7 +90,7 @@ impl RequestKind {
         }
     }
 
-    /// Returns its name in figures.
+    /// Returns the name of the kind in figures.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Get => "get",

@@ -5,10 +5,10 @@ use std::sync::OnceLock;
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
-/// Threads that move bytes between sockets and requests; none waits for a store.
+/// Threads moving bytes between sockets and requests; none blocks on a store.
 const NR_THREADS: usize = 2;
 
-/// Returns the runtime, which is started by the first use.
+/// Returns the runtime, started on first use.
 ///
 /// # Errors
 /// The system's, when its threads cannot be started.
@@ -22,7 +22,7 @@ pub(crate) fn runtime() -> io::Result<Handle> {
         .thread_name("umemcg-object")
         .enable_all()
         .build()?;
-    // Of two that start it at once, one is not needed.
+    // If two threads start it at once, one runtime is discarded.
     let _ = RUNTIME.set(made).map_err(Runtime::shutdown_background);
     RUNTIME.get().map(|runtime| runtime.handle().clone()).ok_or_else(|| io::ErrorKind::Other.into())
 }

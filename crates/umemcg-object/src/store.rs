@@ -1,4 +1,4 @@
-//! A store as the library has it, with what it can do beside reading and storing.
+//! A store of `object_store`, with its capabilities beyond reading and storing.
 
 use std::sync::Arc;
 
@@ -14,31 +14,31 @@ use object_store::multipart::MultipartStore;
 #[derive(Clone)]
 pub(crate) struct Store {
     pub(crate) objects: Arc<dyn ObjectStore>,
-    /// Lists in parts; `None`: all at once.
+    /// Lists in pages; `None`: all at once.
     pub(crate) lists: Option<Arc<dyn PaginatedListStore>>,
-    /// Uploads in parts, with an id that can be noted; `None`: without.
+    /// Multipart uploads with an id to record; `None`: without an id.
     pub(crate) parts: Option<Arc<dyn MultipartStore>>,
-    /// What a PUT can be made to depend on.
+    /// The precondition of a PUT.
     pub(crate) condition: PutCondition,
-    /// Requests can be given what the library does not know (`amendment`): conditions of copies and
-    /// of the end of an upload in parts.
+    /// Requests can be amended where `object_store` lacks a feature (`amendment`): preconditions of
+    /// copies and of completing a multipart upload.
     pub(crate) takes_conditions: bool,
-    /// A directory of this machine, whose directories stand for keys that end with a slash.
+    /// A local file system, whose directories stand for keys ending with a slash.
     pub(crate) local: Option<Arc<LocalFileSystem>>,
-    /// How a slash at the end of a key is written; `None`: it has no such keys.
+    /// The text of a key's trailing slash; `None`: the store has no such keys.
     pub(crate) last_slash: Option<&'static str>,
-    /// The library has no request that removes one object: the keys are in its body.
+    /// `object_store` deletes only in batches, with the keys in the body.
     pub(crate) deletes_in_batches: bool,
     /// Objects have metadata.
     pub(crate) keeps_metadata: bool,
 }
 
-/// What a PUT in place of an object can be made to depend on.
+/// The precondition of a PUT replacing an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PutCondition {
-    /// Its ETag.
+    /// The object's ETag.
     Etag,
-    /// Its generation, which a HEAD tells.
+    /// The object's generation, known from a HEAD.
     Generation,
     /// Nothing: a HEAD comes before.
     None,
@@ -67,7 +67,7 @@ impl Store {
         }
     }
 
-    /// Azure's uploads in parts have no id, and take metadata as streams only.
+    /// Azure's multipart uploads have no id, and take metadata only as streams.
     pub(crate) fn azure(store: MicrosoftAzure) -> Self {
         let store = Arc::new(store);
         Self {
@@ -78,7 +78,7 @@ impl Store {
         }
     }
 
-    /// What is stored is synced.
+    /// Each stored file is synced.
     pub(crate) fn directory() -> Self {
         let store = Arc::new(LocalFileSystem::new().with_fsync(true));
         Self {
@@ -89,7 +89,7 @@ impl Store {
         }
     }
 
-    /// A store of which no more is known than the library's interface.
+    /// A store known only by the interface of `object_store`.
     pub(crate) fn plain(objects: Arc<dyn ObjectStore>) -> Self {
         Self {
             objects,

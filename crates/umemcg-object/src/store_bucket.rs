@@ -1,4 +1,4 @@
-//! A prefix of a bucket, asked through the library `object_store`.
+//! A prefix of a bucket, accessed through the crate `object_store`.
 
 use std::fmt;
 use std::ops::Range;
@@ -64,8 +64,8 @@ impl StoreBucket {
         Self { asked: Arc::new(asked) }
     }
 
-    /// Returns a bucket of a store that a program has made itself, whose uploads have parts of a
-    /// length, for tests.
+    /// Wraps a program's own store as a bucket, with multipart uploads in parts of `part_bytes`,
+    /// for tests.
     ///
     /// # Errors
     /// The system's, when the threads for stores cannot be started.
@@ -91,7 +91,7 @@ impl StoreBucket {
     }
 }
 
-/// Takes what is not there for what was to be removed.
+/// Treats a missing object as removed.
 fn gone_is_well(result: Result<(), BucketError>) -> Result<(), BucketError> {
     match result {
         Err(BucketError::NotFound(_)) => Ok(()),
@@ -113,7 +113,7 @@ impl Bucket for StoreBucket {
             return directory.head();
         }
         if key.ends_with('/') && self.asked.store.last_slash.is_none() {
-            // It has no objects for directories.
+            // The store has no objects for directories.
             return Err(BucketError::NotFound(format!("{}: {key:?}", self.asked.url)));
         }
         self.asked.find(key, &self.asked.place(key)?).map(|found| found.info)
@@ -128,7 +128,7 @@ impl Bucket for StoreBucket {
             Ok(place) if self.asked.store.lists.is_some() => {
                 Ok(self.asked.find_for_sure(key, &place)?.map(|found| found.info))
             }
-            // Nothing stands between, or it has no objects for directories.
+            // There is no gateway in between, or the store has no objects for directories.
             _ => match self.head(key) {
                 Ok(info) => Ok(Some(info)),
                 Err(BucketError::NotFound(_)) => Ok(None),
@@ -142,8 +142,7 @@ impl Bucket for StoreBucket {
         let directory_len = whole.rfind('/').map_or(0, |at| at + 1);
         let part = self.asked.part(&whole, from, max);
         let (result, next, mut hidden) = self.asked.in_time("LIST", prefix, part)?;
-        // Empty for the object that stands for the directory itself: the library leaves its slash
-        // out.
+        // Empty for the directory's own object: `object_store` drops its slash.
         let name_of = |path: &Path| path.as_ref().get(directory_len..).unwrap_or_default().to_owned();
         let objects = result
             .objects
@@ -151,13 +150,13 @@ impl Bucket for StoreBucket {
             .map(|meta| ListedName { name: name_of(&meta.location), object: Some(info_of(meta)) });
         let prefixes =
             result.common_prefixes.iter().map(|path| ListedName { name: name_of(path), object: None });
-        // The object whose key is the prefix, where the library leaves it out.
+        // The object whose key is the prefix, if `object_store` leaves it out.
         let nr_hidden = hidden.len();
         hidden.retain(|key| *key != whole);
         let has_own = hidden.len() < nr_hidden && !prefix.is_empty();
         let own = if has_own { Some(self.own_object(prefix)?) } else { None };
         let mut names: Vec<_> = own.into_iter().chain(objects).chain(prefixes).collect();
-        // In the order of their keys; a directory's ends with a slash.
+        // Sorted by key; a directory's key ends with a slash.
         let key = |listed: &ListedName| listed.name.clone() + if listed.object.is_none() { "/" } else { "" };
         names.sort_by_cached_key(key);
         let hidden = hidden.into_iter().map(|key| match key.strip_prefix(&self.asked.prefix) {

@@ -1,5 +1,5 @@
-//! What the volumes of one store share, a store being a bucket of a server: how fast it may be
-//! asked, how long it takes to answer, and what waits for it.
+//! State shared by the volumes of one store (a bucket of a server): the rate limiter, the response
+//! times, and the numbers of waiting and current requests.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,14 +24,14 @@ pub(crate) struct Traffic {
     latencies: [Latencies; RequestKind::NR],
 }
 
-/// How long answers to requests of one kind took.
+/// Response times of one kind of request.
 #[derive(Debug, Default)]
 struct Latencies {
     nr_within: [AtomicU64; LATENCY_BOUNDS_MS.len() + 1],
     sum_us: AtomicU64,
 }
 
-/// Counts something while it is.
+/// Adds one to a counter for its lifetime.
 pub(crate) struct Counted<'a>(&'a AtomicU64);
 
 impl<'a> Counted<'a> {
@@ -48,7 +48,7 @@ impl Drop for Counted<'_> {
 }
 
 impl Default for Traffic {
-    /// Returns that of a store without a name, which no other volume shares.
+    /// Returns the state of a store without a name, shared with no other volume.
     fn default() -> Self {
         Self {
             name: String::new(),
@@ -62,7 +62,7 @@ impl Default for Traffic {
 }
 
 impl Traffic {
-    /// Returns that of a store, which the first volume makes and the last one drops.
+    /// Returns the state of a store, created by its first volume and dropped by its last.
     pub(crate) fn of_store(name: &str) -> Arc<Self> {
         static STORES: LeafMutex<Option<HashMap<String, Weak<Traffic>>>> = LeafMutex::new(None);
         let mut stores = STORES.lock();
@@ -76,24 +76,24 @@ impl Traffic {
         new
     }
 
-    /// Returns the number that volumes of the store share.
+    /// Returns the store id shared by its volumes.
     pub(crate) fn id(&self) -> StoreId {
         self.id
     }
 
-    /// Waits until a request of a tenant may begin. Returns for how long it has waited.
+    /// Waits until a request of a tenant may begin. Returns the time waited.
     pub(crate) async fn turn(&self, lane: &Lane, tenant: usize) -> Duration {
         let _waiting = Counted::one(&self.nr_waiting);
         self.pace.turn(lane, tenant).await
     }
 
-    /// Counts a request as under way until what is returned is dropped.
+    /// Counts a request as under way until the guard is dropped.
     pub(crate) fn begin(&self) -> Counted<'_> {
         Counted::one(&self.nr_under_way)
     }
 
-    /// Notes the answer to a request for a key, by its hash, that was sent at a time, and whether
-    /// it was that requests come too fast.
+    /// Records the response to a request sent at `sent` for a key, given by its hash, and whether
+    /// the store throttled it.
     pub(crate) fn answered(&self, (kind, key): (RequestKind, u64), sent: Instant, is_throttled: bool) {
         self.latencies[kind as usize].note(sent.elapsed());
         self.pace.answered(key, sent, is_throttled);

@@ -1,15 +1,15 @@
-//! An object on its way into the store.
+//! Uploads an object to the store.
 //!
-//! 1. A small one goes in one PUT. A larger one goes in parts: the upload is noted and begun, its
-//!    id is noted, a few parts at a time are read and sent, and the upload is ended, which makes
-//!    the object appear.
-//! 2. The condition goes with the PUT, or with the end of an upload. There it is checked with a
-//!    HEAD before, too: some stores end an upload without a look at it.
-//! 3. A request whose answer is lost is sent again, by the library. What has failed in the end may
-//!    have taken effect. So a failure is judged by a HEAD: an object with this upload's mark is
-//!    ours, and all is well; another one than was expected is a lost race; and where the condition
-//!    still holds, a refusal is no reason not to ask again.
-//! 4. An upload in parts is given up before that HEAD, so that nothing of it can take effect after.
+//! 1. A small object takes one PUT. A larger one takes a multipart upload: the upload is noted and
+//!    created, its id is noted, a few parts at a time are read and sent, and the upload is
+//!    completed. Only then the object appears.
+//! 2. The precondition goes with the PUT, or with the completion of an upload. Before a completion
+//!    it is also checked with a HEAD: some stores ignore it there.
+//! 3. `object_store` retries a request with a lost response. A request that finally fails may have
+//!    taken effect. So a failure is judged by a HEAD. An object with this upload's mark is ours:
+//!    success. Another unexpected object is a lost race. If the precondition still holds, the
+//!    refused request is sent again.
+//! 4. A multipart upload is aborted before that HEAD, so that it cannot take effect later.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -35,15 +35,15 @@ use crate::http_layer::for_this_tenant;
 use crate::metadata::{attributes_of, mark_of, marked};
 use crate::store::PutCondition;
 
-/// Usual length of a part, and longest object that goes at once.
+/// Usual length of a part, and longest object stored with one PUT.
 pub(crate) const PART_BYTES: u64 = 8 << 20;
 /// Most parts of an upload: S3's limit.
 const NR_PARTS_MAX: u64 = 10_000;
 /// Most parts in memory at once.
 const NR_PARTS_UNDER_WAY: usize = 2;
-/// How often an object is sent when the store refuses it although the condition holds.
+/// Attempts to store an object refused although the precondition holds.
 const NR_ROUNDS: usize = 3;
-/// Half of the first pause between these; each is twice as long as the one before.
+/// Half of the first pause between attempts; each pause is twice as long as the one before.
 const CONFLICT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Returns the length of the parts of an upload.
@@ -53,7 +53,7 @@ fn part_len(size: u64, usual: u64) -> u64 {
     if least <= usual { usual } else { least.next_multiple_of(MIB) }
 }
 
-/// Returns how many bytes of memory an upload holds at once.
+/// Returns the memory held by an upload at once, in bytes.
 pub(crate) fn upload_bytes(size: u64, usual: u64) -> u64 {
     if size <= usual { size } else { size.min(NR_PARTS_UNDER_WAY as u64 * part_len(size, usual)) }
 }
@@ -66,7 +66,7 @@ pub(crate) struct Upload<'a> {
     source: &'a dyn ObjectSource,
     expected: &'a Expected,
     attributes: Attributes,
-    /// With a mark.
+    /// With an upload mark.
     metadata: Metadata,
 }
 
@@ -97,10 +97,10 @@ impl<'a> Upload<'a> {
         self.ended(stored)
     }
 
-    /// Returns what came of it.
+    /// Returns the outcome of the upload.
     pub(crate) fn ended(&self, stored: Result<ObjectInfo, BucketError>) -> Result<ObjectInfo, BucketError> {
         let stored = match stored {
-            // Perhaps by the same upload, by a caller that did not know whether it took effect.
+            // Perhaps changed by the same upload, repeated by a caller unsure of its effect.
             Err(BucketError::Changed(text)) => match self.asked.find_any(self.key, &self.place) {
                 Ok(Some(found)) if self.is_ours(&found) => found.info,
                 Ok(Some(_)) => return Err(BucketError::Changed(text)),
@@ -108,7 +108,7 @@ impl<'a> Upload<'a> {
                     self.asked.confirm_absent(self.key, &self.place)?;
                     return Err(BucketError::Changed(text));
                 }
-                // It may be ours.
+                // The object may be ours.
                 Err(error) => return Err(error),
             },
             stored => stored?,
@@ -134,7 +134,7 @@ impl<'a> Upload<'a> {
             match self.judge("PUT", &error)? {
                 Some(info) => return Ok(info),
                 None if round < NR_ROUNDS => {
-                    // Perhaps it stores something else at this moment.
+                    // The store may be busy with another change at this moment.
                     let pause = CONFLICT_PAUSE * 2u32.pow(round as u32);
                     self.wait(async { tokio::time::sleep(pause).await });
                     round += 1;
@@ -144,13 +144,13 @@ impl<'a> Upload<'a> {
         }
     }
 
-    /// Returns how the library is told the condition.
+    /// Returns the precondition in the form of `object_store`.
     fn mode(&self) -> Result<PutMode, BucketError> {
         let found;
         let info = match self.expected {
             Expected::Absent => return Ok(PutMode::Create),
-            // On what is there now: a PUT whose answer was lost may take effect late, and must not
-            // replace what was stored after it.
+            // The precondition is on the present object: a PUT with a lost response may take effect
+            // late, and must not replace a later version.
             Expected::Anything => match self.asked.find_any(self.key, &self.place)? {
                 None => return Ok(PutMode::Create),
                 Some(there) => {
@@ -173,7 +173,7 @@ impl<'a> Upload<'a> {
         }))
     }
 
-    /// Checks the condition with a HEAD.
+    /// Checks the precondition with a HEAD.
     fn check(&self, what: &str) -> Result<Option<Found>, BucketError> {
         if *self.expected == Expected::Anything {
             return Ok(None);
@@ -190,8 +190,8 @@ impl<'a> Upload<'a> {
         found.mark().is_some() && found.mark() == mark_of(&self.metadata)
     }
 
-    /// Judges a failure: the object's facts if it is stored all the same, `None` if it can be sent
-    /// again, else why it is not stored.
+    /// Judges a failure. Returns the object's information if it is stored nevertheless, `None` if
+    /// the request can be sent again, else the error.
     fn judge(&self, what: &str, error: &Error) -> Result<Option<ObjectInfo>, BucketError> {
         let is_refused = matches!(
             error,
@@ -199,7 +199,8 @@ impl<'a> Upload<'a> {
         );
         let is_denied = matches!(error, Error::PermissionDenied { .. } | Error::Unauthenticated { .. });
         let Ok(found) = self.asked.find_any(self.key, &self.place) else {
-            // A refusal is perhaps by our own object, of which the answer was lost.
+            // Our own object, stored by an attempt with a lost response, may have caused the
+            // refusal.
             return Err(self.refused(what, error));
         };
         match found {
@@ -219,7 +220,7 @@ impl<'a> Upload<'a> {
         self.end_parts(store, &upload, parts)
     }
 
-    /// Begins an upload in parts, which is noted.
+    /// Creates a multipart upload and notes its id.
     pub(crate) fn begin_noted(&self, store: &Arc<dyn MultipartStore>) -> Result<MultipartId, BucketError> {
         let upload = self.begin(store)?;
         match self.note(Some(&upload)) {
@@ -231,7 +232,7 @@ impl<'a> Upload<'a> {
         }
     }
 
-    /// Completes an upload of which these parts were sent, or gives it up.
+    /// Completes an upload with the sent parts, or aborts it.
     pub(crate) fn end_parts(
         &self,
         store: &Arc<dyn MultipartStore>,
@@ -244,7 +245,7 @@ impl<'a> Upload<'a> {
                 let ended = store.complete_multipart(&self.place.path, upload, parts);
                 match self.wait(AMENDMENT.scope(self.condition(), ended)) {
                     Ok(result) => {
-                        // A note that stays is of an upload that is over, which is no error.
+                        // A note left behind names an upload already over; this is no error.
                         let _ = self.note(None);
                         return self.stored(result.e_tag);
                     }
@@ -257,10 +258,9 @@ impl<'a> Upload<'a> {
         self.unended(error)
     }
 
-    /// Ends an upload without an object, when no part of it is sent any more; returns whether it is
-    /// over.
+    /// Aborts an upload with no part in flight any more; returns whether it is over.
     pub(crate) fn give_up_noted(&self, store: &Arc<dyn MultipartStore>, upload: &MultipartId) -> bool {
-        // Twice: a part that was on its way may have come in after the first.
+        // Twice: a part in flight may have arrived after the first abort.
         let is_over = self.give_up(store, upload) && self.give_up(store, upload);
         if is_over {
             let _ = self.note(None);
@@ -268,20 +268,20 @@ impl<'a> Upload<'a> {
         is_over
     }
 
-    /// Says what became of an object whose upload failed before its end, or at it.
+    /// Returns the outcome of an upload that failed before or at its completion.
     fn unended(&self, error: Result<BucketError, Error>) -> Result<ObjectInfo, BucketError> {
         match error {
             Ok(before) => Err(before),
             Err(at_end) => match self.judge("POST", &at_end) {
                 Ok(Some(info)) => Ok(info),
-                // Of the upload, not of the object.
+                // The upload was not found, not the object.
                 Ok(None) | Err(BucketError::NotFound(_)) => Err(self.refused("POST", &at_end)),
                 Err(error) => Err(error),
             },
         }
     }
 
-    /// Begins an upload in parts. It is noted before, since its id comes when there is one.
+    /// Creates a multipart upload. It is noted before, since its id is known only afterwards.
     fn begin(&self, store: &Arc<dyn MultipartStore>) -> Result<MultipartId, BucketError> {
         if self.asked.store.takes_conditions {
             self.note(Some(UNKNOWN_UPLOAD))?;
@@ -294,12 +294,12 @@ impl<'a> Upload<'a> {
             && let Ok(upload) = &begun
             && let Err(error) = self.end_others(store, upload)
         {
-            // The note stays as it is, of all of them.
+            // The note stays unchanged, and stands for all uploads of the key.
             self.give_up(store, upload);
             return Err(error);
         }
         begun.map_err(|error| {
-            // Where there may be one, of an answer that was lost, the note stays.
+            // If an upload may exist, created by a request with a lost response, the note stays.
             let is_none = match error {
                 Error::NotFound { .. } => nr_refused == 0,
                 Error::PermissionDenied { .. } => nr_refused <= 1,
@@ -312,10 +312,11 @@ impl<'a> Upload<'a> {
         })
     }
 
-    /// Ends uploads of this key but one: the library may have begun another, whose answer was lost.
+    /// Aborts all uploads of this key except one: `object_store` may have created another by a
+    /// request with a lost response.
     fn end_others(&self, store: &Arc<dyn MultipartStore>, upload: &MultipartId) -> Result<(), BucketError> {
         let uploads = match self.asked.uploads(self.key, &self.place) {
-            // A store that does not tell shall take files all the same.
+            // A store that denies such lists still accepts files.
             Err(BucketError::Denied(_)) => return Ok(()),
             uploads => uploads?,
         };
@@ -329,7 +330,7 @@ impl<'a> Upload<'a> {
         PutMultipartOptions { attributes: self.attributes.clone(), ..PutMultipartOptions::default() }
     }
 
-    /// Returns the condition under which an upload in parts ends, for a store that knows it.
+    /// Returns the precondition of completing a multipart upload, if the store supports it.
     fn condition(&self) -> Amendment {
         let headers = if self.asked.store.takes_conditions { headers_of(self.expected) } else { Vec::new() };
         Amendment { headers, ..Amendment::default() }
@@ -343,7 +344,7 @@ impl<'a> Upload<'a> {
         let mut under_way = VecDeque::new();
         let mut sent = Vec::new();
         let result = self.send_each(store, upload, &mut under_way, &mut sent);
-        // None may arrive after the upload was given up.
+        // No part may arrive after the upload is aborted.
         for part in under_way {
             part.abort();
             let _ = self.asked.runtime.block_on(part);
@@ -389,7 +390,7 @@ impl<'a> Upload<'a> {
         }
     }
 
-    /// Ends an upload in parts without an object; returns whether it is over.
+    /// Aborts a multipart upload; returns whether it is over.
     fn give_up(&self, store: &Arc<dyn MultipartStore>, upload: &MultipartId) -> bool {
         match self.wait(store.abort_multipart(&self.place.path, upload)) {
             Ok(()) | Err(Error::NotFound { .. }) => true,
@@ -400,7 +401,7 @@ impl<'a> Upload<'a> {
         }
     }
 
-    /// Stores a larger object where the library does not tell the upload's id.
+    /// Stores a larger object where `object_store` hides the upload id.
     fn as_stream(&self) -> Result<ObjectInfo, BucketError> {
         let mut upload = self.begin_stream()?;
         let size = self.source.size();
@@ -449,7 +450,7 @@ impl<'a> Upload<'a> {
     }
 
     fn note(&self, upload: Option<&str>) -> Result<(), BucketError> {
-        // Azure's parts go by themselves.
+        // Azure discards uncommitted parts by itself.
         if upload.is_some_and(str::is_empty) {
             return Ok(());
         }
@@ -462,7 +463,7 @@ impl<'a> Upload<'a> {
 
     fn stored(&self, e_tag: Option<String>) -> Result<ObjectInfo, BucketError> {
         let Some(etag) = e_tag.as_deref().and_then(etag_of) else {
-            // The answer has no version.
+            // The response has no ETag.
             let found = self.asked.find_stored("PUT", self.key, &self.place)?;
             return match self.is_ours(&found) || !self.asked.store.keeps_metadata {
                 true => Ok(found.info),
@@ -476,7 +477,7 @@ impl<'a> Upload<'a> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         Ok(ObjectInfo {
             size: self.source.size(),
-            // No store tells it here. Its clock may be another.
+            // No store returns the time here, and its clock may differ.
             modified: Timestamp { seconds: i64::try_from(now).unwrap_or(i64::MAX), nanoseconds: 0 },
             etag: Some(etag),
             metadata: Some(Arc::new(self.metadata.clone())),
@@ -486,7 +487,7 @@ impl<'a> Upload<'a> {
 
     fn failed(&self, what: &str, error: &Error) -> BucketError {
         match self.asked.failed(what, self.key, error) {
-            // 404 to a PUT means the bucket, or a gateway without its route.
+            // 404 for a PUT means a missing bucket, or a gateway without its route.
             BucketError::NotFound(text) => BucketError::Unavailable(text),
             failed => failed,
         }
@@ -496,18 +497,18 @@ impl<'a> Upload<'a> {
         self.asked.refused(what, self.key, error)
     }
 
-    /// Waits for a request. The layer below bounds the time that each attempt takes.
+    /// Waits for a request. The HTTP layer below bounds the time of each attempt.
     fn wait<T>(&self, request: impl Future<Output = T>) -> T {
         self.asked.runtime.block_on(request)
     }
 }
 
-/// Returns bytes as the library has them, without a copy.
+/// Converts bytes to the type of `object_store` without a copy.
 pub(crate) fn payload_of(bytes: PartBytes) -> PutPayload {
     bytes.into_chunks().into_iter().map(Bytes::from_owner).collect()
 }
 
-/// Returns the headers of a condition, if it can be one.
+/// Returns the headers of a precondition, if one can be expressed.
 pub(crate) fn headers_of(expected: &Expected) -> Vec<(HeaderName, HeaderValue)> {
     match expected {
         Expected::Absent => vec![(IF_NONE_MATCH, HeaderValue::from_static("*"))],

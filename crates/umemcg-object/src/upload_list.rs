@@ -1,4 +1,4 @@
-//! The uploads in parts that a store lists, of S3: the library does not know such lists.
+//! Parses S3's lists of multipart uploads, which `object_store` does not support.
 
 use std::cell::RefCell;
 
@@ -6,11 +6,11 @@ use quick_xml::Reader;
 use quick_xml::events::Event;
 
 tokio::task_local! {
-    /// The uploads of the list that this task asked for.
+    /// The uploads in the list requested by this task.
     pub(crate) static UPLOADS: RefCell<Vec<ListedUpload>>;
 }
 
-/// One of them.
+/// A multipart upload in a list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ListedUpload {
     /// The whole key.
@@ -18,7 +18,7 @@ pub(crate) struct ListedUpload {
     pub(crate) id: String,
 }
 
-/// Returns the uploads of a list; none of a text that is no list.
+/// Returns the uploads of a list; none if the text is no list.
 pub(crate) fn uploads_of(body: &[u8]) -> Vec<ListedUpload> {
     let mut reader = Reader::from_reader(body);
     let (mut uploads, mut text) = (Vec::new(), String::new());

@@ -1,4 +1,4 @@
-//! A charge that also counts in a statistic of its group, such as the bytes of objects.
+//! A charge with a statistic of its group, such as the bytes of objects.
 
 use umemcg_group::{Charge, Group, OwnerId, StatItem};
 
@@ -37,7 +37,7 @@ impl AccountedCharge {
         Ok(())
     }
 
-    /// Splits `bytes` off, which are released when the result is dropped.
+    /// Splits `bytes` off; they are released when the result is dropped.
     ///
     /// # Panics
     /// When it holds less.
@@ -56,7 +56,7 @@ impl AccountedCharge {
         charge
     }
 
-    /// Returns the owner that it is charged to.
+    /// Returns the charged owner.
     pub fn owner(&self) -> OwnerId {
         let Some(charge) = &self.charge else { unreachable!("only `drop` takes the charge") };
         charge.owner()
@@ -71,7 +71,7 @@ impl AccountedCharge {
 impl Drop for AccountedCharge {
     fn drop(&mut self) {
         let Some(charge) = self.charge.take() else { return };
-        // The numbers of a tree that is gone are not read.
+        // The tree is gone: nothing reads its numbers.
         let Some(group) = charge.owner().try_resolve() else { return };
         group.stat_add(self.item, -(charge.bytes() as i64));
         let was_beyond = !group.is_within_limits();

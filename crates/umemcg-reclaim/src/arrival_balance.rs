@@ -3,9 +3,9 @@
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Pages by which probation grows for each of its pages that was nearly kept.
+/// Pages by which probation grows for each of its nearly kept pages.
 const GROWTH_PAGES: u64 = 4;
-/// Pages by which it shrinks for each protected page that was nearly kept.
+/// Pages by which it shrinks for each nearly kept protected page.
 const SHRINKAGE_PAGES: u64 = 64;
 /// The whole, for [`ArrivalBalance::probation`].
 const WHOLE: u64 = u32::MAX as u64;
@@ -15,9 +15,9 @@ const PROBATION_MIN: u32 = (WHOLE / 100) as u32;
 /// The lists of pages in the order of their arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ArrivalList {
-    /// Pages that have not returned.
+    /// Pages read for the first time, or late.
     Probation,
-    /// Pages that have returned soon after they were taken back.
+    /// Pages that returned soon after being taken back.
     Protected,
 }
 
@@ -35,7 +35,7 @@ impl Default for ArrivalBalance {
 }
 
 impl ArrivalBalance {
-    /// Returns the list to take from, given how many objects both have.
+    /// Returns the list to take from, given the lengths of both.
     pub(crate) fn victim(&self, nr_probation: u64, nr_protected: u64) -> ArrivalList {
         let all = u128::from(nr_probation + nr_protected);
         let target = (all * u128::from(self.probation.load(Relaxed)) / u128::from(WHOLE)) as u64;
@@ -46,7 +46,7 @@ impl ArrivalBalance {
         }
     }
 
-    /// Moves the balance for pages that were nearly kept, of `nr_all` pages.
+    /// Moves the balance for nearly kept pages, of `nr_all` pages.
     pub(crate) fn note_nearly_kept(&self, nr_probation: u64, nr_protected: u64, nr_all: u64) {
         let fraction = |nr_pages: u64| (nr_pages.saturating_mul(WHOLE / nr_all.max(1))).min(WHOLE) as u32;
         let growth = fraction(nr_probation * GROWTH_PAGES);

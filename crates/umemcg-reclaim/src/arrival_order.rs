@@ -1,9 +1,9 @@
-//! The order of pages whose use is not seen, such as those that the kernel above a mount keeps:
-//! only their arrivals are known.
+//! The order of pages whose use is not seen, such as pages in the kernel's page cache above a
+//! mount: only their arrivals are known.
 //!
-//! Pages arrive on the *probation* list. Those that are read again soon after they were taken back
-//! arrive on the *protected* list. Both are first in, first out. A [`Shadow`] for each reclaimed
-//! run of pages says how long ago that was.
+//! Pages arrive on the *probation* list. Pages read again soon after being taken back arrive on the
+//! *protected* list. Both lists are first in, first out. A [`Shadow`] for each reclaimed run of
+//! pages records the group's age at that time.
 //!
 //! ```text
 //!  read for the first time ──► probation ──┐ taken back, leaves a shadow
@@ -13,13 +13,14 @@
 //!                                          └────────────────────┘
 //! ```
 //!
-//! Reclaim takes from probation while probation has more than its fraction of both. The fraction
-//! is learnt from pages that return so soon that a slightly longer list would have kept them. A
-//! probation page that does so lengthens probation, as after a change of the working set. A
-//! protected page shortens it, by a larger step, since it has been used again before.
+//! Reclaim takes from probation while probation has more than its fraction of both. The fraction is
+//! learnt from nearly kept pages: pages that return so soon that a slightly longer list would have
+//! kept them. A nearly kept probation page lengthens probation, as after a change of the working
+//! set. A nearly kept protected page shortens it, by a larger step, since it has been used again
+//! before.
 //!
-//! A protected page that returns is protected again half of the time only. So a loop that does not
-//! fit keeps a part of its pages rather than none.
+//! A returning protected page is protected again only half of the time. So a loop too large for the
+//! cache keeps a part of its pages rather than none.
 
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_group::{Group, OwnerId, StatItem};
@@ -30,27 +31,27 @@ use crate::shadow::Shadow;
 
 /// A return is soon at up to this many hundredths of the group's pages as its refault distance.
 const SOON_PERCENT: u64 = 75;
-/// The same, for what a slightly longer list would have kept.
+/// The same, for nearly kept pages.
 const NEARLY_KEPT_PERCENT: u64 = 25;
-/// Pages that return after they were taken back.
+/// Pages returning after being taken back.
 #[derive(Debug, Clone, Copy)]
 pub struct Returned {
-    /// What they left.
+    /// The shadow left by them.
     pub shadow: Shadow,
-    /// How many they are.
+    /// Their number.
     pub nr_pages: u64,
-    /// Of those, how many were protected.
+    /// Number of protected pages among them.
     pub nr_protected: u64,
 }
 
-/// Returns the list of a group to take from, given how many objects both have.
+/// Returns the list of a group to take from, given the lengths of both.
 pub fn victim_list(group: &Group, nr_probation: u64, nr_protected: u64) -> ArrivalList {
     let balance = GroupReclaim::if_present(group).map(GroupReclaim::arrival_balance);
     balance.map_or(ArrivalList::Probation, |balance| balance.victim(nr_probation, nr_protected))
 }
 
-/// Makes the group of `owner`, which a charge keeps alive, older by pages that are taken back from
-/// it. Returns what they leave.
+/// Makes the group of `owner` older by `nr_pages` taken back from it, and returns their shadow. A
+/// charge must keep `owner` alive.
 pub fn leave_shadow(owner: OwnerId, nr_nodes: usize, nr_pages: u64) -> Shadow {
     owner.with_group(|group| {
         advance_age(group, nr_nodes, nr_pages);
@@ -58,7 +59,7 @@ pub fn leave_shadow(owner: OwnerId, nr_nodes: usize, nr_pages: u64) -> Shadow {
     })
 }
 
-/// Returns whether what left this shadow would return soon if it did now.
+/// Returns whether pages with this shadow would count as returning soon if read now.
 pub fn is_recent(shadow: Shadow, nr_nodes: usize) -> bool {
     shadow.evictor().is_some_and(|evictor| {
         let distance = shadow.distance(GroupReclaim::of(&evictor, nr_nodes).age());
@@ -66,7 +67,7 @@ pub fn is_recent(shadow: Shadow, nr_nodes: usize) -> bool {
     })
 }
 
-/// Counts pages that return to `reader`. Returns the list that they arrive on.
+/// Counts pages returning to `reader`. Returns their arrival list.
 #[doc(alias = "workingset_refault")]
 pub fn arrive_again(reader: &Group, nr_nodes: usize, returned: &Returned) -> ArrivalList {
     reader.stat_add(StatItem::WorkingsetRefault, returned.nr_pages as i64);
@@ -86,7 +87,8 @@ pub fn arrive_again(reader: &Group, nr_nodes: usize, returned: &Returned) -> Arr
     ArrivalList::Protected
 }
 
-/// Returns the file pages of a group and those below it, whose reclaim makes it older.
+/// Returns the number of file pages of a group and its descendants; their reclaim makes the group
+/// older.
 fn nr_pages_of(group: &Group) -> u64 {
     let items = [StatItem::FileKernel, StatItem::InactiveFile, StatItem::ActiveFile];
     items.iter().map(|&item| group.stat_total(item)).sum::<i64>().max(0) as u64 / PAGE_SIZE_U64

@@ -23,23 +23,23 @@ use crate::writeback_backoff::WritebackBackoff;
 #[derive(Debug)]
 pub struct GroupReclaim {
     lruvecs: Box<[Lruvec]>,
-    /// By node: which shrinkers may have objects of this group.
+    /// By node: bits of the shrinkers with possible objects of this group.
     shrinker_bits: Box<[ShrinkerBits]>,
     object_lists: ObjectLists,
-    /// Marks of the groups, this one and those below, that may have pages or objects.
+    /// Marks of the groups in this subtree with possible pages or objects.
     subtree_marks: SubtreeMarks<Weak<Group>>,
     background: Background,
-    /// For the level of pressure on this group and those below.
+    /// For the level of pressure on this group and its descendants.
     level_window: Window,
-    /// Of this group and those below.
+    /// Of this group and its descendants.
     leaving_bytes: LeavingBytes,
     /// Evictions and activations on behalf of this group; see [`crate::shadow`]. (A)
     age: AtomicU64,
     arrival_balance: ArrivalBalance,
-    /// Charged over `memory.high` by requests that were answered at once; the next one that may be
-    /// delayed pays for it. (A)
+    /// Charged over `memory.high` by requests answered at once; the next delayable request pays for
+    /// it. (A)
     deferred_bytes: AtomicU64,
-    /// With write-back, when this group is reclaimed from.
+    /// Waits for write-back by reclaims of this group.
     pub(crate) backoff: WritebackBackoff,
     /// The positions of the walks over this group's subtree; taken by concurrent reclaimers in
     /// turn.
@@ -85,7 +85,8 @@ impl GroupReclaim {
         self.lruvecs.len()
     }
 
-    /// Returns what of this group and those below is leaving, or has been freed after that.
+    /// Returns the counts of bytes leaving this group and its descendants, and of bytes freed after
+    /// leaving.
     pub(crate) fn leaving_bytes(&self) -> &LeavingBytes {
         &self.leaving_bytes
     }
@@ -95,7 +96,7 @@ impl GroupReclaim {
         self.age.load(Ordering::Relaxed)
     }
 
-    /// Returns the balance of what is kept in the order of its arrival.
+    /// Returns the balance of objects kept in the order of arrival.
     pub(crate) fn arrival_balance(&self) -> &ArrivalBalance {
         &self.arrival_balance
     }
@@ -104,7 +105,7 @@ impl GroupReclaim {
         self.deferred_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Returns what was deferred since this was last asked.
+    /// Takes the bytes deferred since the last call.
     pub(crate) fn take_deferred(&self) -> u64 {
         match self.deferred_bytes.load(Ordering::Relaxed) {
             0 => 0,
@@ -126,7 +127,7 @@ impl GroupReclaim {
         &self.background
     }
 
-    /// Returns the window of pages that reclaim of this group has scanned recently.
+    /// Returns the window of pages recently scanned by reclaim of this group.
     pub(crate) fn level_window(&self) -> &Window {
         &self.level_window
     }
@@ -135,10 +136,10 @@ impl GroupReclaim {
         &self.subtree_marks
     }
 
-    /// Returns the place of a shrinker's bit; charges the group for a unit that had to be appended.
+    /// Returns the place of a shrinker's bit; charges the group for an appended unit.
     pub(crate) fn bit_place(&self, group: &Group, node: usize, shrinker: u32) -> Result<BitPlace, Closed> {
         let bits = self.shrinker_bits(node);
-        // The first unit of a group is within what every group is charged for.
+        // The charge of every group includes its first unit.
         let is_first = bits.units().next().is_none();
         let mut appended = false;
         let place = bits.find_or_append(shrinker, || appended = true)?;
@@ -159,7 +160,7 @@ impl GroupReclaim {
         self.object_lists.find_or_make(group, key, serial, bit_place)
     }
 
-    /// Notes that something was added to the group: reclaim will visit it.
+    /// Notes pages or objects added to the group: reclaim will visit it.
     #[inline]
     pub(crate) fn note_present(&self, group: &Arc<Group>) {
         subtree_marks::note_present(chain(group, self.nr_nodes()));
@@ -174,14 +175,14 @@ impl GroupReclaim {
         subtree_marks::note_absent::<true, _>(chain(group, self.nr_nodes()), || !self.is_empty());
     }
 
-    /// Returns whether the group has no page on a list and no shrinker that may have objects.
+    /// Returns whether the group has no page on a list and no shrinker with possible objects.
     pub(crate) fn is_empty(&self) -> bool {
         self.lruvecs.iter().all(|lruvec| lruvec.lock().is_empty())
             && self.shrinker_bits.iter().all(ShrinkerBits::are_clear)
     }
 }
 
-/// Returns the marks of a group and of those above it, made where they have none yet.
+/// Returns the marks of a group and of its ancestors, creating missing ones.
 fn chain(group: &Arc<Group>, nr_nodes: usize) -> impl Iterator<Item = PathNode<'_, Weak<Group>>> {
     std::iter::successors(Some(group), |at| at.parent()).map(move |at| PathNode {
         subtree_marks: &GroupReclaim::of(at, nr_nodes).subtree_marks,
@@ -190,7 +191,7 @@ fn chain(group: &Arc<Group>, nr_nodes: usize) -> impl Iterator<Item = PathNode<'
     })
 }
 
-/// Returns the bytes of a group, and of those below it, that are leaving.
+/// Returns the bytes leaving a group and its descendants.
 pub fn leaving_bytes(group: &Group) -> u64 {
     GroupReclaim::if_present(group).map_or(0, |part| part.leaving_bytes().now())
 }
@@ -205,17 +206,18 @@ pub fn advance_age(group: &Arc<Group>, nr_nodes: usize, pages: u64) {
     }
 }
 
-/// Returns the owner handle that a frame record, a shadow or an index node names.
+/// Returns the owner handle with this number, as stored in a frame record, a shadow or an index
+/// node.
 ///
 /// # Panics
-/// When the number names no owner, which a charged object always has.
+/// When the number names no owner; a charged object always has one.
 #[inline]
 pub fn owner_from(raw: u32) -> OwnerId {
     OwnerId::from_raw(raw).expect("what is charged has an owner")
 }
 
-/// Runs `body` with the living lists that pages of `owner` on `node` belong to. `owner` must be
-/// kept alive by a charge.
+/// Runs `body` with the living lists of pages of `owner` on `node`. `owner` must be kept alive by a
+/// charge.
 pub fn with_lists<R>(
     owner: OwnerId,
     node: usize,

@@ -1,8 +1,8 @@
-//! Isolated pages: off their lists, with a thread that is about to evict them or to put them back.
+//! Isolated pages: off their lists, held by a thread about to evict them or put them back.
 //!
-//! A reclaim that finds a group's lists empty cannot tell whether another thread has its last
-//! pages. So a thread is counted at the group while it has some, and a charge asks for that before
-//! it fails.
+//! A reclaim finding a group's lists empty does not know whether another thread has isolated the
+//! last pages. So every isolation is counted at the group, and a charge checks the count before it
+//! fails.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use umemcg_group::Group;
 use crate::group_reclaim::GroupReclaim;
 use crate::lruvec::{Lists, Lruvec};
 
-/// Isolated pages of a group on one node, until this is dropped.
+/// Isolated pages of a group on one node; the isolation ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Isolation<G: Deref<Target = Group>> {
     group: G,
@@ -20,7 +20,7 @@ pub(crate) struct Isolation<G: Deref<Target = Group>> {
 }
 
 impl<G: Deref<Target = Group>> Isolation<G> {
-    /// Begins an isolation of pages of the group's lists on the node, which are locked.
+    /// Begins an isolation of pages of the group's locked lists on the node.
     pub(crate) fn begin(lists: &mut Lists, group: G, node: usize) -> Self {
         lists.nr_isolations += 1;
         Self { group, node }
@@ -40,8 +40,8 @@ impl<G: Deref<Target = Group>> Drop for Isolation<G> {
     }
 }
 
-/// Returns whether a thread has isolated pages of a group, or of one below it. A group that is
-/// removed meanwhile takes the count along.
+/// Returns whether a thread has isolated pages of a group or a descendant. A group removed
+/// meanwhile takes the count along.
 pub(crate) fn has_isolated(root: &Arc<Group>) -> bool {
     let has_isolated_here = |part: &GroupReclaim| part.lruvecs().iter().any(Lruvec::has_isolated);
     let mut left = vec![Arc::clone(root)];

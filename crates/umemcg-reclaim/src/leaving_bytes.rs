@@ -1,16 +1,16 @@
-//! The bytes of a group, and of those below it, that are [leaving](crate::Leaving).
+//! The bytes [leaving](crate::Leaving) a group and its descendants.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// Counts of bytes. Each is an estimate of a moment.
+/// Counts of bytes. Each is a momentary estimate.
 #[derive(Debug)]
 pub(crate) struct LeavingBytes {
     /// (A) Leaving now.
     now: AtomicU64,
     /// (A) Freed, ever. It rises before `now` falls.
     freed: AtomicU64,
-    /// (A) What `freed` was when a reclaim last waited in vain.
+    /// (A) The value of `freed` when a reclaim last waited in vain.
     freed_when_hung: AtomicU64,
 }
 
@@ -22,8 +22,7 @@ impl Default for LeavingBytes {
 
 impl LeavingBytes {
     pub(crate) fn now(&self) -> u64 {
-        // Acquire: a reclaim for which nothing is leaving sees what was freed. With the Release
-        // in `end`.
+        // Acquire: pairs with the Release in `end`. A reclaim reading 0 here sees the freed bytes.
         self.now.load(Acquire)
     }
 
@@ -40,7 +39,7 @@ impl LeavingBytes {
     }
 
     pub(crate) fn end(&self, bytes: u64) {
-        // Release: with the Acquire in `now`.
+        // Release: pairs with the Acquire in `now`.
         self.now.fetch_sub(bytes, Release);
     }
 

@@ -1,6 +1,5 @@
-//! Reclaim: which memory is freed when a group has no room. This crate has the lists of every
-//! group, the walk over a subtree, shrinkers, background workers, and "charge, or reclaim and try
-//! again".
+//! Reclaim: frees memory when a group has no room. This crate has the lists of every group, the
+//! walk over a subtree, shrinkers, background workers, and "charge, or reclaim and try again".
 //!
 //! One core serves every caller (a refused charge, a limit write, `force_empty`, `memory.reclaim`,
 //! the background workers): a root group, a goal in pages, and a reason. Reclaim starts with

@@ -1,9 +1,8 @@
 //! Lists of objects per (group, node), each with its own lock, least recently added first.
 //!
-//! An object is a token of the caller's (a number by which it finds its object again) in a place
-//! that it reserves once ([`ListSlot`]). The object goes on the list of the group that pays for it.
-//! When that group is removed its lists are spliced to its parent's; the object's owner handle
-//! leads there by itself.
+//! An object is a caller's token (a number to find the object again) in a place reserved once
+//! ([`ListSlot`]). The object goes on the list of its charged group. When the group is removed its
+//! lists are spliced to its parent's; the object's owner handle then resolves to the parent.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -26,8 +25,8 @@ pub enum Verdict {
     /// Take it off the list and continue.
     #[doc(alias = "LRU_REMOVED")]
     Removed,
-    /// The visitor took it off ([`WalkedList::isolate`]) and has released the lock since: start
-    /// again at the old end.
+    /// The visitor took it off ([`WalkedList::isolate`]) and then released the lock: start again at
+    /// the old end.
     #[doc(alias = "LRU_REMOVED_RETRY")]
     RemovedRetry,
     /// Move it to the young end.
@@ -56,8 +55,8 @@ pub struct ListLru {
 }
 
 impl ListLru {
-    /// Creates lists for the shrinker of that number. A shrinker that needs several kinds numbers
-    /// them by `sub`.
+    /// Creates lists for the shrinker with number `id`. A shrinker with several kinds of lists
+    /// numbers them by `sub`.
     #[doc(alias = "list_lru_init")]
     #[doc(hidden)]
     pub fn new(reclaimer: &Reclaimer, id: &ShrinkerId, sub: u32) -> Self {
@@ -84,13 +83,13 @@ impl ListLru {
         self.slots.take(token)
     }
 
-    /// Gives the object another number. The caller keeps others from giving one at the same time; a
-    /// walk sees the old one or the new one.
+    /// Replaces the token of an object. The caller prevents concurrent replacements; a walk sees
+    /// the old token or the new one.
     pub fn set_token(&self, slot: ListSlot, token: u64) {
         self.slots.set_token(slot, token);
     }
 
-    /// Returns the number of an object.
+    /// Returns the token of an object.
     pub fn token(&self, slot: ListSlot) -> u64 {
         self.slots.token(slot)
     }
@@ -101,21 +100,21 @@ impl ListLru {
         self.slots.give_back(slot);
     }
 
-    /// Returns whether the object is on a list. Out of date immediately unless the caller keeps
-    /// others from moving it.
+    /// Returns whether the object is on a list. Out of date immediately unless the caller prevents
+    /// other threads from moving it.
     pub fn is_linked(&self, slot: ListSlot) -> bool {
         self.slots.is_linked(slot)
     }
 
-    /// Puts an object at the young end of the list of `owner`, which a charge of the caller's keeps
-    /// alive. Returns `false` if it is on a list already. The caller keeps others from adding or
-    /// removing the same object meanwhile.
+    /// Puts an object at the young end of the list of `owner`; a charge of the caller keeps `owner`
+    /// alive. Returns `false` if the object is on a list already. The caller prevents other threads
+    /// from adding or removing the same object meanwhile.
     #[doc(alias = "list_lru_add")]
     pub fn add(&self, owner: OwnerId, node: usize, slot: ListSlot) -> bool {
         self.add_with_handle(owner, node, slot).is_some()
     }
 
-    /// Like [`add`](Self::add), and returns a handle of the list for [`add_to`](Self::add_to).
+    /// Like [`add`](Self::add), but returns a handle of the list for [`add_to`](Self::add_to).
     /// `None` when the object is on a list already.
     pub fn add_with_handle(&self, owner: OwnerId, node: usize, slot: ListSlot) -> Option<ListHandle> {
         let owner = mechanism::list_owner(owner);
@@ -133,7 +132,8 @@ impl ListLru {
                 continue;
             }
             if self.slots.is_linked(slot) {
-                // One that was made for it is found by a walk, which drops it.
+                // If the list was made just now, set its bit, so a walk finds the empty list and
+                // drops it.
                 if objects.chain.len() == 0 {
                     list.set_bit();
                 }
@@ -153,15 +153,14 @@ impl ListLru {
         }
     }
 
-    /// Like [`add`](Self::add), on a list that was found before, which saves looking for it.
-    /// Returns `false` if that list is gone or has nothing on it, or the object is on a list
-    /// already; then nothing was done.
+    /// Like [`add`](Self::add), on a list found before, without another look-up. Returns `false`,
+    /// without effect, if the list is gone or empty, or the object is on a list already.
     pub fn add_to(&self, known: &ListHandle, owner: OwnerId, slot: ListSlot) -> bool {
         let owner = mechanism::list_owner(owner);
         let list = &*known.0;
         debug_assert_eq!(list.serial(), self.serial, "a list is known to the thread that found it");
         let mut objects = list.lock();
-        // The first on a list has to be made known, and for that the group is needed.
+        // The first object on a list has to be announced, and this needs the group.
         if objects.dead || objects.chain.len() == 0 || self.slots.is_linked(slot) {
             return false;
         }
@@ -177,9 +176,9 @@ impl ListLru {
         self.slots.look_ahead(slot)
     }
 
-    /// Takes an object off its list. Returns `false` if it is on none. The caller keeps others from
-    /// adding it meanwhile; walks may remove it at the same time, and only one of the two reports
-    /// it.
+    /// Takes an object off its list. Returns `false` if it is on none. The caller prevents other
+    /// threads from adding it meanwhile. A walk may remove it at the same time; only one of the two
+    /// reports the removal.
     #[doc(alias = "list_lru_del")]
     pub fn remove(&self, node: usize, slot: ListSlot) -> bool {
         self.with_list_of(node, slot, |list, objects| {
@@ -207,7 +206,7 @@ impl ListLru {
             if objects.dead {
                 continue;
             }
-            // Under the lock of the living list that the owner leads to, this answer is exact.
+            // Under the lock of the owner's living list, this answer is exact.
             if !self.slots.is_linked(slot) {
                 return false;
             }
@@ -232,9 +231,9 @@ impl ListLru {
         part.map_or(0, |part| part.object_lists().len_of(self.key(node), self.serial))
     }
 
-    /// Shows up to `nr` objects of a group to `visit`, oldest first, under the list's lock; returns
-    /// how many left the list. `visit` gets the object's token and place, may only try to lock what
-    /// is locked before lists, and decides.
+    /// Calls `visit` for up to `nr` objects of a group, oldest first, under the list's lock;
+    /// returns the number of objects taken off the list. `visit` gets the object's token and place,
+    /// and returns a verdict. It may only try-lock the locks ranked before lists.
     #[doc(alias = "list_lru_walk_one")]
     pub fn walk(
         &self,
@@ -246,7 +245,7 @@ impl ListLru {
         self.known(group, node).map_or(0, |known| self.walk_handle(&known, nr, visit))
     }
 
-    /// Like [`walk`](Self::walk), on a list that was found before.
+    /// Like [`walk`](Self::walk), on a list found before.
     pub fn walk_handle(
         &self,
         known: &ListHandle,
@@ -279,7 +278,7 @@ impl ListLru {
             };
             removed += std::mem::take(&mut walked.isolated);
             match step {
-                // A list that died while its lock was away is empty.
+                // If the list died while unlocked, it is empty.
                 ControlFlow::Continue(next) => at = next,
                 ControlFlow::Break(()) => break,
             }
@@ -288,8 +287,8 @@ impl ListLru {
     }
 }
 
-/// A list that was found before. When it was pruned, it comes back with the next object; it goes
-/// for good with its group.
+/// A list found before. A pruned list comes back with the next object; the list of a removed group
+/// does not.
 #[derive(Debug)]
 pub struct ListHandle(Arc<ObjectList>);
 
@@ -325,7 +324,8 @@ impl WalkedList<'_> {
         self.isolated += 1;
     }
 
-    /// Releases the lock during `act`. The visitor then has to return a verdict that starts again.
+    /// Releases the lock during `act`. The visitor must then return [`Verdict::Retry`] or
+    /// [`Verdict::RemovedRetry`].
     pub fn unlocked<R>(&mut self, act: impl FnOnce() -> R) -> R {
         self.objects.unlocked(act)
     }

@@ -1,10 +1,10 @@
 //! Slots of object lists: the links and the token of an object. All lists of a reclaimer share the
-//! slots, so that a list can be spliced to another in O(1), and their memory is returned when it is
-//! not needed.
+//! slots, so a list can be spliced to another in O(1). Their memory is returned when no slot is
+//! taken.
 //!
 //! A place is three words: links, token, and owner with state. Links and state change under the
-//! lock of the list that the owner resolves to; the token changes at any time, and readers may see
-//! an earlier one. All accesses are relaxed: the locks order them.
+//! lock of the list of the owner's current group; the token changes at any time, and readers may
+//! see an earlier one. All accesses are relaxed: the locks order them.
 
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
@@ -28,7 +28,7 @@ impl ListSlot {
     /// No place has this number.
     pub const NOWHERE: u32 = NONE;
 
-    /// Returns the place as a number, for a caller that has no room for a type.
+    /// Returns the place as a number, for callers without room for a type.
     pub fn into_raw(self) -> u32 {
         self.0
     }
@@ -55,13 +55,13 @@ pub(crate) struct ListSlots {
     free: LeafMutex<Free>,
 }
 
-/// No place is left: there are as many as objects of 64 bytes fit in the pool.
+/// No place is left: there are about as many places as objects of 64 bytes in a full pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("no room for another object in any list")]
 pub struct ListsFull;
 
 impl ListSlots {
-    /// Creates a table with room for as many objects as could be paid for.
+    /// Creates a table with room for as many objects of 64 bytes as the pool can hold.
     pub(crate) fn new(pool_bytes: u64) -> io::Result<Self> {
         let nr_max = u32::try_from(pool_bytes / 64 + 4096).unwrap_or(NONE - 1);
         Ok(Self { words: ZeroTable::new(nr_max as usize * WORDS)?, nr_max, free: LeafMutex::default() })
@@ -89,13 +89,13 @@ impl ListSlots {
         let mut free = self.free.lock();
         free.slots.push(slot.0);
         if free.slots.len() == free.high as usize {
-            // The last one: all of the memory is freed.
+            // The last place was given back: free all of the memory.
             self.words.discard(0..free.high as usize * WORDS);
             *free = Free::default();
         }
     }
 
-    /// Places that are taken.
+    /// Returns the number of taken places.
     pub(crate) fn nr_taken(&self) -> usize {
         let free = self.free.lock();
         free.high as usize - free.slots.len()
@@ -215,14 +215,14 @@ impl Chain {
         self.len -= 1;
     }
 
-    /// Moves a place to the young end. It stays marked as linked throughout: others look at that
-    /// without the lock.
+    /// Moves a place to the young end. It stays marked as linked throughout: other threads check
+    /// the mark without the lock.
     pub(crate) fn rotate(&mut self, slots: &ListSlots, slot: ListSlot) {
         self.cut_out(slots, slot);
         self.link_tail(slots, slot);
     }
 
-    /// Puts all of `other` behind our tail, in O(1).
+    /// Appends all of `other` to the tail, in O(1).
     pub(crate) fn splice_tail(&mut self, slots: &ListSlots, other: &mut Chain) {
         if other.len == 0 {
             return;

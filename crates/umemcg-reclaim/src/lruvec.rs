@@ -1,9 +1,9 @@
 //! The lists of one (group, node): inactive and active, one lock, links kept in the frame records.
 //!
-//! A page on a list carries [`Flag::ON_LRU`]; which list, [`Flag::ACTIVE`]. Both change only under
-//! the lock of the list that the page's owner resolves to. When a group is removed its lists are
-//! spliced to the parent's tail in O(1) (parent locked before child) and marked dead; a thread that
-//! locks a dead list resolves the owner again.
+//! A page on a list carries [`Flag::ON_LRU`]; [`Flag::ACTIVE`] distinguishes the two lists. Both
+//! flags change only under the lock of the list of the page's current group. When a group is
+//! removed its lists are spliced to the parent's tail in O(1) (parent locked before child) and
+//! marked dead; a thread finding a dead list resolves the owner again.
 
 use umemcg_arena::{Arena, FrameFlags as Flag, FrameId, FrameRecord};
 use umemcg_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -81,7 +81,7 @@ impl List {
         self.len -= 1;
     }
 
-    /// Puts all of `other` behind our tail, in O(1).
+    /// Appends all of `other` to the tail, in O(1).
     pub(crate) fn splice_tail(&mut self, arena: &Arena, other: &mut List) {
         if other.len == 0 {
             return;
@@ -105,7 +105,7 @@ pub struct Lists {
     pub(crate) active: List,
     /// Set when the group was removed; the lists are empty for good.
     pub(crate) dead: bool,
-    /// Isolations of pages that have begun, ever.
+    /// Isolations ever begun.
     pub(crate) nr_isolations: u64,
 }
 
@@ -139,7 +139,8 @@ impl Lists {
         (!tail.is_none()).then_some(tail)
     }
 
-    /// Puts a page that is on no list at the young end of a list, and sets its flags to match.
+    /// Puts a page at the young end of a list, and sets its flags to match. The page must be on no
+    /// list.
     pub fn add(&mut self, arena: &Arena, frame: FrameId, kind: LruKind) {
         self.add_with(arena, frame, kind, Flag::NONE);
     }
@@ -160,10 +161,10 @@ impl Lists {
         self.list(kind).push_head(arena, frame);
     }
 
-    /// Moves a page that is on one of the lists to the young end of a list.
+    /// Moves a page from one of the lists to the young end of a list.
     ///
-    /// It stays marked as listed throughout. A thread that frees a page checks the mark without the
-    /// lock: without the mark it would free the page, which would be on a list again a moment
+    /// It stays marked as listed throughout. A freeing thread checks the mark without the lock:
+    /// without the mark it would free the page, and the page would be on a list again a moment
     /// later.
     pub fn move_to_head(&mut self, arena: &Arena, frame: FrameId, kind: LruKind) {
         let record = arena.record(frame);
@@ -178,7 +179,7 @@ impl Lists {
     }
 
     /// Moves a page of the inactive list to its old end: the next page to evict. Returns `false` if
-    /// it is not there.
+    /// the page is not on the inactive list.
     pub fn rotate(&mut self, arena: &Arena, frame: FrameId) -> bool {
         let record = arena.record(frame);
         if !record.test(Flag::ON_LRU) || record.test(Flag::ACTIVE) {
@@ -189,7 +190,7 @@ impl Lists {
         true
     }
 
-    /// Takes a page off its list, if it is on one. Returns which.
+    /// Takes a page off its list and returns the list's kind; `None` if the page is on no list.
     pub fn remove(&mut self, arena: &Arena, frame: FrameId) -> Option<LruKind> {
         let record = arena.record(frame);
         if !record.test(Flag::ON_LRU) {
@@ -208,11 +209,11 @@ pub struct Lruvec {
     pub(crate) lists: RankedMutex<Lists>,
     /// Pages scanned since one was last freed. (A)
     fruitless: AtomicU64,
-    /// Isolations of pages that have ended, ever.
+    /// Isolations ever ended.
     nr_isolations_ended: AtomicU64,
 }
 
-/// Times that lists are scanned without success before they count as unreclaimable.
+/// Number of fruitless scans before lists count as unreclaimable.
 const FRUITLESS_ROUNDS: u64 = 6;
 
 impl Lruvec {
@@ -238,8 +239,8 @@ impl Lruvec {
         self.fruitless.fetch_add(scanned, Ordering::Relaxed);
     }
 
-    /// Notes that a page was freed: scanning makes sense again. Returns `true` if the lists counted
-    /// as nearly unreclaimable.
+    /// Notes a freed page: scanning makes sense again. Returns `true` if the lists counted as
+    /// nearly unreclaimable.
     pub(crate) fn note_freed(&self) -> bool {
         let was_fruitless = self.fruitless.load(Ordering::Relaxed) != 0;
         if was_fruitless {
@@ -248,9 +249,9 @@ impl Lruvec {
         was_fruitless
     }
 
-    /// Notes that what was isolated has been freed or put back.
+    /// Notes that isolated pages have been freed or put back.
     pub(crate) fn end_isolation(&self) {
-        // Release: pairs with the Acquire in `has_isolated`. What was freed is free by then.
+        // Release: pairs with the Acquire in `has_isolated`. Freed pages are free by then.
         self.nr_isolations_ended.fetch_add(1, Ordering::Release);
     }
 

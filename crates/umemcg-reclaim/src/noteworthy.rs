@@ -1,5 +1,5 @@
-//! Events that are told to `tracing`: refused growth, failed charges, long reclaim. Each is told at
-//! most [ten times a second](RateLimit::PER_SECOND), with the number of those left out, and costs
+//! Events logged with `tracing`: refused growth, failed charges, long reclaim. Each is logged at
+//! most [ten times a second](RateLimit::PER_SECOND), with the number of events left out, and costs
 //! one branch while no subscriber listens.
 
 use std::fmt;
@@ -12,7 +12,7 @@ use umemcg_group::{Group, Refused};
 
 use crate::scan_control::{Progress, Reason};
 
-/// A reclaim that takes as long is told.
+/// Shortest duration of a reclaim to log.
 const LONG_RECLAIM: Duration = Duration::from_millis(100);
 
 /// See the module.
@@ -25,7 +25,7 @@ pub(crate) struct Noteworthy {
 }
 
 impl Noteworthy {
-    /// Tells that an account of `group` was refused as much.
+    /// Logs that an account of `group` was refused `bytes`.
     pub(crate) fn refused_growth(&self, group: &Group, bytes: u64, why: &dyn fmt::Display) {
         if tracing::enabled!(Level::DEBUG)
             && let Some(left_out) = self.refusals.ask(self.clock.now())
@@ -35,7 +35,7 @@ impl Noteworthy {
         }
     }
 
-    /// Tells that a charge failed although all that was possible was reclaimed.
+    /// Logs a failed charge: reclaim found nothing more to free.
     pub(crate) fn failed_charge(&self, group: &Group, refused: &Refused) {
         if tracing::enabled!(Level::INFO)
             && let Some(left_out) = self.failed_charges.ask(self.clock.now())
@@ -52,7 +52,7 @@ impl Noteworthy {
         }
     }
 
-    /// Runs a reclaim of `root`, and tells if it takes long.
+    /// Runs a reclaim of `root`, and logs it if it takes long.
     #[inline]
     pub(crate) fn timed(&self, root: &Group, reason: Reason, reclaim: impl FnOnce() -> Progress) -> Progress {
         if !tracing::enabled!(Level::INFO) {

@@ -1,5 +1,5 @@
-//! The lists of objects that one group has, by shrinker and node: made with the first object,
-//! dropped when a walk finds them empty, spliced to the parent's when the group is removed.
+//! The object lists of one group, by shrinker and node: made with the first object, dropped when a
+//! walk finds them empty, spliced to the parent's lists when the group is removed.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -12,7 +12,7 @@ use crate::accounted_charge::AccountedCharge;
 use crate::list_slots::{Chain, ListSlot, ListSlots};
 use crate::shrinker::bits::{BitPlace, Closed, Unit};
 
-/// The key of a list: shrinker, node, and the number that the shrinker gave it.
+/// The key of a list: shrinker, node, and the list number chosen by the shrinker.
 pub(crate) type ListKey = (u32, u32, u32);
 
 /// Bytes of a list, charged to its group.
@@ -22,8 +22,8 @@ const LIST_BYTES: u64 = size_of::<ObjectList>() as u64 + 48;
 #[derive(Debug)]
 pub(crate) struct Objects {
     pub(crate) chain: Chain,
-    /// Empty, and not the group's any more: a thread that locked it looks for another. One that was
-    /// known when it was pruned may be taken back.
+    /// Empty, and no longer the group's: a thread holding the lock looks for another list. A list
+    /// still referenced when pruned may be taken back.
     pub(crate) dead: bool,
 }
 
@@ -33,14 +33,14 @@ pub(crate) struct ObjectList {
     objects: RankedMutex<Objects>,
     /// Length of the chain, readable without the lock. (A)
     len: AtomicU64,
-    /// The place at the old end, as it was at some time; only good for guesses. (A)
+    /// The place at the old end at some time; only good for guesses. (A)
     oldest: AtomicU32,
-    /// The bit that says that there is something.
+    /// The bit set while the list may hold objects.
     place: BitPlace,
-    /// Of the `ListLru` that made it.
+    /// Serial of the `ListLru` that made it.
     serial: u64,
-    /// Kept while the list sleeps, too: other charges would take the room, and the next object
-    /// would bring the group above its limit.
+    /// Kept while the list sleeps, too: otherwise other charges would take the room, and the next
+    /// object would bring the group above its limit.
     _charge: AccountedCharge,
 }
 
@@ -60,7 +60,7 @@ impl ObjectList {
         self.len.load(Relaxed)
     }
 
-    /// Returns the place at the old end, unless that has changed since.
+    /// Returns the place at the old end, possibly outdated.
     pub(crate) fn oldest(&self) -> u32 {
         self.oldest.load(Relaxed)
     }
@@ -79,10 +79,9 @@ impl ObjectList {
         self.oldest.store(objects.chain.first().map_or(ListSlot::NOWHERE, ListSlot::into_raw), Relaxed);
     }
 
-    /// Says that there is something. The length must have been noted.
+    /// Sets the list's bit. The length must have been noted.
     pub(crate) fn set_bit(&self) {
-        // Closed: the group is being removed, and the thread that splices the list sets the
-        // parent's bit.
+        // Closed: the group is being removed, and the splicing thread sets the parent's bit.
         let _ = self.place.unit.set(self.place.bit);
     }
 }
@@ -90,7 +89,7 @@ impl ObjectList {
 #[derive(Debug, Default)]
 struct Lists {
     by_key: BTreeMap<ListKey, Arc<ObjectList>>,
-    /// Pruned while they were known: a thread that finds its list dead gets the same one back.
+    /// Lists pruned while still referenced: a thread finding its list dead gets the same list back.
     asleep: Vec<(ListKey, Weak<ObjectList>)>,
     /// The group was removed.
     closed: bool,
@@ -99,7 +98,8 @@ struct Lists {
 }
 
 impl Lists {
-    /// Takes a list out of those that sleep, if it is still known. Forgets those that are not.
+    /// Takes a list out of the sleeping lists, if still referenced. Forgets lists without
+    /// references.
     fn wake(&mut self, key: ListKey, serial: u64) -> Option<Arc<ObjectList>> {
         let mut woken = None;
         self.asleep.retain(|(there, list)| {
@@ -126,12 +126,12 @@ impl ObjectLists {
         Self { lists: RankedRwLock::new(Rank::ObjectLists, Lists::default()) }
     }
 
-    /// Returns the list of that key made by the `ListLru` of that serial.
+    /// Returns the list of this key made by the `ListLru` of this serial.
     pub(crate) fn find(&self, key: ListKey, serial: u64) -> Option<Arc<ObjectList>> {
         self.lists.read().by_key.get(&key).filter(|list| list.serial == serial).cloned()
     }
 
-    /// Returns the number of objects on that list.
+    /// Returns the number of objects on the list.
     pub(crate) fn len_of(&self, key: ListKey, serial: u64) -> u64 {
         self.lists.read().by_key.get(&key).filter(|list| list.serial == serial).map_or(0, |list| list.len())
     }
@@ -175,8 +175,8 @@ impl ObjectLists {
         self.lists.write().unit_charges.push(charge);
     }
 
-    /// Drops the lists of a shrinker that are empty. One that is known sleeps until there is
-    /// something to put on it.
+    /// Drops the empty lists of a shrinker. A list still referenced sleeps until an object is
+    /// added.
     pub(crate) fn prune(&self, shrinker: u32, node: usize) {
         let node = node as u32;
         let mut pruned = Vec::new();
@@ -203,7 +203,7 @@ impl ObjectLists {
                 pruned.extend(list);
             }
         }
-        // Gives back what they were charged, with no lock held.
+        // Uncharges their bytes, with no lock held.
         drop(pruned);
     }
 
@@ -242,7 +242,8 @@ impl ObjectLists {
                 source.dead = true;
                 from.note_len(&source);
                 to.note_len(&target);
-                // Also of one that has got nothing, since all have left meanwhile: a walk drops it.
+                // Set even if the list received no object, since all have left meanwhile: a walk
+                // drops it.
                 to.set_bit();
                 break;
             }

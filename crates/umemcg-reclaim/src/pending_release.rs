@@ -1,5 +1,5 @@
-//! Pending releases: bytes that a shrinker has asked another party to free, and the wait until they
-//! are free. The kernel drops names a moment after it is asked to.
+//! Pending releases: bytes another party was asked to free by a shrinker, and the wait until they
+//! are free. The kernel drops names a moment after the request.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use umemcg_base::{Condvar, LeafMutex, Rank, assert_may_wait};
 /// Longest single wait inside a reclaim for requested releases.
 const RELEASE_WAIT: Duration = Duration::from_millis(20);
 
-/// Counts the bytes that were freed after a request, and wakes the threads that wait for them.
+/// Counts the bytes freed after a request, and wakes their waiters.
 #[derive(Debug)]
 pub(crate) struct PendingReleases {
     /// Ever. Every reclaim reads it; it rises before `waiting` is taken. (A)
@@ -30,15 +30,15 @@ impl Default for PendingReleases {
 }
 
 impl PendingReleases {
-    /// Adds bytes that have been freed, and wakes the threads that wait for them.
+    /// Adds freed bytes, and wakes their waiters.
     pub(crate) fn note(&self, bytes: u64) {
         self.released_bytes.fetch_add(bytes, Ordering::Relaxed);
-        // A thread that has looked before that sleeps by now.
+        // A thread that read the old count under the lock sleeps by now.
         drop(self.waiting.lock());
         self.released.notify_all();
     }
 
-    /// Returns all bytes that have been freed after a request so far.
+    /// Returns all bytes freed after a request so far.
     pub(crate) fn released_bytes(&self) -> u64 {
         self.released_bytes.load(Ordering::Relaxed)
     }
@@ -48,9 +48,9 @@ impl PendingReleases {
         self.wait(before, 1, 1);
     }
 
-    /// Waits, at most [`RELEASE_WAIT`], until `wanted` bytes or half of those that were requested
-    /// have been freed since `before` was read; returns how many of those that were requested. It
-    /// waits only for half because some of the memory may be in use.
+    /// Waits, at most [`RELEASE_WAIT`], until `wanted` bytes or half of the `requested` bytes have
+    /// been freed since `before` was read; returns the bytes freed, at most `requested`. It waits
+    /// only for half because some of the memory may be in use.
     pub(crate) fn wait(&self, before: u64, requested: u64, wanted: u64) -> u64 {
         assert_may_wait(Rank::KernelRelease, "a wait for what was requested");
         let deadline = Instant::now() + RELEASE_WAIT;

@@ -1,8 +1,8 @@
 //! The difficulty of freeing memory, as a level: low, medium, critical (`kernel-semantics` §7.4).
 //!
-//! Scanned and freed pages are counted at the group that is being reclaimed, window by window; the
-//! share of scanned pages that stayed says the level. A reclaim that got down to the last
-//! priorities is critical whatever it freed. Only counted while there is a listener.
+//! Scanned and freed pages are counted at the root of the reclaim, window by window; the share of
+//! scanned pages not freed determines the level. A reclaim down to the last priorities is critical
+//! whatever it freed. Only counted while there is a listener.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use umemcg_base::{Rank, RankedRwLock, contained};
 use umemcg_group::Group;
 
-/// Scanned pages that make a window.
+/// Scanned pages in a window.
 #[doc(alias = "vmpressure_win")]
 const WINDOW_PAGES: u64 = 512;
-/// From this percentage of scanned pages that stayed, the level is medium.
+/// From this percentage of scanned pages not freed, the level is medium.
 #[doc(alias = "vmpressure_level_med")]
 const MEDIUM_PERCENT: u64 = 60;
 /// From this one it is critical.
@@ -27,18 +27,18 @@ const CRITICAL_PRIORITY: u32 = 3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[doc(alias = "vmpressure_levels")]
 pub enum PressureLevel {
-    /// Memory is being reclaimed, and that is easy.
+    /// Memory is reclaimed easily.
     Low,
-    /// Most of what is looked at stays.
+    /// Most scanned pages stay.
     Medium,
     /// Hardly anything can be freed.
     Critical,
 }
 
-/// Returns the level of a window in which of `scanned` pages `reclaimed` went.
+/// Returns the level of a window with `reclaimed` of `scanned` pages freed.
 #[doc(alias = "vmpressure_calc_level")]
 fn level_of(scanned: u64, reclaimed: u64) -> PressureLevel {
-    // Whole huge pages may be freed for one page that was scanned.
+    // Whole huge pages may be freed for one scanned page.
     if reclaimed >= scanned {
         return PressureLevel::Low;
     }
@@ -55,28 +55,28 @@ fn level_of(scanned: u64, reclaimed: u64) -> PressureLevel {
 #[derive(Debug, Default)]
 #[doc(alias = "vmpressure")]
 pub(crate) struct Window {
-    /// Pages looked at since it began. (A)
+    /// Pages scanned since it began. (A)
     scanned: AtomicU64,
-    /// Of those, the ones that were freed. (A)
+    /// Scanned pages that were freed. (A)
     reclaimed: AtomicU64,
 }
 
 impl Window {
-    /// Counts; says the level when that ends the window.
+    /// Counts pages; returns the level if they end the window.
     fn note(&self, scanned: u64, reclaimed: u64) -> Option<PressureLevel> {
         self.reclaimed.fetch_add(reclaimed, Relaxed);
         if self.scanned.fetch_add(scanned, Relaxed) + scanned < WINDOW_PAGES {
             return None;
         }
-        // Of two threads that end it at the same time one takes it all, and the other finds
-        // nothing. A page more or less is no matter.
+        // If two threads end the window at the same time, one takes all counts, and the other finds
+        // nothing. A page more or less does not matter.
         let (scanned, reclaimed) = (self.scanned.swap(0, Relaxed), self.reclaimed.swap(0, Relaxed));
         (scanned > 0).then(|| level_of(scanned, reclaimed))
     }
 }
 
-/// Is told the group that was reclaimed and the level. Called by the reclaiming thread: must be
-/// brief and must not sleep.
+/// Receives the root of the reclaim and the level. Called by the reclaiming thread: must be brief
+/// and must not sleep.
 pub(crate) type Listener = Box<dyn Fn(&Arc<Group>, PressureLevel) + Send + Sync>;
 
 /// The listener, if there is one.
@@ -104,7 +104,7 @@ impl LevelListener {
         *self.listener.write() = listener;
     }
 
-    /// Notes that reclaim of `root` has looked at pages, at this priority, and freed some.
+    /// Notes pages scanned and freed by a reclaim of `root` at this priority.
     #[doc(alias = "vmpressure")]
     #[doc(alias = "vmpressure_prio")]
     pub(crate) fn note<'a>(

@@ -1,14 +1,14 @@
-//! Protection as one reclaim sees it: which groups it leaves alone, and which part of the other
-//! groups' lists it does not look at (`kernel-semantics` §2.3, §2.4).
+//! Protection from one reclaim: the groups to leave alone, and the part of the other groups' lists
+//! not to scan (`kernel-semantics` §2.3, §2.4).
 //!
-//! A group that uses no more than its effective `min` is never visited; one that uses no more than
-//! its effective `low` only when a whole reclaim without it has brought nothing, and that is
-//! counted as a `low` event. Of a group that uses more, the share is taken of what is beyond its
-//! protection, so that there is no cliff: the nearer to its protection, the gentler. The target of
-//! the reclaim is not protected from it; only protection below the target counts.
+//! A group using no more than its effective `min` is never visited. A group using no more than its
+//! effective `low` is visited only after a whole reclaim without it freed nothing, and each visit
+//! counts a `low` event. From a group using more, the share is taken of its usage beyond the
+//! protection, so there is no cliff: the nearer to its protection, the gentler the reclaim. The
+//! target of the reclaim is not protected from it; only protection below the target counts.
 //!
-//! What is [leaving](crate::Leaving) a group counts as gone: it will not come back, and usage falls
-//! too late to protect what stays. The claims of groups beside it are those of their usage.
+//! Bytes [leaving](crate::Leaving) a group count as gone: they will not come back, and usage falls
+//! too late to protect the rest. The claims of its siblings are computed from their full usage.
 
 use std::sync::Arc;
 
@@ -17,19 +17,19 @@ use umemcg_group::{EffectiveProtection, EventKind, Group};
 use crate::group_reclaim::leaving_bytes;
 use crate::scan_control::ProtectedShare;
 
-/// One reclaim's view of which groups are protected.
+/// The protection of groups from one reclaim.
 #[derive(Debug)]
 pub(crate) struct ReclaimProtection<'r> {
     effective: EffectiveProtection<'r>,
     /// Nothing else is left: only `min` counts.
     overrides_low: bool,
-    /// A group was skipped, or looked at less, for its `low`.
+    /// A group was skipped, or scanned less, for its `low`.
     low_was_in_the_way: bool,
 }
 
 impl<'r> ReclaimProtection<'r> {
-    /// Creates the protection from a reclaim that starts at `root`. With `overrides_low`, only
-    /// `min` counts from the beginning.
+    /// Creates the protection from a reclaim starting at `root`. With `overrides_low`, only `min`
+    /// counts from the beginning.
     pub(crate) fn new(root: &'r Arc<Group>, recursive: bool, overrides_low: bool) -> Self {
         let effective = EffectiveProtection::new(root, recursive);
         Self { effective, overrides_low, low_was_in_the_way: false }
@@ -40,12 +40,12 @@ impl<'r> ReclaimProtection<'r> {
         self.effective.refresh();
     }
 
-    /// Returns whether `low` kept anything from this reclaim.
+    /// Returns whether `low` protected anything from this reclaim.
     pub(crate) fn low_was_in_the_way(&self) -> bool {
         self.low_was_in_the_way
     }
 
-    /// Gives up `low`: from here on only `min` counts. Returns true when that makes a difference.
+    /// Gives up `low`: from here on only `min` counts. Returns `true` if this makes a difference.
     pub(crate) fn give_up_low(&mut self) -> bool {
         let makes_a_difference = self.low_was_in_the_way && !self.overrides_low;
         self.overrides_low = true;

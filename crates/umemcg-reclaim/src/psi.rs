@@ -1,10 +1,10 @@
 //! Time lost for lack of memory, as one group sees it: the arithmetic, without clock and threads
 //! (`kernel-semantics` §7.4).
 //!
-//! *Some* is the time in which at least one request was stalled; *full* is the part of it in which
-//! no other request was being worked on. Averages are taken over periods of two seconds. They are
-//! brought up to date when anything changes and when they are read, so that between two updates
-//! nothing has changed, and what was lost is spread over the periods evenly.
+//! *Some* is the time with at least one request stalled; *full* is the part of it with no other
+//! request being worked on. Averages are taken over periods of two seconds. They are updated when a
+//! count changes and when they are read, so the counts are constant between two updates, and the
+//! lost time is spread over the periods evenly.
 
 use std::time::Duration;
 
@@ -28,14 +28,14 @@ pub struct PressureLine {
 pub struct Pressure {
     /// At least one request was stalled.
     pub some: PressureLine,
-    /// And none was worked on.
+    /// At least one request was stalled, and none was worked on.
     pub full: PressureLine,
 }
 
 #[derive(Debug, Default)]
 struct Line {
     shown: PressureLine,
-    /// The part of the total that is in the averages.
+    /// The part of the total already in the averages.
     averaged: Duration,
 }
 
@@ -63,8 +63,8 @@ pub struct RequestCounts {
 }
 
 impl RequestCounts {
-    /// Returns the counts with `stalled` more (or fewer) requests that are stalled, and `working`
-    /// more that are worked on.
+    /// Returns the counts with `stalled` more (or fewer) stalled requests, and `working` more (or
+    /// fewer) in progress.
     ///
     /// # Panics
     /// When more stalls or requests end than have begun.
@@ -76,21 +76,21 @@ impl RequestCounts {
     }
 }
 
-/// The time that a group's requests lost.
+/// The time lost by a group's requests.
 #[derive(Debug, Default)]
 #[doc(alias = "psi_group")]
 pub struct StallMeter {
     /// Everything before is counted.
     counted_to: Duration,
-    /// Every period that ended before is averaged.
+    /// Every period ended before is averaged.
     averaged_to: Duration,
     some: Line,
     full: Line,
 }
 
 impl StallMeter {
-    /// Returns what was lost until `now`, which is measured from any fixed origin, with `counts`
-    /// since the last call.
+    /// Returns the time lost until `now`, measured from any fixed origin, with `counts` since the
+    /// last call.
     pub fn read(&mut self, now: Duration, counts: RequestCounts) -> Pressure {
         self.count_to(now, counts);
         Pressure { some: self.some.shown, full: self.full.shown }
@@ -179,7 +179,7 @@ mod tests {
     }
 
     proptest! {
-        /// Compares with a model that looks at every millisecond.
+        /// Compares with a model checking every millisecond.
         #[test]
         fn totals_are_those_of_a_model_that_counts_every_millisecond(
             steps in proptest::collection::vec((0u64..5000, 0usize..6, any::<bool>()), 1..60),

@@ -1,10 +1,10 @@
 //! Two rounds over a subtree at one priority: first the groups in excess of a soft limit, then all
 //! groups (mail soft-limit-rework).
 //!
-//! The first round is made only if a group below the root is in excess, which one load says; if the
-//! root itself is, all groups are eligible anyway. A walker whose first round hands out no group,
-//! because others in the same walk were faster, makes it once more. This table says whether the
-//! second round follows at the same priority:
+//! The first round is made only if a group below the root is in excess, found with one load. If the
+//! root itself is in excess, all groups are eligible anyway. A walker whose first round hands out
+//! no group, because others in the same walk were faster, makes it once more. This table shows
+//! whether the second round follows at the same priority:
 //!
 //! | the first round | then |
 //! |---|---|
@@ -13,11 +13,11 @@
 //! | saw pages that are in use | no: they are looked at harder first, down to the last priority |
 //! | saw nothing but dirty pages | it is made again when some have been written (a worker backs off meanwhile); yes when nothing is being written |
 //!
-//! The last two lines differ from the mail, whose second round follows only when the first looked
-//! at nothing. With that, a group in excess whose pages are dirty is scanned at every priority down
-//! to the last, all of it in the end, and finds them dirty each time: that is what made a streaming
-//! writer 2.3 times as expensive. And when they cannot be written at all, reclaim fails beside the
-//! clean pages of all others.
+//! The last two lines differ from the mail, whose second round follows only when the first scanned
+//! nothing. Under the mail's rule, the dirty pages of a group in excess are scanned at every
+//! priority down to the last, and found dirty each time: this made a streaming writer 2.3 times as
+//! expensive. And when they cannot be written at all, reclaim fails beside the clean pages of all
+//! other groups.
 
 use std::sync::Arc;
 
@@ -31,17 +31,17 @@ use crate::scan_control::{Pass, Progress, Round, WRITEBACK_WAIT};
 use crate::victim::{IN_EXCESS_PAGES_MAX, Victim};
 use crate::walk::{SharedWalk, excess_pages};
 
-/// The number of first rounds that may hand out no group.
+/// The number of first rounds allowed to hand out no group.
 const FIRST_ROUNDS_MAX: u32 = 2;
-/// First rounds of one reclaim that see nothing but dirty pages and are made again.
+/// First rounds repeated in one reclaim after finding only dirty pages.
 const DIRTY_ROUNDS_MAX: u32 = 8;
 /// The number of [`WRITEBACK_WAIT`] periods without any write before the second round.
 const WAITS_MAX: u32 = 5;
 
-/// The part of its excess that a group gives in one step.
+/// Divisor for the part of its excess given by a group in one step.
 const AHEAD_SHARE: u64 = 8;
 
-/// The step after a first round that did not free enough.
+/// The step after a first round without enough progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FollowUp {
     /// The next priority; no other group is asked.
@@ -56,11 +56,11 @@ enum FollowUp {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct FirstRounds {
     nr_dirty_rounds: u32,
-    /// The caller waits itself for what is dirty, and has not waited in vain.
+    /// The caller itself waits for dirty pages, and has not waited in vain.
     waits_elsewhere: bool,
-    /// The caller waits for nothing: what is dirty stays, and other groups are asked.
+    /// The caller waits for nothing: dirty pages stay, and other groups are asked.
     pub(crate) never_waits: bool,
-    /// When the last wait for what is leaving ends, if not before.
+    /// Deadline of the last wait for leaving bytes.
     pub(crate) leaving_until: Option<Instant>,
     /// Nothing has been freed, and there is no lower priority to try.
     pub(crate) is_last_chance: bool,
@@ -69,30 +69,30 @@ pub(crate) struct FirstRounds {
 }
 
 impl FirstRounds {
-    /// Creates the rounds of a reclaim that ignores which groups are in excess.
+    /// Creates the rounds of a reclaim without regard to soft limits.
     pub(crate) fn ignoring_soft_limits() -> Self {
         Self { ignores_soft_limits: true, ..Self::default() }
     }
 
-    /// Creates the rounds of a worker, which does not wait here but backs off. It gives up on dirty
-    /// pages when it has backed off in vain.
+    /// Creates the rounds of a worker. A worker backs off instead of waiting here, and gives up on
+    /// dirty pages after backing off in vain.
     pub(crate) fn of_worker(has_backed_off_in_vain: bool) -> Self {
         let nr_dirty_rounds = if has_backed_off_in_vain { DIRTY_ROUNDS_MAX } else { 0 };
         Self { nr_dirty_rounds, waits_elsewhere: !has_backed_off_in_vain, ..Self::default() }
     }
 
-    /// Creates the rounds of a caller that must not wait.
+    /// Creates the rounds of a caller not allowed to wait.
     pub(crate) fn without_waiting() -> Self {
         Self { never_waits: true, ..Self::default() }
     }
 
-    /// Creates the rounds of a caller that waits for what is leaving until then at the latest,
-    /// however often it reclaims.
+    /// Creates the rounds of a caller waiting for leaving bytes until `end` at the latest, however
+    /// often it reclaims.
     pub(crate) fn with_leaving_until(end: Instant) -> Self {
         Self { leaving_until: Some(end), ..Self::default() }
     }
 
-    /// Decides what follows a first round with this progress.
+    /// Decides the step after a first round with this progress.
     fn follow_up(&mut self, first: &Progress) -> FollowUp {
         if let Some(follows) = mechanism::follows_first_round(first) {
             return if follows { FollowUp::SecondRound } else { FollowUp::NextPriority };
@@ -118,7 +118,7 @@ impl FirstRounds {
 }
 
 /// Shrinks groups of a subtree at the priority of `pass` in two rounds, until `enough` returns
-/// `true` for the progress so far. Also returns whether the rounds came to their end instead.
+/// `true` for the progress so far. Also returns whether the rounds ended without that.
 #[doc(alias = "shrink_zone")]
 pub(crate) fn shrink_in_rounds(
     reclaimer: &Reclaimer,
@@ -154,9 +154,9 @@ pub(crate) fn shrink_in_rounds(
     (progress, !matches!(ended, Ended::Enough))
 }
 
-/// Waits for groups in excess that have nothing but dirty pages: waits until something has been
-/// written, and returns whether it has. After a wait in vain, no reclaim waits again until
-/// something is written, so a hanging store delays one reclaim, not all of them.
+/// Waits until a page is written, for groups in excess with only dirty pages; returns whether one
+/// was. After a wait in vain, no reclaim waits again until a page is written, so a hanging store
+/// delays one reclaim, not all of them.
 fn wait_for_some_written(reclaimer: &Reclaimer, root: &Arc<Group>, enough: &dyn Fn() -> bool) -> bool {
     let Some(owner) = reclaimer.page_owner() else { return false };
     owner.start_writeback(root);
@@ -205,9 +205,9 @@ pub(crate) fn shrink_round(
     Ended::Over { nr_visited }
 }
 
-/// Returns how many pages are taken from a group in excess even when fewer are wanted, so that a
+/// Returns the number of pages to take from a group in excess even when fewer are wanted, so a
 /// streaming writer does not reclaim a few pages at a time. They come only from the surplus of its
-/// inactive over its active list: a group that reuses its pages would otherwise have to read them
+/// inactive over its active list: a group reusing its pages would otherwise have to read them
 /// again.
 fn surplus_goal(excess_pages: u64) -> u64 {
     (excess_pages / AHEAD_SHARE).min(IN_EXCESS_PAGES_MAX)
@@ -216,7 +216,7 @@ fn surplus_goal(excess_pages: u64) -> u64 {
 /// The outcome of a round.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Ended {
-    /// There is enough.
+    /// Enough was freed.
     Enough,
     /// No group was left in the walk.
     Over { nr_visited: u64 },
@@ -288,7 +288,7 @@ mod tests {
             group
         }
 
-        /// Returns the groups that give to a reclaim of `root`, each once.
+        /// Returns the groups giving to a reclaim of `root`, each once.
         fn givers(&self, root: &Arc<Group>) -> Vec<u64> {
             self.plenty.0.lock().clear();
             // More than one group gives.
@@ -299,7 +299,7 @@ mod tests {
             givers
         }
 
-        /// Returns the groups that give to a reclaim of `root` that wants little.
+        /// Returns the group giving to a small reclaim of `root`.
         fn first_giver(&self, root: &Arc<Group>) -> u64 {
             self.plenty.0.lock().clear();
             self.reclaimer.reclaim(root, 1, Reason::Direct, &|| false);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_group::StatItem;
 
-/// Pages that reclaim asks for at once, and the smallest goal.
+/// Pages requested by reclaim at once, and the smallest goal.
 pub const SWAP_CLUSTER_MAX: u64 = 32;
 /// The gentlest priority: a 4,096th of a list.
 pub const DEF_PRIORITY: u32 = 12;
@@ -15,16 +15,16 @@ pub const WRITEBACK_WAIT: Duration = Duration::from_millis(100);
 /// Fruitless reclaims before a charge is given up.
 pub const MAX_RECLAIM_RETRIES: u32 = 16;
 
-/// The groups that a round visits.
+/// The groups visited by a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Round {
-    /// Groups over their soft limit, and those below such a group.
+    /// Groups over their soft limit, and their descendants.
     InExcess,
     /// All.
     AllGroups,
 }
 
-/// The share of a group that is protected from this reclaim, as a fraction of its usage.
+/// The share of a group protected from this reclaim, as a fraction of its usage.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ProtectedShare {
     pub(crate) protected_bytes: u64,
@@ -35,8 +35,8 @@ impl ProtectedShare {
     /// Nothing is protected.
     pub(crate) const NOTHING: Self = Self { protected_bytes: 0, usage_bytes: 0 };
 
-    /// Returns how many of `size` pages or objects a share may be taken of; at least 32, where
-    /// there are that many.
+    /// Returns the unprotected number of `size` pages or objects; at least 32, or `size` if
+    /// smaller.
     #[doc(alias = "apply_proportional_protection")]
     pub(crate) fn exposed(self, size: u64) -> u64 {
         if self.protected_bytes == 0 {
@@ -60,7 +60,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Returns the statistic of pages that a reclaim for this reason has looked at.
+    /// Returns the statistic of pages scanned by a reclaim for this reason.
     pub fn scan_item(self) -> StatItem {
         match self {
             Self::Direct => StatItem::PgScanDirect,
@@ -69,7 +69,7 @@ impl Reason {
         }
     }
 
-    /// Returns the statistic of pages that a reclaim for this reason has freed.
+    /// Returns the statistic of pages freed by a reclaim for this reason.
     pub fn steal_item(self) -> StatItem {
         match self {
             Self::Direct => StatItem::PgStealDirect,
@@ -86,15 +86,15 @@ pub struct Progress {
     pub reclaimed: u64,
     /// Pages looked at on inactive lists.
     pub scanned: u64,
-    /// Of those, dirty or written but not yet durable.
+    /// Scanned pages that are dirty, or written but not yet durable.
     pub dirty: u64,
-    /// Pages on the lists that were looked at.
+    /// All pages on the lists scanned.
     pub reclaimable: u64,
     /// Bytes of objects freed.
     pub slab_bytes: u64,
     /// Objects looked at.
     pub slab_scanned: u64,
-    /// Bytes of objects that another party was asked to free; those freed in time are also in
+    /// Bytes of objects that another party was asked to free; bytes freed in time are also in
     /// `slab_bytes`.
     pub releasing_bytes: u64,
 }
@@ -105,7 +105,7 @@ impl Progress {
         self.reclaimed + self.slab_bytes.div_ceil(PAGE_SIZE_U64)
     }
 
-    /// Returns the bytes that are missing from a goal in pages.
+    /// Returns the bytes missing from a goal in pages.
     pub(crate) fn short_bytes(&self, goal: u64) -> u64 {
         goal.saturating_sub(self.pages()) * PAGE_SIZE_U64
     }
@@ -126,15 +126,15 @@ impl Progress {
 pub(crate) struct Pass {
     /// 12 gentle … 0 everything.
     pub(crate) priority: u32,
-    /// Pages that are enough.
+    /// Pages to free.
     pub(crate) goal: u64,
-    /// Pages that a list gives beyond that, as long as they are surplus on it.
+    /// Pages to free beyond the goal, as long as they are surplus on their list.
     pub(crate) ahead: u64,
     pub(crate) reason: Reason,
     pub(crate) round: Round,
     /// At least a batch of objects is requested, even if the share of this priority is smaller.
     pub(crate) insists: bool,
-    /// A single memory node; all of them if none.
+    /// A single memory node; all nodes if `None`.
     pub(crate) node: Option<usize>,
     /// The protected share of the group; known once it is visited.
     pub(crate) kept: ProtectedShare,

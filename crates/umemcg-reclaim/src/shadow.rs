@@ -1,11 +1,10 @@
-//! Shadow entries: what stays in a file's index when a page is evicted, so that its return can be
-//! judged.
+//! Shadow entries: left in a file's index by an evicted page, to judge its refault.
 //!
-//! A shadow remembers which group did the reclaiming and how old that group's lists were (its *age*
-//! grows with every eviction and every activation). When the page comes back, the age since is its
-//! *refault distance*: how many more pages the lists would have had to hold to keep it. A distance
-//! no larger than the active list means that the page is part of the working set, and it goes to
-//! the active list immediately (`kernel-semantics` §2.2).
+//! A shadow records the reclaiming group and its *age*, a count of its evictions and activations.
+//! When the page comes back, the growth of the age since is its *refault distance*: the number of
+//! further pages the lists would have had to hold to keep it. If the distance is no larger than the
+//! active list, the page is part of the working set and goes to the active list immediately
+//! (`kernel-semantics` §2.2).
 
 use std::sync::Arc;
 
@@ -38,13 +37,13 @@ impl Shadow {
         Self(raw & !3)
     }
 
-    /// Returns the group that did the reclaiming, or its nearest living ancestor. Its handle may
-    /// have been reused since; the distance is then a wrong guess, never a fault.
+    /// Returns the reclaiming group, or its nearest living ancestor. Its handle may have been
+    /// reused since; the distance is then a wrong guess, never a fault.
     pub fn evictor(self) -> Option<Arc<Group>> {
         OwnerId::from_raw((self.0 >> (AGE_BITS + 3)) as u32)?.try_resolve()
     }
 
-    /// Returns the number of pages by which that group's lists have aged since.
+    /// Returns the growth of the evictor's age since, in pages.
     pub fn distance(self, age_now: u64) -> u64 {
         age_now.wrapping_sub(self.0 >> 3) & AGE_MASK
     }

@@ -1,5 +1,5 @@
-//! Requests that are stalled for lack of memory, and requests in progress: guards that count at
-//! their group and every group above while they live. Cache hits use none of this.
+//! Guards for requests stalled for lack of memory and for requests in progress. While they live,
+//! they count at their group and at every group above. Cache hits use none of this.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -25,13 +25,13 @@ fn change(group: &Group, stalled: i32, working: i32) {
     group.ancestors().for_each(|at| meter(at).change(stalled, working));
 }
 
-/// Returns the time that a group and those below it have lost for lack of memory: the content of
+/// Returns the time lost for lack of memory by a group and its descendants: the content of
 /// `memory.pressure`.
 pub fn pressure(group: &Group) -> Pressure {
     meter(group).read()
 }
 
-/// A request that is stalled without a thread, because its answer is delayed. Ends when dropped.
+/// A request stalled without a thread, because its answer is delayed. Ends when dropped.
 #[derive(Debug)]
 #[must_use = "the stall ends immediately"]
 pub struct Stalled(Arc<Group>);
@@ -57,7 +57,7 @@ impl Drop for Stalled {
 #[must_use = "the work ends immediately"]
 pub struct Working<'g> {
     group: &'g Arc<Group>,
-    /// The serial of the group that the thread was counted for before.
+    /// The serial of the group for which the thread was counted before.
     before: u64,
     _this_thread: PhantomData<*const ()>,
 }

@@ -1,16 +1,16 @@
-//! The requests of a group, counted by the threads that work on them, and the time that they lost.
+//! The requests of a group, counted by the threads working on them, and the time lost to stalls.
 //!
 //! Requests begin and end all the time; stalls are rare. Time is lost only while something is
 //! stalled, so only then does a change have to be ordered with a look at the clock:
 //!
-//! 1. A thread that begins or ends work adds to a word with both counts by compare-and-swap, if the
-//!    word says that nothing is stalled.
-//! 2. Every other change is made under the lock: the time since the last one is counted with the
-//!    counts as they are, then the word changes.
+//! 1. A thread beginning or ending work adds to a word with both counts by compare-and-swap,
+//!    provided that the word shows no stall.
+//! 2. Every other change is made under the lock: the time since the last change is counted with the
+//!    current counts, then the word changes.
 //!
-//! While something is stalled, no thread does step 1, because the stalls are in the word that it
-//! would swap. So the counts change under the lock alone, and each stretch of time is counted with
-//! the counts that it had.
+//! While something is stalled, no thread does step 1, because the stalls are in the word to be
+//! swapped. So the counts change under the lock alone, and each stretch of time is counted with its
+//! own counts.
 
 use std::sync::LazyLock;
 
@@ -25,15 +25,15 @@ pub(crate) static CLOCK: LazyLock<SystemClock> = LazyLock::new(SystemClock::new)
 /// The counts of a group, and its meter.
 #[derive(Debug, Default)]
 pub struct StallCounts {
-    /// Requests that are stalled, above 32 bits, and those that are worked on. No other data is
-    /// read by what is found here, so relaxed is enough. (A)
+    /// Stalled requests in the upper 32 bits, requests in progress in the lower. No other data is
+    /// read based on this word, so relaxed is enough. (A)
     counts: AtomicU64,
     meter: LeafMutex<StallMeter>,
 }
 
 impl StallCounts {
-    /// Counts `stalled` more (or fewer) requests that are stalled, and `working` more that are
-    /// worked on.
+    /// Counts `stalled` more (or fewer) stalled requests, and `working` more (or fewer) requests in
+    /// progress.
     ///
     /// # Panics
     /// When more stalls or requests end than have begun.
@@ -42,7 +42,7 @@ impl StallCounts {
         self.change_with::<true>(stalled, working);
     }
 
-    /// Does the work of [`change`](Self::change). `SWAPS` is false only in the model that shows why
+    /// Does the work of [`change`](Self::change). `SWAPS` is false only in the model showing why
     /// the counts are swapped and not added to.
     #[inline]
     pub fn change_with<const SWAPS: bool>(&self, stalled: i32, working: i32) {
@@ -67,12 +67,12 @@ impl StallCounts {
         let mut meter = self.meter.lock();
         // Under the lock, so that it never goes back.
         meter.count_to(CLOCK.now(), unpack(self.counts.load(Ordering::Relaxed)));
-        // Others may still add work, as long as nothing is stalled.
+        // Other threads may still add work, as long as nothing is stalled.
         let change = |counts| Some(pack(unpack(counts).changed(stalled, working)));
         let _ = self.counts.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
     }
 
-    /// Returns what was lost until now.
+    /// Returns the time lost until now.
     pub fn read(&self) -> Pressure {
         let mut meter = self.meter.lock();
         let now = CLOCK.now();

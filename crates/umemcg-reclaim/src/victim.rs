@@ -1,6 +1,6 @@
-//! A victim: a group as a reclaim shrinks it, by a share of its lists and a share of its objects.
+//! A victim: a group being shrunk by a reclaim, by a share of its lists and a share of its objects.
 //!
-//! On the lists, active pages are balanced against inactive ones, pages that were used get a second
+//! On the lists, active pages are balanced against inactive ones, recently used pages get a second
 //! chance, and clean pages are evicted. [`slab`] asks the shrinkers for objects.
 
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use crate::scan_control::{DEF_PRIORITY, Pass, Progress, Reason, Round, SWAP_CLUS
 use crate::shadow::Shadow;
 use crate::shrinker::slab;
 
-/// Most pages of a list in excess that are looked at beyond its share of the priority.
+/// Most pages scanned on the list of a group in excess, beyond its share of the priority.
 pub(crate) const IN_EXCESS_PAGES_MAX: u64 = 1024;
 
-/// A group that gives memory to a reclaim of `root`.
+/// A group giving memory to a reclaim of `root`.
 #[derive(Clone, Copy)]
 pub(crate) struct Victim<'r> {
     reclaimer: &'r Reclaimer,
@@ -33,7 +33,8 @@ pub(crate) struct Victim<'r> {
 }
 
 impl<'r> Victim<'r> {
-    /// Returns the group as a reclaim of `root` sees it; `None` if it never had anything.
+    /// Returns the group as a victim of a reclaim of `root`; `None` if it never had pages or
+    /// objects.
     pub(crate) fn of(reclaimer: &'r Reclaimer, root: &'r Arc<Group>, group: &'r Arc<Group>) -> Option<Self> {
         GroupReclaim::if_present(group).map(|part| Self { reclaimer, root, group, part })
     }
@@ -49,7 +50,7 @@ impl<'r> Victim<'r> {
         if mechanism::takes_pages_only() {
             return progress;
         }
-        // A group in excess that has no page to free gives objects before all other groups.
+        // A group in excess without a page to free gives objects before all other groups.
         let pass = &Pass { insists: pass.round == Round::InExcess && progress.reclaimed == 0, ..*pass };
         mechanism::in_asking(group, |listed| {
             if !slab::is_quiet(part, pass, &progress) {
@@ -63,10 +64,10 @@ impl<'r> Victim<'r> {
     }
 
     /// Shrinks the lists; returns when the goal is reached or the share of this priority is
-    /// scanned. Also says whether there was any page.
+    /// scanned. Also returns whether there was any page.
     ///
-    /// Lists that were scanned several times over without success are skipped, except at the
-    /// gentlest priority, until one of their pages is freed (`kernel-semantics` §5.2).
+    /// Lists scanned several times over without success are skipped, except at the gentlest
+    /// priority, until one of their pages is freed (`kernel-semantics` §5.2).
     #[doc(alias = "shrink_lruvec")]
     fn shrink_lists(self, pass: &Pass) -> (Progress, bool) {
         let Pass { priority, reason, kept, .. } = *pass;
@@ -111,8 +112,7 @@ impl<'r> Victim<'r> {
         (progress, has_pages)
     }
 
-    /// Evicts every page of the lists that can be evicted, recently used or not; looks at every
-    /// page once.
+    /// Evicts every evictable page of the lists, recently used or not; scans every page once.
     pub(crate) fn drop_lists(self, cancelled: &dyn Fn() -> bool) -> Progress {
         let mut progress = Progress::default();
         for node in 0..self.part.nr_nodes() {
@@ -133,8 +133,8 @@ impl<'r> Victim<'r> {
         progress
     }
 
-    /// Moves up to `nr` pages from the active tail to the inactive head. A page that was used since
-    /// it came there is moved to the head once more.
+    /// Moves up to `nr` pages from the active tail to the inactive head. A page used since it came
+    /// there is moved to the head once more.
     fn shrink_active(self, node: usize, nr: u64) {
         let Self { reclaimer, group, part, .. } = self;
         let arena = reclaimer.arena();
@@ -145,8 +145,7 @@ impl<'r> Victim<'r> {
                 let Some(frame) = lists.tail(LruKind::Active) else { break };
                 scanned += 1;
                 let record = arena.record(frame);
-                // Half of the share may rotate: a list that is referenced throughout still gives
-                // something.
+                // At most half of the share rotates: a fully referenced list still gives pages.
                 if record.test(Flag::REFERENCED) && (scanned - moved) * 2 <= nr as i64 {
                     record.clear(Flag::REFERENCED);
                     lists.move_to_head(arena, frame, LruKind::Active);
@@ -167,7 +166,7 @@ impl<'r> Victim<'r> {
         }
     }
 
-    /// Isolates pages of a list's tail, and frees those that may be evicted.
+    /// Isolates pages of a list's tail, and frees the evictable ones.
     #[doc(alias = "shrink_inactive_list")]
     fn shrink_list(self, node: usize, ListScan { kind, nr, reason, second_chance }: ListScan) -> Progress {
         let Self { reclaimer, root, group, part } = self;
@@ -219,7 +218,7 @@ impl<'r> Victim<'r> {
     }
 }
 
-/// Returns the ratio that bounds how short the inactive list may get: `isqrt(10 × GiB)`, at least 1
+/// Returns the ratio bounding how short the inactive list may get: `isqrt(10 × GiB)`, at least 1
 /// (`kernel-semantics` §2.1).
 fn inactive_ratio(total_pages: u64) -> u64 {
     let gib = total_pages >> (30 - umemcg_base::PAGE_SHIFT);
@@ -236,7 +235,7 @@ struct ListScan {
     kind: LruKind,
     nr: u64,
     reason: Reason,
-    /// True if a page that was used since it came here stays.
+    /// True if a page used since it came here stays.
     second_chance: bool,
 }
 
@@ -246,18 +245,19 @@ struct Sorted {
     keep: Vec<FrameId>,
     /// Were used since they came there.
     activate: Vec<FrameId>,
-    /// Their owner is asked for these.
+    /// The page owner is asked to evict these.
     asked: Vec<FrameId>,
-    /// Of those that are kept, dirty or not durable yet.
+    /// Kept pages that are dirty or not durable yet.
     nr_dirty: u64,
 }
 
-/// The part of an inactive list that is scanned.
+/// The part of an inactive list to scan.
 struct Share {
     share: u64,
-    /// Of that, beyond the share of the priority; only as long as it frees anything.
+    /// The part of `share` beyond the share of the priority; scanned only as long as it frees
+    /// pages.
     extra: u64,
-    /// Pages freed that are enough.
+    /// The scan ends when this many pages are freed.
     goal: u64,
 }
 
@@ -280,7 +280,7 @@ fn share_of(pass: &Pass, group: &Group, inactive: u64, active: u64) -> Share {
     Share { share, extra, goal }
 }
 
-/// Sorts isolated pages by what is done with them.
+/// Sorts isolated pages by the action to take.
 fn sort(reclaimer: &Reclaimer, isolated: Vec<FrameId>, second_chance: bool) -> Sorted {
     let asked = Vec::with_capacity(isolated.len());
     let mut sorted = Sorted { keep: Vec::new(), activate: Vec::new(), asked, nr_dirty: 0 };
@@ -300,14 +300,14 @@ fn sort(reclaimer: &Reclaimer, isolated: Vec<FrameId>, second_chance: bool) -> S
     sorted
 }
 
-/// Records that are prefetched while [`isolate`] processes one.
+/// Records prefetched while [`isolate`] processes one.
 const NR_FETCHED_AHEAD: u32 = 8;
 
-/// Takes pages off a list's tail and pins them. A page that cannot be pinned is being freed by
-/// another thread, which unlinks it itself.
+/// Takes pages off a list's tail and pins them. If a page cannot be pinned, another thread is
+/// freeing it and unlinks it itself.
 ///
-/// Pages that were read together mostly have adjacent frames in ascending order, so the next
-/// records are prefetched before the links lead to them.
+/// Pages read together mostly have adjacent frames in ascending order, so the next records are
+/// prefetched before the links lead to them.
 fn isolate(
     lists: &mut RankedMutexGuard<'_, Lists>,
     reclaimer: &Reclaimer,
@@ -324,8 +324,7 @@ fn isolate(
     let mut fetched = None;
     for at in 0..nr {
         let Some(frame) = lists.tail(kind) else { break };
-        // Up to the one that is the tail in the end, and not beyond: another reclaimer may be there
-        // already.
+        // Up to the list's final tail and not beyond: another reclaimer may be there already.
         let ahead = (nr - at).min(u64::from(NR_FETCHED_AHEAD)) as u32;
         if fetched == Some(frame) {
             if ahead == NR_FETCHED_AHEAD {

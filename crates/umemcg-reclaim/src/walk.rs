@@ -1,14 +1,14 @@
-//! The round-robin walk over a subtree that concurrent reclaimers share.
+//! The round-robin walk over a subtree, shared by concurrent reclaimers.
 //!
-//! Every group that is ever a root of reclaim keeps a position and a generation. A walker takes the
-//! group after the position and moves it on; the walker that reaches the end raises the generation,
-//! and a walker that started under an older one stops. So N reclaimers together make one round, not
-//! N (`kernel-semantics` §2.4).
+//! Every group ever used as a root of reclaim keeps a position and a generation. A walker takes the
+//! group after the position and advances the position. The walker reaching the end raises the
+//! generation, and walkers started under an older generation stop. So N reclaimers together make
+//! one round, not N (`kernel-semantics` §2.4).
 //!
-//! There are two walks, each with its own position: over all groups, and over those in excess of a
-//! soft limit (`Round`). The second goes from one of them to the next by the sets that groups
-//! keep ([`Group::next_child_in_excess`]); a subtree without a group in excess is not even looked
-//! at (mail soft-limit-rework, patches 4 and 5).
+//! There are two walks, each with its own position: over all groups, and over the groups in excess
+//! of a soft limit (`Round`). The second walk goes from one group in excess to the next through the
+//! sets kept by their parents ([`Group::next_child_in_excess`]); a subtree without a group in
+//! excess is not even looked at (mail soft-limit-rework, patches 4 and 5).
 
 use std::sync::Arc;
 
@@ -33,26 +33,25 @@ pub(crate) enum WalkVerdict {
     SkipSubtree,
 }
 
-/// Returns a group, and those above it up to the root of a reclaim and no further: what lies above
-/// that is under no pressure now.
+/// Returns a group and its ancestors up to the root of a reclaim and no further: groups above the
+/// root are under no pressure now.
 fn up_to<'a>(root: &Arc<Group>, group: &'a Arc<Group>) -> impl Iterator<Item = &'a Arc<Group>> {
     std::iter::successors(Some(group), move |at| if Arc::ptr_eq(at, root) { None } else { at.parent() })
 }
 
-/// Returns whether a group is in excess as far as a reclaim of `root` is concerned: by itself, or
-/// by one above it.
+/// Returns whether a group is in excess for a reclaim of `root`: the group itself, or an ancestor
+/// up to `root`.
 #[doc(alias = "mem_cgroup_soft_reclaim_eligible")]
 pub(crate) fn is_eligible(root: &Arc<Group>, group: &Arc<Group>) -> bool {
     up_to(root, group).any(|at| at.excess_bytes() > 0)
 }
 
-/// Returns the number of pages by which the group is in excess, or the one above it that is
-/// furthest.
+/// Returns the largest excess of the group and its ancestors up to `root`, in pages.
 pub(crate) fn excess_pages(root: &Arc<Group>, group: &Arc<Group>) -> u64 {
     up_to(root, group).map(|at| at.excess_bytes()).max().unwrap_or(0) / PAGE_SIZE_U64
 }
 
-/// Returns what a walk of this round does with a group.
+/// Returns the action of a walk of this round on a group.
 pub(crate) fn verdict(root: &Arc<Group>, group: &Arc<Group>, round: Round) -> WalkVerdict {
     match round {
         Round::AllGroups => WalkVerdict::Visit,
@@ -60,8 +59,7 @@ pub(crate) fn verdict(root: &Arc<Group>, group: &Arc<Group>, round: Round) -> Wa
         Round::InExcess if mechanism::skips_no_subtree() => WalkVerdict::Skip,
         Round::InExcess => {
             if group.is_in_excess() {
-                // No longer in excess. The next charge that finds it above its soft limit sets the
-                // flag again.
+                // No longer in excess. The next charge above its soft limit sets the flag again.
                 group.update_excess();
             }
             if group.nr_children_in_excess() > 0 { WalkVerdict::Skip } else { WalkVerdict::SkipSubtree }
@@ -81,8 +79,7 @@ pub(crate) struct SharedWalk<'a> {
 }
 
 impl<'a> SharedWalk<'a> {
-    /// Creates a walker over the groups of `root` and everything below it whose turn it is in this
-    /// round.
+    /// Creates a walker over the groups of this round in the subtree of `root`.
     pub(crate) fn new(root: &'a Arc<Group>, nr_nodes: usize, round: Round) -> Self {
         Self { root, nr_nodes, round, generation: None }
     }
@@ -98,17 +95,17 @@ impl Iterator for SharedWalk<'_> {
             Round::InExcess => &positions.in_excess,
         }
         .lock();
-        // A first step in the walk of few that ends immediately, because others have left it at its
-        // end, begins the next.
+        // In the walk over groups in excess, a first step may end immediately, because others have
+        // left the walk at its end; it then begins the next round.
         let mut begins_again = self.generation.is_none() && self.round == Round::InExcess;
         match self.generation {
             None => self.generation = Some(position.generation),
             Some(mine) if mine != position.generation => return None,
             Some(_) => {}
         }
-        // From a group that has handed over to its parent, the round starts again: nothing is lost,
-        // its pages are the parent's. But for the root of the walk itself, from which the round
-        // would start for ever; so it would from a group that is about to hand over.
+        // A group that has handed over to its parent is no place to continue from, so the round
+        // starts again: nothing is lost, its pages are the parent's. The root of the walk and a
+        // group about to hand over remain places: otherwise the round would start again forever.
         let is_place = |group: &Arc<Group>| {
             let has_all = || group.owner().try_resolve().is_some_and(|now| Arc::ptr_eq(&now, group));
             Arc::ptr_eq(group, self.root) || !group.is_dead() || has_all()
@@ -141,7 +138,7 @@ impl Iterator for SharedWalk<'_> {
     }
 }
 
-/// The groups of a subtree in which there may be anything, one walker's own round.
+/// The occupied groups of a subtree, as one walker's own round.
 #[derive(Debug)]
 pub(crate) struct OccupiedGroups<'a> {
     root: &'a Arc<Group>,
@@ -170,10 +167,10 @@ impl Iterator for OccupiedGroups<'_> {
     }
 }
 
-/// Returns the next group in the subtree of `root` after `after` to which a walk of this round
-/// comes, parents before children; groups on the way to one count. `None` starts with `root`
-/// itself; without `below_too`, what is below `after` is left out. The position may be a group that
-/// was removed meanwhile.
+/// Returns the next group after `after` in the subtree of `root` for a walk of this round, parents
+/// before children, including groups on the way to such a group. `None` starts with `root` itself;
+/// without `below_too`, the descendants of `after` are left out. `after` may be a group removed
+/// meanwhile.
 fn next_group(
     root: &Arc<Group>,
     after: Option<&Arc<Group>>,
@@ -185,7 +182,7 @@ fn next_group(
         return Group::next_in_subtree(root, after);
     }
     let Some(after) = after else { return Some(Arc::clone(root)) };
-    // Below one in excess the turn of all has come.
+    // Below a group in excess, all groups are visited.
     let next_child = |of: &Arc<Group>, after: u64| match round {
         Round::InExcess if !is_eligible(root, of) => of.next_child_in_excess(after),
         _ => next_occupied_child(of, after, nr_nodes),
@@ -205,7 +202,7 @@ fn next_group(
     None
 }
 
-/// Returns the next child in whose subtree there may be anything.
+/// Returns the next child whose subtree may hold pages or objects.
 fn next_occupied_child(of: &Arc<Group>, after: u64, nr_nodes: usize) -> Option<Arc<Group>> {
     let subtree_marks = GroupReclaim::of(of, nr_nodes).subtree_marks();
     let mut after = after;

@@ -19,7 +19,7 @@ pub const SCALE_FACTOR_DEFAULT: u32 = 50;
 /// Greatest `wmark_scale_factor`.
 pub const SCALE_FACTOR_MAX: u32 = 1000;
 
-/// The setting that the marks come from.
+/// The setting from which the marks are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rule {
     /// Bytes below the limit. Both 0: off.
@@ -44,7 +44,7 @@ pub struct Marks {
     pub high: u64,
 }
 
-/// A group's rule for its marks, and what comes of it.
+/// A group's rule for its marks, and the resulting usages.
 #[derive(Debug)]
 pub(crate) struct Watermarks {
     pub(crate) rule: RankedMutex<(Rule, u32)>,

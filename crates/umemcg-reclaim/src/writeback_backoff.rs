@@ -1,15 +1,16 @@
 //! Bounds how long reclaim of one group waits for write-back without progress.
 //!
-//! Reclaim that sees nothing but dirty pages of a group waits for the flusher, a little at a time.
-//! That is right for a slow store, but not for one that hangs or fails: without a bound over all
-//! charges, each page of a large write would wait for seconds. So a group that has waited for
-//! [`WAIT_WITHOUT_PROGRESS_MAX`] without progress does not wait again: its I/O exceeds the limit
-//! immediately, and is not kept. This ends when reclaim frees something, or after [`RECOVERY`].
+//! Reclaim that finds only dirty pages in a group waits for the flusher, a little at a time.
+//! Waiting is right for a slow store, but not for a hanging or failing one: without a bound over
+//! all charges, each page of a large write would wait for seconds. So after
+//! [`WAIT_WITHOUT_PROGRESS_MAX`] without progress a group does not wait again: its I/O exceeds the
+//! limit immediately, and is not kept. This ends when reclaim frees something, or after
+//! [`RECOVERY`].
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Longest time that a group waits without progress.
+/// Longest time a group waits without progress.
 pub const WAIT_WITHOUT_PROGRESS_MAX: Duration = Duration::from_secs(2);
 /// Time after the first fruitless wait until the group waits again.
 pub const RECOVERY: Duration = Duration::from_secs(10);
@@ -17,14 +18,14 @@ pub const RECOVERY: Duration = Duration::from_secs(10);
 /// See the module text.
 #[derive(Debug, Default)]
 pub(crate) struct WritebackBackoff {
-    /// The time at which the first wait in vain began, in milliseconds of the clock that
-    /// [`may_wait`](Self::may_wait) is given, and one more; 0 for none. (A) Relaxed: a hint; two
-    /// threads that race wait a little longer or less.
+    /// Start of the first wait in vain, in milliseconds of the clock passed to
+    /// [`may_wait`](Self::may_wait), plus one; 0 for none. (A) Relaxed: a hint; racing threads wait
+    /// a little longer or less.
     since_ms: AtomicU64,
 }
 
 impl WritebackBackoff {
-    /// Returns whether a reclaim that sees only dirty pages should wait once more.
+    /// Returns whether a reclaim finding only dirty pages should wait once more.
     pub(crate) fn may_wait(&self, now: Duration) -> bool {
         let now_ms = now.as_millis() as u64 + 1;
         let since_ms = self.since_ms.load(Relaxed);

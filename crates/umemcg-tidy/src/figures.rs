@@ -1,6 +1,6 @@
-//! The figures that documents quote, compared with the page of results.
+//! The figures quoted by documents, compared with the page of results.
 //!
-//! A figure of the page is a link whose definition says where it is:
+//! A figure of the page is a link whose definition gives its place:
 //!
 //! ```text
 //! A hit takes [316 ns][hit].
@@ -8,9 +8,9 @@
 //! [hit]: results.md#hit "4 KiB copied, 1 thread > umemcg"
 //! ```
 //!
-//! The title is a path below the section. Each part of it is the beginning of a line, which is
-//! looked for after the line of the part before; `#` stands for any number. The figure follows the
-//! last part. A document may leave digits out, all but two, and sets thousands apart.
+//! The title is a path below the section. Each part of it is the beginning of a line, searched for
+//! after the line of the part before; `#` stands for any number. The figure follows the last part.
+//! A document may leave digits out, all but two, and sets thousands apart.
 //!
 //! Any other figure that looks measured needs a commit and a day in its section: "at commit
 //! `5f10029` on 2026-11-28".
@@ -21,13 +21,13 @@ use std::collections::BTreeSet;
 const UNITS: [&str; 14] =
     ["points", "ns", "µs", "us", "ms", "s", "%", "×", "times", "a second", "MiB", "GiB", "MB", "GB"];
 
-/// Units that only measured figures have.
+/// Units of measured figures only.
 const UNITS_MEASURED: [&str; 3] = ["ns", "µs", "us"];
 
-/// Words of paragraphs whose figures are all measured.
+/// Words of paragraphs with only measured figures.
 const NAMES_A_MEASUREMENT: [&str; 3] = ["Measured", "`umemcg-bench", "`make bench"];
 
-/// The digits of a figure that is written into a document.
+/// The digits of a figure written into a document.
 const NR_DIGITS: i32 = 3;
 
 /// A link to a figure of the page.
@@ -79,7 +79,7 @@ fn after<'l>(line: &'l str, beginning: &str) -> Option<&'l str> {
     Some(rest)
 }
 
-/// Divides a text into the figure that it begins with and the rest.
+/// Divides a text into the figure at its beginning and the rest.
 fn figure(text: &str) -> Option<(&str, &str)> {
     let is_part = |at: usize, letter: char| {
         let is_before_digit = || text[at + 1..].starts_with(|next: char| next.is_ascii_digit());
@@ -106,7 +106,7 @@ fn rounded(said: &str, nr_digits: i32) -> String {
 }
 
 /// Compares the links of a document with the page. Returns the document with the figures of the
-/// page, and the problems that were found, by line.
+/// page, and the problems found, by line.
 pub fn with_figures_of(page: &str, document: &str) -> (String, Vec<String>) {
     let (mut corrected, mut problems) = (document.to_owned(), Vec::new());
     for definition in Definition::read_all(document) {
@@ -138,8 +138,8 @@ pub fn with_figures_of(page: &str, document: &str) -> (String, Vec<String>) {
     (corrected, problems)
 }
 
-/// Returns the figures, with their lines, that look measured and have no source: no link to the
-/// page, and neither commit nor day in their section.
+/// Returns the apparently measured figures without a source, with their lines: no link to the page,
+/// and neither commit nor day in their section.
 pub fn figures_without_source(document: &str) -> Vec<(usize, String)> {
     let linked: BTreeSet<&str> = Definition::read_all(document).iter().map(|link| link.name).collect();
     let (mut found, mut line) = (Vec::new(), 1);
@@ -231,8 +231,8 @@ fn prose(paragraph: &str, linked: &BTreeSet<&str>) -> String {
     prose
 }
 
-/// Returns the figures with a unit that look measured, by their places: those with decimals, those
-/// of times that a program does not wait for, and all where everything is measured.
+/// Returns the apparently measured figures with a unit, by their places: figures with decimals,
+/// figures in nanoseconds or microseconds, and all figures if `is_measured`.
 fn figures_in(prose: &str, is_measured: bool) -> impl Iterator<Item = (usize, String)> {
     let is_start = |at: usize| {
         let before = prose[..at].chars().next_back();

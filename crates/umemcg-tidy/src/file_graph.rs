@@ -1,9 +1,7 @@
 //! The dependencies between the files of a crate: the imports and paths of its product code,
-//! resolved through re-exports.
-//!
-//! An edge `a -> b` means that `a` names something that `b` defines. A `pub use` is no edge: it
-//! only shows a name under another path. Code that does not ship (`#[cfg(test)]`, models) is left
-//! out. Method calls are not seen.
+//! resolved through re-exports. An edge `a -> b` means that `a` names an item defined by `b`. A
+//! `pub use` is no edge: it only shows a name under another path. Code not shipped (`#[cfg(test)]`,
+//! models) is left out. Method calls are not seen.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,29 +13,29 @@ use syn::{Attribute, Item, ItemUse, UseTree, Visibility};
 /// A module path inside a crate, without `crate`.
 type ModulePath = Vec<String>;
 
-/// One file as far as its names matter.
+/// The names of one file.
 #[derive(Default)]
 struct Source {
     /// Relative to the crate's `src`.
     file: String,
-    /// Every path that the file names, relative to the crate's root, and whether by a re-export.
+    /// Every path named by the file, relative to the crate's root, and whether by a re-export.
     paths: Vec<(Vec<String>, bool)>,
-    /// Names that imports bind in this module: the name and the path that it stands for.
+    /// Names bound by imports in this module: the name and its path.
     bound: BTreeMap<String, Vec<String>>,
-    /// Modules of which everything is imported.
+    /// Modules imported with a glob.
     globs: Vec<Vec<String>>,
     /// Macros, types, functions … defined here.
     defined: BTreeSet<String>,
-    /// The types that have an inherent `impl` here, by their paths from the crate's root.
+    /// The types with an inherent `impl` here, by their paths from the crate's root.
     implemented: Vec<Vec<String>>,
 }
 
 /// The files of one crate and their edges.
 #[derive(Debug)]
 pub struct FileGraph {
-    /// The files that each file uses, by their paths below `src`.
+    /// The files used by each file, by their paths below `src`.
     pub edges: BTreeMap<String, BTreeSet<String>>,
-    /// The inherent `impl` blocks of the files: which type, and where it is declared.
+    /// The inherent `impl` blocks of the files: the type, and the place of its declaration.
     pub impls: BTreeSet<InherentImpl>,
 }
 
@@ -53,8 +51,8 @@ pub struct InherentImpl {
 }
 
 impl InherentImpl {
-    /// Returns whether the methods stand in the type's own file or, for a type that is declared in
-    /// a `mod.rs`, below its folder.
+    /// Returns whether the methods stand in the type's own file or, for a type declared in a
+    /// `mod.rs`, below its folder.
     pub fn is_at_home(&self) -> bool {
         let folder = self.declared_in.strip_suffix("mod.rs").filter(|folder| !folder.is_empty());
         self.file == self.declared_in || folder.is_some_and(|folder| self.file.starts_with(folder))
@@ -90,7 +88,7 @@ impl FileGraph {
         Self { edges, impls }
     }
 
-    /// Returns the circles: sets of files each of which uses, directly or not, all others of its
+    /// Returns the circles: sets of files with each file using, directly or not, all others of its
     /// set.
     pub fn circles(&self) -> Vec<BTreeSet<String>> {
         let reach: BTreeMap<&String, BTreeSet<&String>> =
@@ -120,7 +118,7 @@ impl FileGraph {
     }
 }
 
-/// Returns the file that defines what a path names. `None` for what is outside the crate.
+/// Returns the file that defines the item of a path. `None` for an item outside the crate.
 fn resolve(sources: &BTreeMap<ModulePath, Source>, path: &[String], depth: usize) -> Option<String> {
     assert!(depth < 64, "imports of {path:?} lead in a circle of their own");
     let known = (0..=path.len()).rev().find(|&n| sources.contains_key(&path[..n]))?;
@@ -140,8 +138,8 @@ fn resolve(sources: &BTreeMap<ModulePath, Source>, path: &[String], depth: usize
             resolve(sources, &longer, depth + 1)
         })
     });
-    // A macro of this crate is at its root wherever it is defined; anything else is not of this
-    // crate.
+    // A macro of this crate is at its root wherever it is defined; other names belong to other
+    // crates.
     through_globs.flatten()
 }
 
@@ -215,7 +213,7 @@ impl Reader {
         self.source.defined.insert(name.to_string());
     }
 
-    /// Returns the path from the crate's root, if it is written as one inside the crate.
+    /// Returns the path from the crate's root, if it is written as a path inside the crate.
     fn absolute(&self, written: &[String]) -> Option<Vec<String>> {
         let mut module = self.module.clone();
         match written.first()?.as_str() {

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use syn::spanned::Spanned;
 use syn::visit::Visit;
 
-/// A function and the lines on which it stands, attributes and comments before it left out.
+/// A function and its lines, without attributes and comments before it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Function {
     /// Its name.

@@ -1,5 +1,5 @@
 //! Readers of sources and documents for the checks of the house: the dependencies between files,
-//! the homes of methods, the lengths of functions, and the figures that documents quote.
+//! the homes of methods, the lengths of functions, and the figures quoted by documents.
 #![forbid(unsafe_code)]
 
 mod figures;

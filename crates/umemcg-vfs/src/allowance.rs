@@ -1,12 +1,12 @@
-//! The objects that groups may have beyond their limits.
+//! An allowance of objects for groups beyond their limits.
 //!
-//! A group at its limit with nothing to give still gets a few objects, at the cost of the group
-//! above it, so that programs at their limit go on. Each level that has no room counts them; after
-//! a number of them it refuses.
+//! A group at its limit with nothing to reclaim still gets a few objects, charged to the group
+//! above it, so that its programs go on. Each level without room counts them, and refuses more than
+//! a fixed number.
 //!
-//! A group that has just been reclaimed from in vain has nothing to give a moment later either, and
-//! each attempt waits for the kernel. So while it has objects beyond its limit, reclaim is tried
-//! for one charge in [`NR_PER_RECLAIM`], and for each again as soon as it frees something.
+//! If reclaim from a group has just failed, it will fail a moment later too, and each attempt waits
+//! for the kernel. So while the group has objects beyond its limit, reclaim is tried for one charge
+//! in [`NR_PER_RECLAIM`], and for every charge again once an attempt frees something.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,16 +16,16 @@ use umemcg::internal::Reason;
 use umemcg::{Charge, ChargeError, Engine, Group};
 use umemcg_base::LeafMutex;
 
-/// Of this many charges of a group that has objects beyond its limit, reclaim is tried for one.
+/// Reclaim is tried for one in this many charges of a group with objects beyond its limit.
 const NR_PER_RECLAIM: usize = 32;
 
-/// The reclaim that a charge may wait for, as the kernel's allocation flags state it.
+/// The reclaim a charge may wait for, as in the kernel's allocation flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReclaimEffort {
     /// None; the charge is not made at an ancestor's cost, either.
     #[doc(alias = "GFP_NOWAIT")]
     None,
-    /// One round of reclaim for each group: a caller that must not wait for what others free.
+    /// One round of reclaim for each group: the caller must not wait for memory freed by others.
     #[doc(alias = "__GFP_NORETRY")]
     OneRound,
     /// Until reclaim gives up.
@@ -33,20 +33,20 @@ pub(crate) enum ReclaimEffort {
     Full,
 }
 
-/// The objects that a group has beyond its limit.
+/// The objects of a group beyond its limit.
 #[derive(Debug, Default)]
 struct Beyond {
     nr: usize,
-    /// Charges that are still made without reclaim, because the last one was in vain.
+    /// Charges still to be made without reclaim, because the last reclaim failed.
     nr_at_once: usize,
 }
 
-/// A bound on the objects of one sort that each group may have beyond its limit, and their counts.
+/// A bound on each group's objects of one sort beyond its limit, and their counts.
 #[derive(Debug)]
 pub(crate) struct Allowance {
     /// (C)
     nr_max: usize,
-    /// By the address of a group, which each of its objects keeps. A leaf lock.
+    /// By the address of a group; each of its objects keeps the group alive. A leaf lock.
     beyond: LeafMutex<HashMap<usize, Beyond>>,
 }
 
@@ -55,11 +55,11 @@ impl Allowance {
         Self { nr_max, beyond: LeafMutex::default() }
     }
 
-    /// Charges the nearest of a group and its ancestors that has room; claims one object for each
-    /// level below, lowest first. May sleep for reclaim; no lock may be held.
+    /// Charges the lowest level with room among a group and its ancestors. Claims one object for
+    /// each level below, lowest first. May sleep for reclaim; no lock may be held.
     ///
     /// # Errors
-    /// `ENOMEM` when a level without room has as many as it may, or the root has no room.
+    /// `ENOMEM` if a level without room has used up its allowance, or the root has no room.
     pub(crate) fn charge(
         &'static self,
         effort: ReclaimEffort,
@@ -87,7 +87,7 @@ impl Allowance {
         }
     }
 
-    /// Returns whether to reclaim for a charge of a group that has no room for it.
+    /// Returns whether to reclaim for a charge to a group without room.
     fn wants_reclaim(&self, group: &Arc<Group>) -> bool {
         let mut beyond = self.beyond.lock();
         let Some(of_group) = beyond.get_mut(&address(group)) else { return true };
@@ -98,10 +98,10 @@ impl Allowance {
         false
     }
 
-    /// Counts one more for a group that has no room for it, even after reclaim or so far.
+    /// Counts one more object for a group without room, after a failed reclaim or without one.
     ///
     /// # Errors
-    /// `ENOMEM` when the group has as many as it may.
+    /// `ENOMEM` if the group has used up its allowance.
     fn take(&'static self, group: Arc<Group>, has_reclaimed: bool) -> Result<AllowanceClaim, Errno> {
         let mut beyond = self.beyond.lock();
         let of_group = beyond.entry(address(&group)).or_default();
@@ -116,7 +116,7 @@ impl Allowance {
         Ok(AllowanceClaim { allowance: self, group })
     }
 
-    /// Returns whether no group has any.
+    /// Returns whether no group has objects beyond its limit.
     #[cfg(test)]
     pub(crate) fn is_untouched(&self) -> bool {
         self.beyond.lock().is_empty()
@@ -124,8 +124,8 @@ impl Allowance {
 }
 
 impl ReclaimEffort {
-    /// Charges after reclaim. A group whose limit is less than that has its idle names asked for
-    /// all the same, since they are what it has beyond the limit.
+    /// Charges after reclaim. A group with a limit below `bytes` is reclaimed from all the same:
+    /// its idle names are its objects beyond the limit.
     fn charge(self, engine: &Engine, group: &Arc<Group>, bytes: u64) -> Result<Charge, ChargeError> {
         let reclaimer = engine.reclaimer();
         let charged = match self {
@@ -145,7 +145,7 @@ fn address(group: &Arc<Group>) -> usize {
     Arc::as_ptr(group).addr()
 }
 
-/// One object that a group has beyond its limit; given back when dropped.
+/// One object of a group beyond its limit; given back when dropped.
 #[derive(Debug)]
 pub(crate) struct AllowanceClaim {
     allowance: &'static Allowance,
@@ -153,7 +153,7 @@ pub(crate) struct AllowanceClaim {
 }
 
 impl AllowanceClaim {
-    /// Returns the group that has no room.
+    /// Returns the group without room.
     pub(crate) fn group(&self) -> &Arc<Group> {
         &self.group
     }

@@ -1,8 +1,8 @@
-//! The attributes of an inode, as `stat` shows them.
+//! The attributes of an inode, as returned by `stat`.
 
 use rustix::io::Errno;
 
-/// The id by which the kernel knows an inode. Never reused while a volume lives; the root is
+/// The id of an inode, as known to the kernel. Never reused while a volume lives; the root is
 /// [`NodeId::ROOT`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u64);
@@ -33,7 +33,7 @@ impl Timestamp {
         self.seconds.saturating_mul(1_000_000_000).saturating_add(i64::from(self.nanoseconds))
     }
 
-    /// Returns the time that is this many nanoseconds after 1970.
+    /// Returns the time `nanoseconds` after 1970.
     pub(crate) fn from_nanoseconds(nanoseconds: i64) -> Self {
         Self {
             seconds: nanoseconds.div_euclid(1_000_000_000),
@@ -63,7 +63,7 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// Returns the kind that the type bits of a mode name.
+    /// Returns the kind encoded in the type bits of a mode; `None` if they are unknown.
     pub fn from_mode(mode: u32) -> Option<Self> {
         Some(match mode & 0o170_000 {
             0o100_000 => Self::Regular,
@@ -77,7 +77,7 @@ impl FileKind {
         })
     }
 
-    /// Returns the kind of node that mknod(2) makes for a mode: a regular file if it has no type.
+    /// Returns the kind of node made by mknod(2) for a mode: a regular file if it has no type.
     ///
     /// # Errors
     /// `EINVAL` for a directory, a symbolic link, or an unknown type.
@@ -122,7 +122,7 @@ pub struct Attr {
     pub blksize: u32,
 }
 
-/// The answer to a lookup. It counts one reference, which a later `forget` releases.
+/// The answer to a lookup. It counts one reference, released by a later `forget`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     /// The inode.
@@ -134,7 +134,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Returns whether it is of a directory.
+    /// Returns whether the entry is a directory's.
     pub(crate) fn is_directory(&self) -> bool {
         FileKind::from_mode(self.attr.mode) == Some(FileKind::Directory)
     }
@@ -171,7 +171,7 @@ pub enum SetTime {
 }
 
 /// A change of attributes, applied in the order size, owner, mode, times; `None` leaves a value
-/// unchanged. When a step fails, earlier steps keep their effect, as with the corresponding system
+/// unchanged. If a step fails, earlier steps keep their effect, as with the corresponding system
 /// calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SetAttr {

@@ -1,10 +1,10 @@
-//! The process that requests an operation: its ids, and the group that pays.
+//! The process requesting an operation: its ids, and the paying group.
 
 use std::sync::Arc;
 
 use umemcg::Group;
 
-/// The process that requests an operation.
+/// The process requesting an operation.
 #[derive(Debug, Clone)]
 pub struct Caller {
     /// File system user id.
@@ -13,20 +13,20 @@ pub struct Caller {
     pub gid: u32,
     /// The group of the parent directory, if the caller is a member of it beside `gid`.
     pub supplementary_gid: Option<u32>,
-    /// The group that pays.
+    /// The paying group.
     pub group: Arc<Group>,
-    /// Permission bits that the caller does not want on new objects.
+    /// Permission bits to leave out on new objects.
     pub umask: u32,
-    /// The thread that requests; 0 if it is not known.
+    /// The requesting thread; 0 if unknown.
     pub thread: u32,
 }
 
-/// The process that closes a descriptor.
+/// The process closing a descriptor.
 #[derive(Debug, Clone, Copy)]
 pub struct Closer {
-    /// Its thread; 0 if it is not known.
+    /// Its thread; 0 if unknown.
     pub thread: u32,
-    /// The kernel's number of its table of descriptors.
+    /// The kernel's id of its descriptor table.
     pub lock_owner: u64,
 }
 

@@ -12,7 +12,7 @@ use umemcg::files::FileError;
 /// Why an operation on a volume failed.
 #[derive(Debug, Error)]
 pub enum VfsError {
-    /// The host, or a rule that the host would have applied, refused.
+    /// The host refused, or a rule of the host applied here.
     #[error("{0}")]
     Host(#[from] Errno),
     /// The content of a file could not be read, written or made durable.
@@ -21,7 +21,7 @@ pub enum VfsError {
 }
 
 impl VfsError {
-    /// Returns the error number that a POSIX caller expects.
+    /// Returns the error number expected by a POSIX caller.
     pub fn errno(&self) -> Errno {
         match self {
             Self::Host(errno) => *errno,
@@ -41,37 +41,37 @@ pub enum VolumeError {
     /// The directory cannot be opened.
     #[error("cannot open the directory {}: {errno}", dir.display())]
     Open {
-        /// The directory that was asked for.
+        /// The requested directory.
         dir: PathBuf,
         /// The host's error number.
         errno: Errno,
     },
-    /// Another volume writes to it, of this process or of another, and has for a second.
+    /// Another volume, of this process or another, has been writing to the directory for a second.
     #[error("the directory {} is served, or still being written to, by another daemon", dir.display())]
     InUse {
-        /// The directory that was asked for.
+        /// The requested directory.
         dir: PathBuf,
     },
-    /// File handles were demanded and cannot be used.
+    /// File handles were required but cannot be used.
     #[error(
         "file handles do not work on {}: {errno}; they need CAP_DAC_READ_SEARCH and a file system that has them",
         dir.display()
     )]
     NoHandles {
-        /// The directory that was asked for.
+        /// The requested directory.
         dir: PathBuf,
         /// The host's error number.
         errno: Errno,
     },
-    /// The store of a volume of objects does not serve it.
+    /// The store of an object volume does not serve it.
     #[error("{url} cannot be served: {error}")]
     Bucket {
-        /// The place that was asked for.
+        /// The requested place.
         url: String,
-        /// What the store said.
+        /// The store's error.
         error: BucketError,
     },
-    /// The staging directory of a volume of objects cannot be used.
+    /// The staging directory of an object volume cannot be used.
     #[error("cannot stage what is written to {url} in {}: {errno}", dir.display())]
     Staging {
         /// The place of the objects.
@@ -81,10 +81,10 @@ pub enum VolumeError {
         /// The host's error number.
         errno: Errno,
     },
-    /// An I/O mode was demanded that the file system does not have.
+    /// The file system does not support the required I/O mode.
     #[error("the file system of {} does not support the I/O mode {mode:?}", dir.display())]
     IoMode {
-        /// The directory that was asked for.
+        /// The requested directory.
         dir: PathBuf,
         /// The mode.
         mode: IoMode,

@@ -1,7 +1,7 @@
 //! The memory of a group's open handles.
 //!
-//! It is charged to the opener's group. A group that has no room still opens a few files, at its
-//! parent's cost, so that programs at their limit go on; after [`NR_HANDLES_BEYOND_MAX`] of them an
+//! It is charged to the opener's group. A group without room still opens a few files, charged to
+//! its parent, so that programs at their limit go on. Beyond [`NR_HANDLES_BEYOND_MAX`] of them an
 //! open is refused. Descriptors: see [`crate::host::descriptor_share`].
 
 use std::sync::{Arc, LazyLock};
@@ -14,10 +14,10 @@ use crate::slab::Slab;
 
 /// The cost of an open file or directory with its place in the table of handles, in bytes.
 pub const HANDLE_BYTES: u64 = 400;
-/// Most handles that a level without room may have charged above it.
+/// The most handles that a level without room may have charged to its ancestors.
 pub const NR_HANDLES_BEYOND_MAX: usize = 1024;
 
-/// Of all groups.
+/// The handles beyond limits, of all groups.
 static BEYOND: LazyLock<Allowance> = LazyLock::new(|| Allowance::new(NR_HANDLES_BEYOND_MAX));
 
 /// The memory of one handle; given back when dropped, with no lock held.
@@ -28,8 +28,8 @@ pub(crate) struct HandleCharge {
 }
 
 impl HandleCharge {
-    /// Charges a handle and `more_bytes` that go with it to a group, or to one above it. May sleep
-    /// for reclaim; no lock may be held.
+    /// Charges a handle and `more_bytes` for its data to a group, or to an ancestor. May sleep for
+    /// reclaim; no lock may be held.
     ///
     /// # Errors
     /// `ENOMEM`, see the module text.
@@ -99,13 +99,13 @@ mod tests {
         let take = || self::take(allowance, &engine, &tenant);
         let mut taken: Vec<_> = (0..320).map(|_| take().unwrap()).collect();
         assert_eq!(tenant.event_count(EventKind::Oom), 10);
-        // Those that come and go count as well.
+        // Handles that come and go count as well.
         for _ in 0..320 {
             taken.pop();
             taken.push(take().unwrap());
         }
         assert_eq!(tenant.event_count(EventKind::Oom), 20);
-        // At the end of the allowance each attempt may be the one that finds room.
+        // At the end of the allowance each attempt may find room.
         taken.extend((320..NR_HANDLES_BEYOND_MAX).map(|_| take().unwrap()));
         let before = tenant.event_count(EventKind::Oom);
         (0..5).for_each(|_| assert_eq!(take().unwrap_err(), Errno::NOMEM));

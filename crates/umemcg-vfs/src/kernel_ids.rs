@@ -1,4 +1,4 @@
-//! The ids by which the kernel knows the inodes of one of many volumes.
+//! The kernel's ids for the inodes of one of many volumes.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -9,13 +9,14 @@ use rustix::io::Errno;
 use crate::attr::NodeId;
 use crate::kernel_cache::{IdleInode, KeptPages, KeptWindow, KernelCache, PageDrop};
 
-/// Bits of a kernel-side id that name the inode inside its volume; the slot stands above.
+/// The low bits of a kernel-side id, identifying the inode inside its volume; the slot is above
+/// them.
 pub(crate) const LOCAL_BITS: u32 = 44;
 
-/// Converts a volume's own ids of inodes into those that the kernel knows.
+/// Converts a volume's own ids of inodes into the kernel's ids.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KernelIds {
-    /// None: as inside.
+    /// `None`: the kernel's ids are the volume's own.
     pub(crate) slot: Option<u32>,
     pub(crate) root_id: u64,
 }
@@ -33,14 +34,15 @@ impl KernelIds {
     }
 }
 
-/// The kernel as one of many volumes sees it, which knows its inodes by other ids.
+/// The kernel's cache for one of many volumes. It takes the volume's own ids and passes on the
+/// kernel's.
 #[derive(Debug)]
 pub(crate) struct MemberKernel {
     pub(crate) kernel: Arc<dyn KernelCache>,
     pub(crate) ids: KernelIds,
 }
 
-/// The pages of one of many volumes, by the ids that the kernel knows.
+/// The pages of one of many volumes, by the kernel's ids.
 #[derive(Debug)]
 struct MemberPages {
     kept: Box<dyn KeptPages>,
@@ -66,7 +68,7 @@ impl KernelCache for MemberKernel {
     }
 
     fn let_go(&self, mut idle: Vec<IdleInode>) -> bool {
-        // An inode that has no id there is not known there.
+        // The kernel does not know an inode without a kernel-side id.
         idle.retain_mut(|idle| match self.ids.node(idle.node) {
             Ok(node) => {
                 idle.node = node;

@@ -13,35 +13,35 @@ use crate::kernel_page_lists::awaits_drops;
 use crate::kernel_pages::KernelPages;
 use crate::page_windows::page_range;
 
-/// How a file that is opened is to be cached by the kernel.
+/// How the kernel is to cache a newly opened file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KernelCaching {
     /// Not at all: every read and write comes here.
     Bypass,
-    /// What the kernel has of it is good.
+    /// The kernel's cached pages are good.
     Keep,
-    /// What the kernel has of it is out of date, attributes included.
+    /// The kernel's cached pages and attributes are out of date.
     Refill,
 }
 
 #[derive(Debug)]
 struct Terms {
     payer: Arc<Group>,
-    /// Charged for the kernel's copy before the request was carried out.
+    /// The charge for the kernel's copy, made before the request was carried out.
     prepaid: Option<Charge>,
-    /// The kernel is to drop its copy as soon as it can.
+    /// Whether the kernel is to drop its copy as soon as it can.
     drops_behind: bool,
     /// Of a listing: the pages of the names in the answer.
     listed: Range<u64>,
 }
 
-/// Content whose bytes may be in another file when a request ends than when it began.
+/// Content whose bytes may move to another file during a request.
 pub(crate) trait ContentFiles: Send + Sync + fmt::Debug {
-    /// Returns the file that has the bytes, and the one that had them before, if there was one.
+    /// Returns the file with the bytes, and the file that had them before, if any.
     fn files(&self) -> (&Arc<File>, Option<&Arc<File>>);
 }
 
-/// What the pages are of.
+/// The owner of the pages: a file, or a directory listing.
 #[derive(Debug)]
 pub(crate) enum Subject {
     File(Arc<File>),
@@ -49,10 +49,10 @@ pub(crate) enum Subject {
     Directory(Arc<KernelListing>),
 }
 
-/// A READ, a WRITE or a READDIR that goes through the kernel's page cache, from its arrival until
-/// it has been answered. When it is dropped, after the answer and with nothing pinned, the frames
-/// that it has read go back, and the kernel's pages are charged to the payer, whatever the answer
-/// was: also after an error the kernel may have them.
+/// A READ, a WRITE or a READDIR through the kernel's page cache, from its arrival until its answer.
+/// The value is dropped after the answer, with nothing pinned. Then the frames it has read go back,
+/// and the kernel's pages are charged to the payer, regardless of the answer: the kernel may have
+/// them even after an error.
 #[derive(Debug)]
 pub struct KernelIo {
     pages: Arc<KernelPages>,
@@ -60,7 +60,7 @@ pub struct KernelIo {
     offset: u64,
     len: u64,
     number: u64,
-    /// The last change of the file after which the kernel had dropped all when the request began.
+    /// The file's last change followed by a complete drop, when the request began.
     nr_answered: u64,
     terms: LeafMutex<Terms>,
 }
@@ -86,8 +86,8 @@ impl KernelIo {
         Self { pages, subject, offset, len, number, nr_answered, terms: Terms::of(payer) }
     }
 
-    /// Begins a request that lists names from a position on. Returns the part of the listing that
-    /// it is to have, for [`listed`](Self::listed).
+    /// Begins a request to list names from a position on. Returns the expected part of the listing,
+    /// for [`listed`](Self::listed).
     pub(crate) fn begin_listing(
         listing: Arc<KernelListing>,
         position: u64,
@@ -101,7 +101,7 @@ impl KernelIo {
         (Self { pages, subject, offset: 0, len: 0, number, nr_answered, terms: Terms::of(payer) }, part)
     }
 
-    /// Notes the names in the answer of a request that lists.
+    /// Notes the names in the answer to a listing request.
     pub fn listed(&self, part: &ListedPart) {
         if let Subject::Directory(listing) = &self.subject {
             listing.note(part);
@@ -114,9 +114,9 @@ impl KernelIo {
         self.terms.lock().payer = Arc::clone(group);
     }
 
-    /// Charges the kernel's copy of what is about to be written. Returns `false` if the group has
-    /// not room for it beside the written pages. May sleep for reclaim if `engine` is given; no
-    /// lock may be held.
+    /// Charges the kernel's copy of the data about to be written. Returns `false` if the group has
+    /// no room for the copy beside the written pages. May sleep for reclaim if `engine` is given;
+    /// no lock may be held.
     pub fn charge_copy(&self, engine: Option<&Engine>, group: &Arc<Group>) -> bool {
         let bytes = self.pages.missing_bytes(&page_range(self.offset, self.len));
         if bytes == 0 {
@@ -137,27 +137,27 @@ impl KernelIo {
         has_room
     }
 
-    /// Returns whether the group that pays is over its limit, or one above.
+    /// Returns whether the paying group or an ancestor is over its limit.
     pub fn is_beyond_limit(&self) -> bool {
         let payer = Arc::clone(&self.terms.lock().payer);
         !payer.is_within_limits()
     }
 
-    /// Returns whether the kernel is about to drop pages that the group that pays, or one above,
-    /// has beyond its limit.
+    /// Returns whether the kernel is about to drop pages of the paying group, or of an ancestor,
+    /// beyond its limit.
     pub fn awaits_drops(&self) -> bool {
         let payer = Arc::clone(&self.terms.lock().payer);
         awaits_drops(&payer)
     }
 
-    /// Returns whether the kernel may wait for this request while it drops pages: it has locked those
-    /// of the request.
+    /// Returns whether the kernel may wait for this request while it drops pages: it has locked the
+    /// request's pages.
     pub fn holds_up_drop(&self) -> bool {
         self.pages.holds_up_drop(&page_range(self.offset, self.len))
     }
 
-    /// Returns whether the pages of this write have been read beside it: the kernel may have what
-    /// was there before.
+    /// Returns whether the pages of this write have been read during the write: the kernel may have
+    /// the old data.
     pub fn is_crossed(&self) -> bool {
         self.pages.is_crossed(self.number)
     }
@@ -167,8 +167,8 @@ impl KernelIo {
         self.terms.lock().drops_behind = true;
     }
 
-    /// Gives back the frames of a file that the kernel has a copy of. Returns the pages that the
-    /// kernel may keep: beyond the end it keeps nothing.
+    /// Gives back the frames of a file now copied in the kernel. Returns the pages the kernel may
+    /// keep: it keeps none beyond the end.
     fn give_up(&self, file: &File) -> Range<u64> {
         file.give_up_clean(self.offset, self.len);
         let asked = page_range(self.offset, self.len);
@@ -197,7 +197,7 @@ impl Drop for KernelIo {
         let held = self.pages.end(self.number, &kept, &payer, prepaid);
         let note = |file: &File| {
             file.note_refaults(held.nr_returned);
-            // The kernel may drop the pages of this request, too.
+            // The drop may include the pages of this request.
             if self.pages.drops_all_since(self.nr_answered) {
                 file.note_dropped_above();
             }

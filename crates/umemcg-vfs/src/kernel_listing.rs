@@ -1,13 +1,13 @@
-//! The listing of one directory that the kernel above the mount keeps.
+//! The listing of one directory in the cache of the kernel above the mount.
 //!
-//! Where directories are listed without having been opened, the kernel copies the names that it is
-//! given to pages of the directory's inode, one behind the other, and answers later listings from
-//! there. The pages are charged to the group that listed them, and asked for like those of a file
+//! Where directories are listed without an open, the kernel copies the returned names to pages of
+//! the directory's inode, one behind the other, and answers later listings from there. The pages
+//! are charged to the group of the process listing them, and reclaimed like the pages of a file
 //! ([`KernelPages`]).
 //!
-//! A position in a listing is the host's and says nothing about the place in those pages. The
-//! places where the last parts ended are therefore noted. A listing that continues elsewhere counts
-//! from the end of all that was ever listed: more is charged than the kernel has, never less.
+//! A position in a listing is the host's and unrelated to the place in those pages, so the ends of
+//! the last parts are recorded. A listing continued elsewhere counts from the end of everything
+//! listed so far: the charge may exceed the kernel's pages, but never falls short of them.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -18,19 +18,19 @@ use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
 use crate::kernel_pages::KernelPages;
 use crate::page_windows::page_range;
 
-/// Bytes of a record in the kernel's pages beside its name; a record is rounded up to eight.
+/// The bytes of a record in the kernel's pages beside its name; a record is rounded up to eight.
 const RECORD_BYTES: u64 = 24;
-/// Places that are noted: as many processes may list a large directory at once.
+/// The number of recorded places: as many processes may list a large directory at once.
 const NR_PLACES_MAX: usize = 8;
 
-/// A position in a listing, and the bytes that the kernel keeps of the names before it.
+/// A position in a listing, and the bytes of the names before it in the kernel's pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Place {
     position: u64,
     bytes: u64,
 }
 
-/// A part of a listing, as it is put together for an answer.
+/// A part of a listing under construction for an answer.
 #[derive(Debug)]
 pub struct ListedPart {
     start_bytes: u64,
@@ -38,7 +38,7 @@ pub struct ListedPart {
 }
 
 impl ListedPart {
-    /// Adds a name of `name_len` bytes; `next_position` is that behind it.
+    /// Adds a name of `name_len` bytes; `next_position` is the position behind it.
     pub fn push(&mut self, next_position: u64, name_len: usize) {
         let record = (RECORD_BYTES + name_len as u64).next_multiple_of(8);
         // No record crosses from one page to the next.
@@ -50,7 +50,7 @@ impl ListedPart {
         self.end.position = next_position;
     }
 
-    /// Returns the pages that its names are in.
+    /// Returns the pages of its names.
     pub(crate) fn pages(&self) -> Range<u64> {
         page_range(self.start_bytes, self.end.bytes - self.start_bytes)
     }
@@ -65,14 +65,14 @@ pub(crate) struct KernelListing {
 
 #[derive(Debug, Default)]
 struct Listed {
-    /// Where the last parts ended, newest first.
+    /// The ends of the last parts, newest first.
     places: VecDeque<Place>,
     /// The end of all parts.
     max_bytes: u64,
 }
 
 impl KernelListing {
-    /// Creates the listing of a directory of which the kernel has no page.
+    /// Creates the listing of a directory without pages in the kernel.
     pub(crate) fn new(pages: Arc<KernelPages>) -> Self {
         Self { pages, listed: LeafMutex::default() }
     }
@@ -83,7 +83,7 @@ impl KernelListing {
         ListedPart { start_bytes, end: Place { position, bytes: start_bytes } }
     }
 
-    /// Notes a part that the kernel is about to be given.
+    /// Notes a part about to be returned to the kernel.
     pub(crate) fn note(&self, part: &ListedPart) {
         let mut listed = self.listed.lock();
         listed.places.retain(|place| place.position != part.end.position);

@@ -1,13 +1,15 @@
-//! The file pages that the kernel keeps of a volume, as a shrinker.
+//! The file pages of a volume in the kernel's page cache, as a shrinker.
 //!
-//! Its objects are shares of a file's pages ([`PageHolder`]), in the order in which their pages
-//! arrived, since the kernel does not tell of hits: see [`arrival_order`]. Where the daemon is told
-//! of opens, a share whose file was opened meanwhile gets a second chance. They are memory that we
-//! cannot free by ourselves: the shrinker asks the kernel to drop them
-//! ([`KernelCache::drop_pages`](crate::KernelCache::drop_pages)), and promises what goes with them.
+//! Its objects are shares of a file's pages ([`PageHolder`]), in order of arrival, since the kernel
+//! does not report hits: see [`arrival_order`]. Where opens reach the daemon, a share whose file
+//! was opened meanwhile gets a second chance. The daemon cannot free this memory by itself: the
+//! shrinker asks the kernel to drop the pages
+//! ([`KernelCache::drop_pages`](crate::KernelCache::drop_pages)), and reports the bytes to be
+//! released.
 //!
-//! A share that was taken back leaves a ghost, on a third list. A group may have as many ghosts as
-//! shares, or one for each [`PAGES_PER_GHOST`] of its pages; the oldest of more are dropped.
+//! A share taken back by reclaim leaves a ghost, on a third list. A group may have as many ghosts
+//! as shares, or one for each [`PAGES_PER_GHOST`] of its pages, whichever is more. The oldest
+//! ghosts beyond that are dropped.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -32,54 +34,54 @@ use crate::streams::Streams;
 pub(crate) const NODE: usize = 0;
 /// Objects of one batch. Few, since an object is up to 64 pages.
 const BATCH: u64 = 1;
-/// A group that streams at its limit is asked for this part of its shares at once, but not for more
-/// than [`NR_AHEAD_MAX`] beyond what is wanted: each wait for the kernel costs four switches
-/// between threads.
+/// A group streaming at its limit is asked for extra shares at once: one in this many of its
+/// shares, at most [`NR_AHEAD_MAX`]. Each wait for the kernel costs four switches between threads.
 const AHEAD_PART: u64 = 32;
 const NR_AHEAD_MAX: u64 = 8;
 /// A group is at its limit when it has less room than one request may need.
 const AT_LIMIT_BYTES: u64 = 256 * PAGE_SIZE_U64;
 
-/// Pages that a group has in the kernel for each ghost that it may keep, if that is more than its
+/// Pages in the kernel per ghost: a group may keep that many ghosts, if they are more than its
 /// shares.
 const PAGES_PER_GHOST: u64 = 8;
-/// Shares of opened files that reclaim keeps at most before it asks for one, opened or not.
+/// The most shares of opened files kept by reclaim before it asks for one, opened or not.
 const NR_SECOND_CHANCES_MAX: u64 = 32;
-/// Ghosts that are dropped at a time.
+/// The most ghosts dropped at a time.
 const NR_TRIMMED_MAX: u64 = 64;
 
 /// The cost of a share, or of a ghost, with its place in its file, in a list and in the table of
 /// slots, in bytes.
 pub(crate) const SHARE_BYTES: u64 = 192 + LIST_SLOT_BYTES;
 
-/// Returns whether drops are under way that lower the usage of the lowest level, of the group and
-/// those above, that is over its limit.
+/// Returns whether drops under way lower the usage of the lowest level over its limit, among the
+/// group and its ancestors.
 pub(crate) fn awaits_drops(group: &Group) -> bool {
     let full = group.ancestors().find(|level| level.usage_bytes() > level.max_bytes());
     full.is_some_and(|level| leaving_bytes(level) > 0)
 }
 
-/// A range that the kernel is to drop, and when that was decided.
+/// A range for the kernel to drop, and the moment of that decision.
 #[derive(Debug)]
 pub(crate) struct AskedRange {
     pub(crate) pages: Range<u64>,
     pub(crate) asked_at: u64,
-    /// Of these, those that are charged.
+    /// The number of charged pages among them.
     pub(crate) nr_pages: u64,
-    /// Why reclaim asks for them; `None` if it does not.
+    /// Why reclaim asks for them; `None` if another caller does.
     pub(crate) reclaim: Option<Reason>,
-    /// Of a share: what is leaving the group that pays.
+    /// Of a share: the bytes leaving the paying group.
     pub(crate) leaving: Option<Leaving>,
 }
 
 impl AskedRange {
-    /// Returns what is given back if all of it is dropped: a share's own bytes become its ghost's.
+    /// Returns the bytes freed if the whole range is dropped: a share's own bytes become its
+    /// ghost's.
     fn promised_bytes(&self) -> u64 {
         self.nr_pages * PAGE_SIZE_U64
     }
 
-    /// Reports to reclaim that a drop of a share has ended, and what it has freed; `None` if all of
-    /// its pages have been given back already.
+    /// Reports the end of a share's drop to reclaim, with the freed bytes; `None` if all its pages
+    /// have been given back already.
     pub(crate) fn end(&mut self, freed_bytes: Option<u64>) {
         let promised_bytes = self.reclaim.map_or(0, |_| self.promised_bytes());
         let freed_bytes = freed_bytes.unwrap_or(promised_bytes);
@@ -93,18 +95,18 @@ impl AskedRange {
 pub(crate) trait PageHolder: Send + Sync + fmt::Debug {
     /// Returns the inode.
     fn node(&self) -> NodeId;
-    /// Chooses a share to be dropped; it is on no list then. Returns its runs of pages, none when
+    /// Chooses a share to be dropped, and takes it off its list. Returns its runs of pages, none if
     /// it is to stay for now.
     fn ask(&self, window: u64, slot: ListSlot) -> Vec<AskedRange>;
     /// Keeps a share whose file has been opened often enough since it arrived, or since it was last
-    /// kept so. Returns whether it did.
+    /// kept. Returns whether it did.
     fn keep_if_opened(&self, window: u64, slot: ListSlot) -> bool;
-    /// Returns the window of a share if it can be compared with what the kernel has, and the share
-    /// is its first.
+    /// Returns the window of a share if it can be compared with the kernel's page cache, and the
+    /// share is its first.
     fn kept_window(self: Arc<Self>, window: u64, slot: ListSlot) -> Option<KeptWindow>;
     /// Drops a ghost.
     fn forget_ghost(&self, window: u64, slot: ListSlot);
-    /// Returns what a drop of such a share is for.
+    /// Returns the task of a drop of such a share.
     fn task(self: Arc<Self>, asked: AskedRange) -> Box<dyn DropTask>;
 }
 
@@ -126,9 +128,9 @@ pub(crate) struct KernelPageLists {
     by_slot: LeafMutex<BTreeMap<u32, Home>>,
     /// Ghosts by the place in the lists. A leaf lock.
     ghosts_by_slot: LeafMutex<HashMap<u32, Home>>,
-    /// By the files that groups open.
+    /// Streams recognised by the files a group opens.
     pub(crate) streams: Streams,
-    /// By the pages that return.
+    /// Streams recognised by the pages that return.
     pub(crate) returns: Streams,
     reclaimer: Arc<Reclaimer>,
     _registration: Registration,
@@ -171,7 +173,7 @@ impl KernelPageLists {
         }
     }
 
-    /// Returns the number of memory nodes that groups have lists for.
+    /// Returns the number of memory nodes for which groups have lists.
     pub(crate) fn nr_nodes(&self) -> usize {
         self.reclaimer.nr_nodes()
     }
@@ -232,15 +234,15 @@ impl KernelPageLists {
         self.ghosts.release(slot);
     }
 
-    /// Returns how many ghosts a group has beyond those that it may have.
+    /// Returns the number of ghosts of a group beyond its allowance.
     fn nr_ghosts_beyond(&self, group: &Group) -> u64 {
-        // What threads have pending is not worth stopping them.
+        // Exact counts would mean stopping threads to apply their pending updates.
         let nr_pages = group.stat_local_applied(StatItem::FileKernel).max(0) as u64 / PAGE_SIZE_U64;
         let allowance = self.nr_shares(group).max(nr_pages / PAGES_PER_GHOST);
         self.ghosts.count(group, NODE).saturating_sub(allowance)
     }
 
-    /// Drops the oldest ghosts of a group, if it has more than it may have. No lock may be held.
+    /// Drops the oldest ghosts of a group beyond its allowance. No lock may be held.
     pub(crate) fn trim_ghosts(&self, group: &Group) {
         let nr = self.nr_ghosts_beyond(group).min(NR_TRIMMED_MAX);
         if nr == 0 {
@@ -270,12 +272,12 @@ impl KernelPageLists {
         self.kernel.drop_pages(vec![PageDrop { node, pages, store: self.store, task }]);
     }
 
-    /// Counts pages of an owner's share that the kernel is asked to drop.
+    /// Counts pages of an owner's share as leaving: the kernel is asked to drop them.
     pub(crate) fn note_leaving(&self, owner: OwnerId, nr_pages: u64) -> Leaving {
         owner.with_group(|group| Leaving::new(&self.reclaimer, group, nr_pages * PAGE_SIZE_U64))
     }
 
-    /// Returns the next `nr` shares to ask for; they are the youngest of their list then.
+    /// Returns the next `nr` shares to ask for, and makes them the youngest of their list.
     fn next_shares(&self, group: &Group, nr: u64) -> Vec<Housed> {
         let nr_of = |list| self.shares(list).count(group, NODE);
         let list =
@@ -285,8 +287,8 @@ impl KernelPageLists {
         slots.into_iter().filter_map(|slot| Some((slot, by_slot.get(&slot.into_raw())?.clone()))).collect()
     }
 
-    /// Returns the next shares to ask for: those of the next `nr` that are not kept because their
-    /// files were opened, or of the next after these.
+    /// Returns the next shares to ask for: the next `nr`, except shares kept because their file was
+    /// opened. If all are kept, the search goes on with the following shares.
     fn next_victims(&self, group: &Group, nr: u64) -> Vec<Housed> {
         let mut nr_kept = 0;
         loop {
@@ -305,10 +307,10 @@ impl KernelPageLists {
         }
     }
 
-    /// Returns how many shares beyond those that are wanted a group is asked for: some if it
-    /// streams and waits for room below its own limit. For others, or for a background worker, it
-    /// gives no more than what is wanted. Where the daemon is told of opens, streams do not come
-    /// here, and what looks like one is a loop that is larger than its room.
+    /// Returns the number of shares to ask a group for beyond the wanted number: some if it streams
+    /// and waits for room below its own limit, none for other groups or for a background worker.
+    /// Where opens reach the daemon, streams bypass these lists, and an apparent stream is a loop
+    /// larger than its room.
     fn nr_ahead(&self, target: &ShrinkTarget<'_>) -> u64 {
         let group = target.group;
         let room_bytes = group.max_bytes().saturating_sub(group.usage_bytes());
@@ -353,7 +355,7 @@ impl KernelPageLists {
     }
 }
 
-/// Returns the oldest `nr` objects of a group, which are the youngest then.
+/// Returns the oldest `nr` objects of a group, and makes them the youngest.
 fn oldest(list: &ListLru, group: &Group, nr: u64) -> Vec<ListSlot> {
     let mut slots = Vec::new();
     list.walk(group, NODE, nr, |_, _, slot| {
@@ -391,7 +393,7 @@ impl Shrinker for KernelPageShrinker {
     fn count(&self, target: &ShrinkTarget<'_>) -> Count {
         let Some(lists) = self.0.upgrade() else { return Count::Empty };
         match lists.count(target) {
-            // Otherwise the group would keep the list of its ghosts when they are gone.
+            // With `Empty` the group would keep its list of ghosts after they are gone.
             0 if lists.ghosts.count(target.group, target.node) > 0 => Count::NothingNow,
             0 => Count::Empty,
             nr => Count::Objects(nr),

@@ -1,11 +1,10 @@
-//! Names and inodes of volumes: a file's names, attributes and times, and the cached content that
-//! belongs to it. The content itself lives in the engine; the host file system below is reached
-//! through descriptors that never leave the volume's directory. This crate is independent of FUSE
-//! and of process ids.
+//! Names and inodes of volumes: a file's names, attributes and times, and its cached content. The
+//! content itself lives in the engine. The host file system below is reached through descriptors
+//! and never outside the volume's directory. This crate is independent of FUSE and of process ids.
 //!
 //! The map: [`volume`] has the operations, `host`, [`tmpfs`] and [`object`] the kinds of volume,
-//! [`volumes`] the volumes of one mount. `kernel_cache` is what a volume asks of the kernel: to
-//! forget names, and to drop the pages (`kernel_pages`) that it keeps.
+//! [`volumes`] the volumes of one mount. `kernel_cache` has a volume's requests to the kernel: to
+//! forget names, and to drop cached pages (`kernel_pages`).
 #![forbid(unsafe_code)]
 
 mod allowance;

@@ -1,14 +1,13 @@
-//! Memory for names and inodes, charged to the group that made us remember them.
+//! Memory for names and inodes, charged to the group whose request made the daemon remember them.
 //!
-//! The daemon alone cannot give back an inode that the kernel refers to, and a program at its limit
-//! should still find files. So a name for which a group has no room, after reclaim has asked the
-//! kernel for the group's idle names, is charged to the next ancestor that has. A group may have
+//! The daemon alone cannot free an inode referenced by the kernel, and a program at its limit
+//! should still find files. Reclaim first asks the kernel to forget the group's idle names. If the
+//! group still has no room for a name, the next ancestor with room pays. A group may have
 //! [`NR_NAMES_BEYOND_MAX`] such names; after that a lookup fails (`ENOMEM`).
 //!
-//! A name beyond the limit stands on the list of the group that had no room, not of the one that
-//! pays, so that the reclaim of that group asks for it. When the group has room again, or one
-//! between it and the payer has, that one pays: each charge that finds room takes back what else
-//! fits.
+//! A name beyond the limit is on the list of the group without room, not of the payer: the reclaim
+//! of that group asks for it. When the group has room again, or a group between it and the payer,
+//! the lower group pays: each charge with room takes back further charges while they fit.
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
@@ -23,18 +22,18 @@ use umemcg_base::LeafMutex;
 
 use crate::allowance::{Allowance, AllowanceClaim, ReclaimEffort};
 
-/// Most names, long or further names, and contents of files, together, that a group without room
-/// may have charged above it.
+/// The most names, long or further names, and contents of files, together, that a group without
+/// room may have charged to its ancestors.
 pub const NR_NAMES_BEYOND_MAX: usize = 2048;
 
-/// Of all groups.
+/// The objects beyond limits, of all groups.
 static BEYOND: LazyLock<Allowance> = LazyLock::new(|| Allowance::new(NR_NAMES_BEYOND_MAX));
 static OVER_LIMIT: LazyLock<LeafMutex<OverLimitCharges>> = LazyLock::new(LeafMutex::default);
 /// (A) The number of charges beyond a limit. While it is 0, no lock is taken. Relaxed: a charge
-/// that has just been added is found by a later recharge.
+/// added just now is found by a later recharge.
 static NR_OVER_LIMIT: AtomicUsize = AtomicUsize::new(0);
 
-/// A charge for which there was no room at some levels.
+/// A charge without room at some levels.
 #[derive(Debug)]
 struct OverLimitCharge {
     payer: OwnerId,
@@ -43,19 +42,19 @@ struct OverLimitCharge {
     levels: Vec<AllowanceClaim>,
 }
 
-/// The charges beyond a limit. Kept apart from [`MetadataCharge`], which stays small, because there
-/// are few. A leaf lock.
+/// The charges beyond a limit. There are few, so they are separate from [`MetadataCharge`], which
+/// stays small. A leaf lock.
 #[derive(Debug, Default)]
 struct OverLimitCharges {
     by_id: HashMap<NonZeroU32, Box<OverLimitCharge>>,
-    /// The ids of those that are beyond the limit of a group, by its owner id.
+    /// The ids of the charges beyond a group's limit, by owner id of the group.
     by_level: HashMap<OwnerId, HashSet<NonZeroU32>>,
     last: u32,
 }
 
 impl OverLimitCharges {
     fn put(&mut self, charge: OverLimitCharge) -> NonZeroU32 {
-        // Bounded: fewer are taken than there are ids.
+        // Bounded: some id is always free.
         loop {
             self.last = self.last.wrapping_add(1);
             if let Some(id) = NonZeroU32::new(self.last).filter(|n| !self.by_id.contains_key(n)) {
@@ -69,20 +68,19 @@ impl OverLimitCharges {
         }
     }
 
-    /// Returns the group that pays.
+    /// Returns the paying group.
     fn payer(&self, id: NonZeroU32) -> Option<OwnerId> {
         Some(self.by_id.get(&id)?.payer)
     }
 
-    /// Returns one of those that are beyond the limit of a group, with its size.
+    /// Returns one of the charges beyond a group's limit, with its size in bytes.
     fn any_of(&self, group: &Group) -> Option<(NonZeroU32, u64)> {
         let id = *self.by_level.get(&group.owner())?.iter().next()?;
         Some((id, self.by_id.get(&id)?.bytes))
     }
 
-    /// Moves a charge that was beyond the limit of a group to that group. Returns the group that
-    /// has paid so far, and what is to be dropped without the lock; `None` when the charge is gone,
-    /// or within the limit already.
+    /// Moves a charge beyond a group's limit to the group. Returns the previous payer, and the
+    /// claims to drop without the lock; `None` if the charge is gone, or within the limit already.
     fn recharge(&mut self, id: NonZeroU32, to: &Group) -> Option<(OwnerId, Vec<AllowanceClaim>)> {
         let charge = self.by_id.get_mut(&id)?;
         let level = charge.levels.iter().position(|level| std::ptr::eq(&**level.group(), to))?;
@@ -116,11 +114,11 @@ impl OverLimitCharges {
     }
 }
 
-/// `BYTES` of metadata; given back when dropped. Kept to eight bytes, because there is one for each
-/// inode.
+/// A charge of `BYTES` of metadata; given back when dropped. Kept to eight bytes, because each
+/// inode has one.
 #[derive(Debug)]
 pub(crate) struct MetadataCharge<const BYTES: u64> {
-    /// An [`OwnerId`], of the group that pays; beyond a limit, of the lowest without room.
+    /// The [`OwnerId`] of the paying group; beyond a limit, of the lowest group without room.
     owner: NonZeroU32,
     /// Its id in [`OverLimitCharges`], if there was no room at some level.
     over_limit_id: Option<NonZeroU32>,
@@ -129,8 +127,8 @@ pub(crate) struct MetadataCharge<const BYTES: u64> {
 const _: () = assert!(size_of::<Option<MetadataCharge<NAME_BYTES>>>() == 8);
 
 impl<const BYTES: u64> MetadataCharge<BYTES> {
-    /// Charges the nearest of a group and its ancestors that has room. May sleep for reclaim; no
-    /// lock may be held.
+    /// Charges the lowest level with room among a group and its ancestors. May sleep for reclaim;
+    /// no lock may be held.
     ///
     /// # Errors
     /// `ENOMEM`, see the module text.
@@ -157,21 +155,21 @@ impl<const BYTES: u64> MetadataCharge<BYTES> {
         Self { owner: NonZeroU32::new(list_owner.into_raw()).expect("no owner is 0"), over_limit_id }
     }
 
-    /// Returns the group that pays.
+    /// Returns the paying group.
     pub(crate) fn owner(&self) -> OwnerId {
         let payer = self.over_limit_id.and_then(|id| OVER_LIMIT.lock().payer(id));
         payer.unwrap_or_else(|| self.list_owner())
     }
 
-    /// Returns the group on whose list the object belongs, so that its reclaim frees it: the one
-    /// that pays, or the lowest that had no room. Valid as long as the charge.
+    /// Returns the group with the object on its list, and so in its reclaim: the payer, or the
+    /// lowest group without room. Valid as long as the charge.
     pub(crate) fn list_owner(&self) -> OwnerId {
         OwnerId::from_raw(self.owner.get()).expect("no owner is 0")
     }
 }
 
-/// Moves charges that are beyond the limits of a group and its ancestors to the lowest of them that
-/// has room by now.
+/// Moves charges beyond the limits of a group and its ancestors to the lowest of them with room by
+/// now.
 fn recharge_over_limit(engine: &Engine, group: &Arc<Group>) {
     if NR_OVER_LIMIT.load(Ordering::Relaxed) == 0 {
         return;
@@ -181,7 +179,8 @@ fn recharge_over_limit(engine: &Engine, group: &Arc<Group>) {
             let any = OVER_LIMIT.lock().any_of(level);
             let Some((id, bytes)) = any else { break };
             let Ok(charge) = engine.reclaimer().charge_at_once(level, bytes) else { break };
-            // Otherwise it was removed meanwhile; only it is known to stay valid.
+            // Otherwise the level was removed meanwhile, and only its own id is known to stay
+            // valid.
             if charge.owner() != level.owner() {
                 break;
             }
@@ -196,8 +195,8 @@ fn recharge_over_limit(engine: &Engine, group: &Arc<Group>) {
     }
 }
 
-/// Counts bytes in the figures of the group that pays; those of other objects than inodes also in
-/// one of their own.
+/// Counts bytes in the statistics of the paying group. Names and contents also have a statistic of
+/// their own.
 fn count(group: &Group, size: u64, change: i64) {
     group.stat_add(StatItem::SlabReclaimable, change);
     match size {
@@ -207,9 +206,9 @@ fn count(group: &Group, size: u64, change: i64) {
     }
 }
 
-/// Uncharges the payer, in its figures too.
+/// Uncharges the payer, in its statistics too.
 fn give_back(payer: OwnerId, bytes: u64) {
-    // No reader is left for the figures of a tree that is gone.
+    // The statistics of a dropped tree have no reader.
     if let Some(group) = payer.try_resolve() {
         count(&group, bytes, -(bytes as i64));
     }

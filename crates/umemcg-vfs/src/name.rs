@@ -6,10 +6,10 @@ use std::os::unix::ffi::OsStrExt;
 
 use rustix::io::Errno;
 
-/// Longest name of one component, in bytes.
+/// The longest name of one component, in bytes.
 pub(crate) const NAME_MAX: usize = 255;
 
-/// Returns the name as the host takes it. Any bytes but zero and slash are a name.
+/// Returns the name in the host's form. Any bytes but zero and slash are a name.
 ///
 /// # Errors
 /// `ENAMETOOLONG` for more than 255 bytes; `EINVAL` for "", ".", "..", a slash or a zero byte.

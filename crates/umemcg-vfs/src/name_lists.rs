@@ -1,10 +1,10 @@
 //! The lists of a volume's two shrinkers: inodes by paying group, oldest first.
 //!
-//! Every entry of the inode table that is charged is on one of two lists. While the kernel refers
-//! to it, it is a *name* in the kernel's cache, and is dropped when the kernel forgets it;
-//! otherwise it is an *inode* that only we keep (for its cached content, or because a child's name
-//! or an open file needs it). The lists are made, and the shrinkers registered, with a volume's
-//! first entry, so that an idle volume costs nothing.
+//! Every charged entry of the inode table is on one of two lists. While the kernel refers to it, it
+//! is a *name* in the kernel's cache, and is dropped when the kernel forgets it. Otherwise it is an
+//! *inode* kept only by the daemon (for its cached content, a child's name or an open file). The
+//! lists are made, and the shrinkers registered, with a volume's first entry: an idle volume costs
+//! nothing.
 //!
 //! Lists are changed with the entry's shard locked, and their locks rank behind it; walks only
 //! collect node ids and look at the entries afterwards.
@@ -18,36 +18,36 @@ use umemcg::shrinker::Registration;
 
 use crate::attr::NodeId;
 
-/// The time that the kernel has to forget an inode after it was asked.
+/// The time allowed for the kernel to forget an inode after it was asked.
 const FORGET_TIMEOUT_MS: u32 = 100;
-/// The time after which the kernel is asked again to forget an inode. It doubles each time, so that
-/// the names of a tenant that pins them are not all requested every second.
+/// The time after which the kernel is asked again to forget an inode. It doubles each time: the
+/// names pinned by a tenant must not all be requested every second.
 const RETRY_INTERVAL_MS: u32 = 1000;
-/// Most doublings of that time.
+/// The most doublings of that time.
 const NR_DOUBLINGS_MAX: u8 = 3;
 
 /// All objects are on the lists of this memory node.
 pub(crate) const NODE: usize = 0;
 
-/// The list that an entry is on.
+/// The list of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Listed {
     #[default]
     Nowhere,
-    /// The kernel refers to it.
+    /// The kernel refers to the inode.
     Names,
-    /// Only we do.
+    /// Only the daemon refers to the inode.
     Inodes,
 }
 
 /// Whether to ask the kernel to forget an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Asking {
-    /// It has just been asked, and is expected to.
+    /// It has just been asked, and is expected to forget the inode.
     Expected,
-    /// It was asked a while ago and did not.
+    /// It was asked a while ago and did not forget the inode.
     InVain,
-    /// Yes.
+    /// Ask it now.
     Now,
 }
 
@@ -56,8 +56,8 @@ pub(crate) enum Asking {
 pub(crate) struct ListEntry {
     /// A [`ListSlot`] as a number plus 1; 0: none.
     slot: u32,
-    /// The time at which the kernel was last asked to forget the inode, on the lists' clock; 0 if
-    /// not since the last lookup.
+    /// The time of the last request to the kernel to forget the inode, on the lists' clock; 0 if
+    /// there was none since the last lookup.
     asked_ms: u32,
     /// The number of requests since then.
     nr_asked: u8,
@@ -82,7 +82,7 @@ impl NameLists {
         Self { names, inodes, started: Instant::now(), registrations: Some(registrations) }
     }
 
-    /// Unregisters the shrinkers; none looks at the lists any more when this returns.
+    /// Unregisters the shrinkers. Afterwards none of them uses the lists.
     pub(crate) fn unregister(&mut self) {
         drop(self.registrations.take());
     }
@@ -105,8 +105,8 @@ impl NameLists {
         self.list(on).map_or(0, |list| list.count(group, NODE))
     }
 
-    /// Returns the oldest `nr` entries of a group and moves them to the young end, so that an entry
-    /// that stays is visited again only after all others.
+    /// Returns the oldest `nr` entries of a group and moves them to the young end: a remaining
+    /// entry is visited again only after all others.
     pub(crate) fn oldest(&self, on: Listed, group: &Group, nr: u64) -> Vec<NodeId> {
         let mut nodes = Vec::new();
         if let Some(list) = self.list(on) {
@@ -120,7 +120,7 @@ impl NameLists {
 }
 
 impl ListEntry {
-    /// Decides whether to ask the kernel now; notes it if so.
+    /// Decides whether to ask the kernel now, and records the request if so.
     pub(crate) fn ask(&mut self, now_ms: u32) -> Asking {
         if self.asked_ms != 0 {
             let again_after_ms = RETRY_INTERVAL_MS << (self.nr_asked - 1);
@@ -135,7 +135,7 @@ impl ListEntry {
         Asking::Now
     }
 
-    /// Returns whether the inode was looked up again since this was last asked.
+    /// Returns whether the inode was looked up again since the last call.
     pub(crate) fn take_used(&mut self) -> bool {
         std::mem::take(&mut self.is_used)
     }
@@ -145,12 +145,12 @@ impl ListEntry {
         self.asked_ms != 0
     }
 
-    /// Notes that the inode was looked up, `again` if the kernel referred to it before.
+    /// Notes a lookup of the inode, `again` if the kernel referred to it before.
     pub(crate) fn looked_up(&mut self, again: bool) {
         (self.asked_ms, self.nr_asked, self.is_used) = (0, 0, again);
     }
 
-    /// Moves the entry to the list where it belongs. The caller holds the entry's shard.
+    /// Moves the entry to the list `on`. The caller holds the entry's shard.
     pub(crate) fn update(&mut self, lists: &NameLists, node: NodeId, owner: OwnerId, on: Listed) {
         if self.on == on {
             return;

@@ -1,21 +1,21 @@
-//! Windows of a file's pages: as many as a word has bits.
+//! Windows of a file's pages: one page for each bit of a word.
 
 use std::ops::Range;
 
 use umemcg_base::{PAGE_SHIFT, pages_for};
 
-/// Pages of a window.
+/// The number of pages of a window.
 pub(crate) const WINDOW_PAGES: u64 = 64;
 /// Beyond the last page of any file.
 pub(crate) const PAGES_END: u64 = u64::MAX >> PAGE_SHIFT;
 
-/// Returns the pages that bytes lie in.
+/// Returns the pages of a byte range.
 pub(crate) fn page_range(offset: u64, len: u64) -> Range<u64> {
     let first = offset >> PAGE_SHIFT;
     first..first + if len == 0 { 0 } else { pages_for(offset, len) }
 }
 
-/// Returns the windows that a range has a part of, each with the bits of that part.
+/// Returns the windows overlapping a range, each with the bits of the overlap.
 pub(crate) fn windows_of(pages: &Range<u64>) -> impl Iterator<Item = (u64, u64)> + use<> {
     let (first, end) = (pages.start, pages.end.max(pages.start));
     let windows = if first < end { first / WINDOW_PAGES..end.div_ceil(WINDOW_PAGES) } else { 0..0 };
@@ -30,7 +30,7 @@ pub(crate) fn bits_of(window: u64, pages: &Range<u64>) -> u64 {
     if from >= to { 0 } else { (u64::MAX >> (WINDOW_PAGES - (to - from))) << from }
 }
 
-/// Returns the runs of pages that these bits are, in ascending order.
+/// Returns the runs of pages of these bits, in ascending order.
 pub(crate) fn runs_of(window: u64, mut bits: u64) -> Vec<Range<u64>> {
     let mut runs = Vec::new();
     while bits != 0 {
@@ -42,7 +42,7 @@ pub(crate) fn runs_of(window: u64, mut bits: u64) -> Vec<Range<u64>> {
     runs
 }
 
-/// Returns the range from the first page to the last of these bits, of which there is one.
+/// Returns the range from the first page to the last of these bits. At least one must be set.
 pub(crate) fn span_of(window: u64, bits: u64) -> Range<u64> {
     let start = window * WINDOW_PAGES;
     start + u64::from(bits.trailing_zeros())..start + WINDOW_PAGES - u64::from(bits.leading_zeros())

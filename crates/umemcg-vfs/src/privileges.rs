@@ -1,5 +1,5 @@
-//! What a write takes from a file: set-id bits and capabilities (`security.capability`). The rules
-//! that hold for every kind of volume.
+//! The privileges of a file that a write clears: set-id bits and capabilities
+//! (`security.capability`). These rules hold for every kind of volume.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,7 +12,7 @@ pub(crate) const SET_UID: u32 = 0o4000;
 pub(crate) const SET_GID: u32 = 0o2000;
 /// `S_IXGRP`.
 pub(crate) const GROUP_EXECUTE: u32 = 0o010;
-/// The attribute that holds a file's capabilities.
+/// The attribute with a file's capabilities.
 pub(crate) const CAPABILITIES: &str = "security.capability";
 
 /// Whether capabilities were shown since they were last removed.
@@ -24,7 +24,7 @@ pub(crate) const CAPABILITIES: &str = "security.capability";
 pub(crate) struct ShownCapabilities(AtomicBool);
 
 impl ShownCapabilities {
-    /// Notes whether the kernel was shown any.
+    /// Notes whether the kernel was shown capabilities.
     pub(crate) fn note(&self, are_there: bool) {
         self.0.store(are_there, Ordering::Relaxed);
     }
@@ -55,9 +55,8 @@ pub(crate) fn group_and_mode_in(
     (gid, mode & 0o7777 & !denied)
 }
 
-/// Returns the mode that a write by an unprivileged process leaves: without set-user-id, and
-/// without set-group-id where that means running as the group (without group execution it is a mark
-/// of mandatory locking).
+/// Returns a mode after a write by an unprivileged process: without set-user-id, and without
+/// set-group-id if the file is executable by its group (otherwise the bit marks mandatory locking).
 pub(crate) fn mode_without_set_id(mode: u32) -> u32 {
     let mode_bits = mode & 0o7777;
     if mode_bits & GROUP_EXECUTE != 0 { mode & !(SET_UID | SET_GID) } else { mode & !SET_UID }

@@ -1,4 +1,4 @@
-//! Memory that no shrinker can free: names and inodes of tmpfs volumes, and open handles.
+//! Memory not freed by any shrinker: names and inodes of tmpfs volumes, and open handles.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use umemcg::OwnerId;
 use umemcg::{Charge, Engine, Group, StatItem};
 
-/// Bytes charged to a group; uncharged when dropped, which must happen with no lock held.
+/// Bytes charged to a group; uncharged when dropped. Must be dropped with no lock held.
 #[derive(Debug)]
 pub(crate) struct Slab {
     owner: OwnerId,
@@ -17,12 +17,12 @@ impl Slab {
     /// Charges `bytes`. May sleep for reclaim; no lock may be held.
     ///
     /// # Errors
-    /// `ENOSPC` when the group has no room.
+    /// `ENOSPC` if the group has no room.
     pub(crate) fn take(engine: &Engine, group: &Arc<Group>, bytes: u64) -> Result<Self, Errno> {
         Ok(Self::of(engine.charge(group, bytes).map_err(|_| Errno::NOSPC)?))
     }
 
-    /// Counts what has been charged as slab.
+    /// Counts charged bytes as slab.
     pub(crate) fn of(charge: Charge) -> Self {
         let (owner, bytes) = charge.into_raw();
         owner.with_group(|group| group.stat_add(StatItem::SlabUnreclaimable, bytes as i64));
@@ -32,7 +32,7 @@ impl Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        // No reader is left for the figures of a tree that is gone.
+        // The statistics of a dropped tree have no reader.
         if let Some(group) = self.owner.try_resolve() {
             group.stat_add(StatItem::SlabUnreclaimable, -(self.bytes as i64));
         }

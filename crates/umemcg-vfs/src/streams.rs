@@ -1,17 +1,17 @@
-//! Which groups stream: they read more than they have room for, and next to nothing twice.
+//! Detects streaming groups: they read more than they have room for, and next to nothing twice.
 //!
 //! The kernel's page cache does not help a stream, and each page must be taken back from it. So a
-//! file that a streaming group opens for the first time is served without that cache. Its pages are
-//! on the daemon's lists like those of any file of a mount with own pages. A file that is opened
-//! again soon, before the group has read [`ROOMS_MAX`] times as much as it has room for, is
-//! *reused*: it is served through the kernel's cache, and its pages count against a stream. Of a
-//! loop that is somewhat larger than the room, a part stays there.
+//! file opened by a streaming group for the first time is served without that cache. Its pages are
+//! on the daemon's lists like those of any file of a mount with own pages. A file opened again
+//! soon, before the group has read [`ROOMS_MAX`] times its room, is *reused*: it is served through
+//! the kernel's cache, and its pages count against a stream. If a loop is somewhat larger than the
+//! room, a part of it stays there.
 //!
-//! Where opens do not come to the daemon, a stream shows by its pages: next to none of those that
-//! reclaim takes back returns while it is remembered. Its pages go through the kernel's cache, but
-//! reclaim takes more of them at a time.
+//! Where opens do not reach the daemon, a stream shows by its pages: next to none of the pages
+//! taken back by reclaim returns while its ghost lasts. The stream's pages go through the kernel's
+//! cache, but reclaim takes more of them at a time.
 //!
-//! The clock of a group is the number of pages that have come in for it, into either cache.
+//! The clock of a group is the number of pages brought in for it, into either cache.
 
 use std::collections::HashMap;
 
@@ -19,12 +19,12 @@ use umemcg::OwnerId;
 use umemcg::{Group, StatItem};
 use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
 
-/// Pages that are read once, for each page that is reused, in what is no stream.
+/// A group that reuses one page for this many pages read once does not stream.
 const READ_ONCE_PER_REUSED: u64 = 8;
-/// How much of what was read once counts, and how much may be read before a reuse, in multiples of
-/// the group's room. So reuse of three eighths of the room ends any stream.
+/// The most pages read once that count, and the most pages read before a reuse, in multiples of the
+/// group's room. So reuse of three eighths of the room ends any stream.
 const ROOMS_MAX: u64 = 3;
-/// Groups before those that are gone are forgotten.
+/// The number of groups below which removed groups are not forgotten.
 const NR_GROUPS_MIN: usize = 64;
 
 /// When a file was last opened.
@@ -35,16 +35,16 @@ pub(crate) struct LastOpen {
     at_page: u64,
 }
 
-/// The groups that have opened files of a volume.
+/// The groups with opens of a volume's files, or with returning pages.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
-    /// For each group the moment after which its pages count as read once; reuse moves it on.
+    /// For each group, the moment after which its pages count as read once; reuse advances it.
     since_page: LeafMutex<HashMap<OwnerId, u64>>,
 }
 
 impl Streams {
-    /// Notes that a group opens a file of this many bytes, and when that was done before. Returns
-    /// whether it belongs to a stream.
+    /// Notes an open of a file of `len` bytes by a group, and updates the file's last open. Returns
+    /// whether the file belongs to a stream.
     pub(crate) fn note_open(
         &self,
         group: &Group,
@@ -67,8 +67,8 @@ impl Streams {
         !is_reused && now.saturating_sub(*since) >= room
     }
 
-    /// Notes that pages came in for a group that it had before. It counts once the group has been
-    /// asked about.
+    /// Notes the return of pages a group has had before. Ignored until the first
+    /// [`is_streaming`](Self::is_streaming) for the group.
     pub(crate) fn note_returned(&self, group: &Group, nr_pages: u64) {
         if let Some(since) = self.since_page.lock().get_mut(&group.owner()) {
             note_reused(since, clock(group), nr_pages);
@@ -83,7 +83,7 @@ impl Streams {
     }
 }
 
-/// Returns the number of pages that have come in for a group.
+/// Returns the number of pages brought in for a group.
 fn clock(group: &Group) -> u64 {
     u64::try_from(group.stat_total_applied(StatItem::PgPgIn)).unwrap_or(0)
 }
@@ -109,7 +109,7 @@ mod tests {
     use umemcg::internal::{GroupTree, apply_pending};
 
     const ROOM_BYTES: u64 = 100 * PAGE_SIZE_U64;
-    /// A moment of a group that is gone, and whose number is used again.
+    /// A moment of a removed group whose id has been reused.
     const LONG_AGO: u64 = 1_000_000;
 
     #[test]

@@ -1,12 +1,12 @@
-//! The operations of every kind of volume: the seam between the requests of a file system and the
-//! place where names and data live.
+//! The operations of every kind of volume: the interface between file system requests and the place
+//! of names and data.
 //!
 //! [`Volume`] combines one trait for each subject. A kind of volume implements each of them in a
-//! file of its own; callers that hold a `dyn Volume` need none of them by name.
+//! file of its own. Callers with a `dyn Volume` need none of them by name.
 //!
 //! A volume numbers its inodes by itself ([`NodeId::ROOT`] is its directory); [`crate::volumes`]
-//! tells volumes apart. Open files and directories have traits of their own, so that an open file
-//! outlives the name that led to it.
+//! distinguishes volumes. Open files and directories have traits of their own: an open file
+//! outlives its name.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -29,11 +29,10 @@ use umemcg::Group;
 pub use umemcg::files::StoreId;
 use umemcg::files::{File, PinnedPages, ReadStep, StartedRead};
 
-/// Serial of the next store.
+/// The serial number of the next store.
 static NEXT_STORE: AtomicU64 = AtomicU64::new(1);
 
-/// Returns a store id that nothing else in the process has, for a volume, or for a source that
-/// volumes share.
+/// Returns a store id unique in the process, for a volume or for a source shared by volumes.
 pub fn next_store_id() -> StoreId {
     // Relaxed: only uniqueness matters.
     StoreId(NEXT_STORE.fetch_add(1, Ordering::Relaxed))
@@ -46,7 +45,7 @@ pub enum VolumeKind {
     Directory {
         /// Its path.
         dir: PathBuf,
-        /// The way in which content is read and written there; never [`IoMode::Auto`].
+        /// How content is read and written there; never [`IoMode::Auto`].
         io_mode: IoMode,
     },
     /// In the pool.
@@ -76,7 +75,7 @@ pub struct DirEntry<'a> {
     pub name: &'a OsStr,
     /// The inode number on the host.
     pub ino: u64,
-    /// The type, when the host says it in the directory.
+    /// The type, if the host's directory has it.
     pub kind: Option<FileKind>,
     /// The position after this entry.
     pub next_offset: u64,
@@ -86,26 +85,25 @@ pub struct DirEntry<'a> {
     pub entry: Option<Entry>,
 }
 
-/// A volume: operations on names and inodes, by subject, and on the volume as a whole. Errors are
-/// those of POSIX. All methods but [`store_id`](Self::store_id) may sleep, unless they say
-/// otherwise.
+/// A volume: operations on names and inodes, by subject, and on the volume as a whole. Errors
+/// follow POSIX. All methods but [`store_id`](Self::store_id) may sleep, unless they say otherwise.
 #[allow(clippy::missing_errors_doc)]
 pub trait Volume: Lookup + Attributes + Create + Names + Open + Xattrs + Send + Sync + fmt::Debug {
-    /// Returns what it is.
+    /// Returns the kind of the volume, for display.
     fn kind(&self) -> VolumeKind;
-    /// Returns the store that content is in, for callers that keep queues.
+    /// Returns the store of the content, for callers with a queue per store.
     fn store_id(&self) -> StoreId;
-    /// Returns the path of an inode inside the volume; `None` when it has none. Never sleeps.
+    /// Returns the path of an inode inside the volume; `None` if it has none. Never sleeps.
     fn path_of(&self, node: NodeId) -> Option<PathBuf>;
-    /// Returns the path of the file whose content this is, for messages; `None` when it has no
-    /// name. Walks all that is open or dirty.
+    /// Returns the path of the file with this content, for messages; `None` if it has no name.
+    /// Walks all open or dirty files.
     fn path_of_content(&self, file: &Arc<File>) -> Option<PathBuf>;
     /// Sets the kernel's cache, which refers to inodes and can be asked to forget some. Called
-    /// once, before the first request. Without it, an inode that was looked up stays until it is
+    /// once, before the first request. Without it, an inode stays from its lookup until it is
     /// forgotten.
     fn set_kernel(&self, _kernel: Arc<dyn KernelCache>) {}
-    /// Notes a request as [`VolumeFile::begin_kernel_io`] does, for a file that is not open here.
-    /// `None` also when nothing of the file is known to be in the kernel's cache. Never sleeps.
+    /// Notes a request as [`VolumeFile::begin_kernel_io`] does, for a file not open here. `None`
+    /// also if nothing of the file is known to be in the kernel's cache. Never sleeps.
     fn begin_kernel_io(
         &self,
         _node: NodeId,
@@ -115,32 +113,31 @@ pub trait Volume: Lookup + Attributes + Create + Names + Open + Xattrs + Send + 
     ) -> Option<KernelIo> {
         None
     }
-    /// Invalidates what the kernel caches of an inode: its attributes, and `len` bytes from
-    /// `offset` on. Never waits.
+    /// Invalidates the kernel's cache of an inode: its attributes, and `len` bytes from `offset`
+    /// on. Never waits.
     fn make_kernel_forget(&self, _node: NodeId, _offset: u64, _len: u64) {}
-    /// Invalidates a name in the kernel. Returns false, and does nothing, on a volume without a
+    /// Invalidates a name in the kernel. Returns `false`, and does nothing, on a volume without a
     /// watch. Never waits.
     fn make_kernel_forget_name(&self, _directory: NodeId, _name: &OsStr) -> bool {
         false
     }
-    /// Has the kernel drop pages of a file from before a change from outside that was found. Never
-    /// waits.
+    /// Has the kernel drop pages of a file from before a detected outside change. Never waits.
     fn drop_changed(&self, _node: NodeId) {}
-    /// Returns the present moment, if the kernel is told of what other programs change from now on;
+    /// Returns the present moment if the kernel is notified of other programs' changes from now on;
     /// `None` if not. Never sleeps.
     fn moment(&self) -> Option<u64> {
         None
     }
-    /// Returns whether what was found of an inode since a [`moment`](Self::moment) may be kept
-    /// until the kernel is told of a change. Never sleeps.
+    /// Returns whether the kernel may keep the inode's state found since a [`moment`](Self::moment)
+    /// until it is notified of a change. Never sleeps.
     fn is_unchanged(&self, _ino: u64, _since: u64) -> bool {
         false
     }
-    /// Makes everything durable that was accepted before the call.
+    /// Makes all data and metadata accepted before the call durable.
     fn syncfs(&self) -> Result<(), VfsError>;
-    /// Returns a bound on node ids: every id that was ever given out is below it.
+    /// Returns a bound on node ids: every id ever issued is below it.
     fn nodes_end(&self) -> u64;
-    /// Drops cached data, which no request can reach any more: the volume was removed by force.
+    /// Drops cached data that no request can reach: the volume was removed by force.
     fn abandon(&self);
 }
 
@@ -158,7 +155,7 @@ pub trait Lookup {
 pub trait Attributes {
     /// Returns the attributes of an inode.
     fn getattr(&self, node: NodeId) -> Result<Attr, VfsError>;
-    /// Returns the attributes of an inode if that needs no sleep, else `None`.
+    /// Returns the attributes of an inode if they are available without sleeping, else `None`.
     fn try_getattr(&self, _node: NodeId) -> Option<Attr> {
         None
     }
@@ -211,10 +208,10 @@ pub trait Create {
     ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError>;
 }
 
-/// Changing the names of inodes that exist.
+/// Changing the names of existing inodes.
 #[allow(clippy::missing_errors_doc)]
 pub trait Names {
-    /// Removes a name that is no directory's. Returns the inode that has lost it, if it is known.
+    /// Removes a name of an inode other than a directory. Returns the inode, if it is known.
     fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Option<NodeId>, VfsError>;
     /// Removes an empty directory.
     fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError>;
@@ -239,24 +236,24 @@ pub trait Names {
     ) -> Result<Entry, VfsError>;
 }
 
-/// Opening inodes that exist.
+/// Opening existing inodes.
 #[allow(clippy::missing_errors_doc)]
 pub trait Open {
     /// Opens a regular file.
     fn open(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<dyn VolumeFile>, VfsError>;
-    /// Opens a regular file that a process has open already, although no open came here: what is
-    /// bounded for new opens has room for it.
+    /// Opens a regular file already open in a process whose open never came here: limits on new
+    /// opens have room for it.
     fn reopen(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<dyn VolumeFile>, VfsError> {
         self.open(caller, node, flags)
     }
     /// Opens a directory.
     fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError>;
-    /// Returns whether directories can be listed without having been opened: a position means the
-    /// same in every listing.
+    /// Returns whether directories can be listed without an open: a position means the same in
+    /// every listing.
     fn lists_without_open(&self) -> bool {
         false
     }
-    /// Returns a directory that is open for one request, at no cost; only where
+    /// Returns a directory opened for one request, at no cost; only where
     /// [`lists_without_open`](Self::lists_without_open).
     fn directory_for_request(&self, _node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError> {
         Err(Errno::BADF.into())
@@ -268,7 +265,7 @@ pub trait Open {
 pub trait Xattrs {
     /// Returns the value of an extended attribute.
     fn getxattr(&self, node: NodeId, name: &OsStr) -> Result<Vec<u8>, VfsError>;
-    /// Returns whether it is known that an inode has no such attribute. Never sleeps.
+    /// Returns whether the inode is known to lack the attribute. Never sleeps.
     fn is_known_absent(&self, _node: NodeId, _name: &OsStr) -> bool {
         false
     }
@@ -291,7 +288,7 @@ pub trait Xattrs {
 /// An open regular file of a volume. Dropping the last reference closes it.
 #[allow(clippy::missing_errors_doc)]
 pub trait VolumeFile: Send + Sync + fmt::Debug {
-    /// Returns the inode that is open.
+    /// Returns the open inode.
     fn node(&self) -> NodeId;
     /// Returns the cached content.
     fn content(&self) -> &Arc<File>;
@@ -299,17 +296,17 @@ pub trait VolumeFile: Send + Sync + fmt::Debug {
     fn group(&self) -> &Arc<Group>;
     /// Returns whether it was opened for writing.
     fn is_writable(&self) -> bool;
-    /// Returns bytes that are all cached, or `None`. Never sleeps.
+    /// Returns the bytes if all are cached, or `None`. Never sleeps.
     fn try_read(&self, offset: u64, len: usize) -> Option<PinnedPages<'_>>;
     /// Returns bytes from `offset`, fewer at the end.
     fn read(&self, group: &Arc<Group>, offset: u64, len: usize) -> Result<PinnedPages<'_>, VfsError>;
-    /// Goes on with a [read](Self::read) that was [started](File::start_read) on the content, until
-    /// it is done or waits for what the store has begun; see [`File::step_read`]. A file whose
-    /// store does not begin reads is read in one step.
+    /// Goes on with a [read](Self::read) [started](File::start_read) on the content, until it is
+    /// done or waits for I/O begun by the store; see [`File::step_read`]. If the store does not
+    /// begin reads, the read is done in one step.
     fn step_read(&self, group: &Arc<Group>, read: StartedRead) -> Result<ReadStep<'_>, VfsError> {
         self.read(group, read.offset(), read.len()).map(ReadStep::Done)
     }
-    /// Writes if that needs no sleep; otherwise returns `None` and writes nothing.
+    /// Writes if possible without sleeping; otherwise returns `None` and writes nothing.
     fn try_write(&self, group: &Arc<Group>, offset: u64, data: &[u8], kill_set_id: bool) -> Option<usize>;
     /// Accepts bytes.
     fn write(
@@ -319,28 +316,27 @@ pub trait VolumeFile: Send + Sync + fmt::Debug {
         data: &[u8],
         kill_set_id: bool,
     ) -> Result<usize, VfsError>;
-    /// Accepts the bytes that the kernel writes back of a mapping, all of them, and where they were
-    /// mapped also through a file that was opened for appending. The kernel ignores how much was
-    /// written, so a partial write is an error.
+    /// Accepts bytes of a mapping written back by the kernel: all of them, at their mapped offset
+    /// even if the file was opened for appending. The kernel ignores the number of bytes written,
+    /// so a partial write is an error.
     fn write_mapped(&self, group: &Arc<Group>, offset: u64, data: &[u8]) -> Result<usize, VfsError>;
-    /// Reports an error of earlier write-back at a `close` of a descriptor. Never sleeps, unless
-    /// it [may](Self::flush_may_sleep).
+    /// Reports an error of earlier write-back at a `close` of a descriptor. Never sleeps unless
+    /// [`flush_may_sleep`](Self::flush_may_sleep).
     fn flush(&self) -> Result<(), VfsError>;
-    /// As [`flush`](Self::flush), at a close by a process.
+    /// As [`flush`](Self::flush), for a close by a process.
     fn flush_of(&self, _closer: Closer) -> Result<(), VfsError> {
         self.flush()
     }
-    /// Returns whether a [`flush`](Self::flush) waits for what was written.
+    /// Returns whether a [`flush`](Self::flush) waits for the written data.
     fn flush_may_sleep(&self) -> bool {
         false
     }
-    /// Notes that the kernel has closed the file, for content that a flush has not stored. May
-    /// sleep for long, and has no caller to report to; a file that is dropped without it stores
-    /// nothing.
+    /// Notes that the kernel has closed the file, for content not stored by a flush. May sleep for
+    /// long, and has no caller to report to. A file dropped without this call stores nothing.
     fn closed(&self) {}
     /// Makes content durable.
     fn fsync(&self, data_only: bool) -> Result<(), VfsError>;
-    /// Reserves, punches or zeroes a range; what that takes is charged to `group`. `kill_set_id` as
+    /// Reserves, punches or zeroes a range. Memory needed is charged to `group`. `kill_set_id` as
     /// for a write.
     fn fallocate(
         &self,
@@ -356,21 +352,21 @@ pub trait VolumeFile: Send + Sync + fmt::Debug {
     fn getattr(&self) -> Result<Attr, VfsError>;
     /// Changes attributes of the open file.
     fn setattr(&self, caller: &Caller, change: &SetAttr) -> Result<Attr, VfsError>;
-    /// Decides, once for each open, how the kernel is to cache the file; `is_new` for one that was
-    /// opened by being created.
+    /// Decides, once for each open, how the kernel is to cache the file; `is_new` if the open
+    /// created it.
     fn kernel_caching(&self, _is_new: bool) -> KernelCaching {
         KernelCaching::Bypass
     }
-    /// Calls `then`, for an open that has the kernel refill its cache, when it has dropped all from
-    /// before the latest change and what it was asked for before. A message to drop pages that
-    /// crosses an answer with the new length would have the kernel ignore that answer, and read as
-    /// if the file had the old one. Never waits.
+    /// For an open with [`KernelCaching::Refill`]: calls `then` when the kernel has dropped all
+    /// pages from before the latest change, and has carried out earlier drops. If a drop message
+    /// crossed an answer with the new length, the kernel would ignore the answer, and read up to
+    /// the old length. Never waits.
     fn when_refillable(&self, then: Box<dyn FnOnce() + Send>) {
         then();
     }
-    /// Notes a request that may put pages of the file into the kernel's cache, about `len` bytes
-    /// from `offset` on; it ends when what is returned is dropped. `None` when the kernel's pages
-    /// are not charged here. Never sleeps.
+    /// Notes a request that may put pages of the file into the kernel's cache, for `len` bytes from
+    /// `offset` on. It ends when the returned value is dropped. `None` if the kernel's pages are
+    /// not charged here. Never sleeps.
     fn begin_kernel_io(
         &self,
         _offset: u64,
@@ -384,8 +380,8 @@ pub trait VolumeFile: Send + Sync + fmt::Debug {
     fn kernel_may_have(&self, _offset: u64, _len: u64) -> bool {
         false
     }
-    /// Calls `then` when the kernel has dropped what it may have of `len` bytes from `offset` on.
-    /// Never waits.
+    /// Calls `then` when the kernel has dropped its pages of `len` bytes from `offset` on. Never
+    /// waits.
     fn drop_kernel_pages(&self, _offset: u64, _len: u64, then: Box<dyn FnOnce() + Send>) {
         then();
     }
@@ -394,8 +390,8 @@ pub trait VolumeFile: Send + Sync + fmt::Debug {
 /// An open directory of a volume.
 #[allow(clippy::missing_errors_doc)]
 pub trait VolumeDir: Send + Sync + fmt::Debug {
-    /// Feeds entries from `offset` (0, or a `next_offset`) to `sink` until it answers false (that
-    /// entry was not taken).
+    /// Passes entries from `offset` (0, or a `next_offset`) on to `sink` until it returns `false`
+    /// (the entry was not taken).
     fn readdir(&self, offset: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<(), VfsError>;
     /// Lists as [`readdir`](Self::readdir) does, with each name looked up: a taken entry with
     /// `entry` set counts one reference.
@@ -405,8 +401,8 @@ pub trait VolumeDir: Send + Sync + fmt::Debug {
         offset: u64,
         sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<(), VfsError>;
-    /// Notes a request that lists names from `offset` on, which the kernel will keep, charged to
-    /// `payer`; it ends when the first of what is returned is dropped. `None` where the kernel
+    /// Notes a request to list names from `offset` on. The kernel will keep them, charged to
+    /// `payer`. The request ends when the returned [`KernelIo`] is dropped. `None` where the kernel
     /// keeps no names of a directory.
     fn begin_kernel_io(&self, _offset: u64, _payer: &Arc<Group>) -> Option<(KernelIo, ListedPart)> {
         None

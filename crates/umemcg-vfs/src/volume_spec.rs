@@ -22,7 +22,7 @@ pub enum VolumeSpec {
 }
 
 impl VolumeSpec {
-    /// Returns whether nothing can ever be written to the volume.
+    /// Returns whether the volume is read-only.
     pub fn is_read_only(&self) -> bool {
         matches!(self, Self::Objects(objects) if objects.staging.is_none() && !objects.streams)
     }

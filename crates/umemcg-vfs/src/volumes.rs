@@ -1,14 +1,14 @@
-//! The volumes of one mount: a single one that is the whole of it, or many that are top-level
-//! directories of a read-only root, added and removed while it is served.
+//! The volumes of one mount: a single one as the whole mount, or many as top-level directories of a
+//! read-only root, added and removed while the mount is served.
 //!
 //! The kernel knows an inode by its volume's *slot* (upper bits) and its node id inside the volume
 //! (lower bits). Slots are reused, node ids never: the next volume of a slot counts on from where
-//! the last one stopped, and gets a root id of its own, so an id of a removed volume that the
-//! kernel still holds refers to nothing. A slot is free once its volume has no holder left.
+//! the last one stopped, and gets a root id of its own. So an id of a removed volume refers to
+//! nothing, even if the kernel still holds it. A slot is free once its volume has no holder left.
 //!
-//! Removal: 1. new opens are refused; 2. what was accepted is made durable (by the caller); 3. the
-//! name and the slot are empty, so that requests get `ESTALE`; 4. the volume is dropped with the
-//! last request in progress.
+//! Removal: 1. new opens are refused; 2. accepted data is made durable (by the caller); 3. the name
+//! and the slot are cleared, and requests get `ESTALE`; 4. the volume is dropped with the last
+//! request in progress.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -32,7 +32,7 @@ use umemcg::files::File;
 
 /// Most volumes at a time.
 pub const NR_VOLUMES_MAX: u32 = (1 << (64 - LOCAL_BITS)) - 1;
-/// Ids that a volume gives out are above its base, which is a multiple of this.
+/// The ids issued by a volume are above its base, a multiple of this.
 const BASE_UNIT: u64 = 64;
 /// Longest name of a volume, in bytes.
 const NAME_BYTES_MAX: usize = 255;
@@ -40,10 +40,10 @@ const NAME_BYTES_MAX: usize = 255;
 /// Why a volume was not added.
 #[derive(Debug, Error)]
 pub enum AddError {
-    /// The mount is of a single volume.
+    /// The mount shows a single volume.
     #[error("this mount shows one directory; volumes can be added to a mount that was made for many")]
     SingleVolume,
-    /// There is one of this name.
+    /// A volume of this name exists.
     #[error("there is a volume `{0}` already")]
     Exists(String),
     /// The name cannot be a directory's.
@@ -51,7 +51,7 @@ pub enum AddError {
         "`{0}` cannot be a volume's name: 1 to 255 bytes, no slash, no control characters, not `.` or `..`"
     )]
     BadName(String),
-    /// There are [`NR_VOLUMES_MAX`] already.
+    /// The mount has [`NR_VOLUMES_MAX`] volumes already.
     #[error("there are {NR_VOLUMES_MAX} volumes already")]
     TooMany,
     /// The directory cannot be a volume.
@@ -62,7 +62,7 @@ pub enum AddError {
 /// Why a volume was not removed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum RemoveError {
-    /// There is none of this name.
+    /// No volume has this name.
     #[error("there is no volume `{0}`")]
     NotFound(String),
     /// Files or directories on it are open.
@@ -72,10 +72,10 @@ pub enum RemoveError {
         name: String,
         /// The number of open files and directories.
         nr_open: usize,
-        /// One of them in words, if it is known.
+        /// A description of one of them, if known.
         example: Option<String>,
     },
-    /// Another caller is removing it.
+    /// Another caller is removing the volume.
     #[error("the volume `{0}` is being removed already")]
     Leaving(String),
 }
@@ -94,26 +94,26 @@ struct OpenCount {
 /// Free slots.
 #[derive(Debug)]
 struct FreeSlots {
-    /// With the base of the next volume there.
+    /// Slots to reuse, each with the base of its next volume.
     again: Vec<(u32, u64)>,
     next: u32,
 }
 
-/// A volume that is part of a mount.
+/// A volume as part of a mount.
 #[derive(Debug)]
 pub struct Member {
     name: Arc<str>,
     slot: u32,
-    /// (C) Its root as the kernel knows it.
+    /// (C) The kernel's id of its root.
     root_id: u64,
     /// (C) Grows with every volume added; the place in listings.
     serial: u64,
     volume: Arc<dyn Volume>,
     opens: LeafMutex<OpenCount>,
-    /// Signalled when the last of them is closed.
+    /// Signaled at the close of the last open file or directory.
     closed: Condvar,
     /// (A) Something may have changed since the last sync. Relaxed: set before the change, by the
-    /// thread that makes it.
+    /// thread making it.
     is_touched: AtomicBool,
     /// Syncs under way.
     nr_syncs: LeafMutex<usize>,
@@ -132,12 +132,12 @@ impl Member {
         &self.volume
     }
 
-    /// Returns its root as the kernel knows it.
+    /// Returns the kernel's id of its root.
     pub fn root_id(&self) -> u64 {
         self.root_id
     }
 
-    /// Returns its place in listings; greater for those added later.
+    /// Returns its place in listings; greater for later volumes.
     pub fn serial(&self) -> u64 {
         self.serial
     }
@@ -147,10 +147,10 @@ impl Member {
         self.opens.lock().nr
     }
 
-    /// Returns the id by which the kernel knows an inode.
+    /// Returns the kernel's id of an inode.
     ///
     /// # Errors
-    /// `EOVERFLOW` when the volume has used up its ids.
+    /// `EOVERFLOW` if the volume has used up its ids.
     pub fn to_kernel(&self, node: NodeId) -> Result<NodeId, Errno> {
         self.ids().node(node)
     }
@@ -187,19 +187,19 @@ impl Member {
         Attr { ino: self.ino_to_kernel(attr.ino), ..attr }
     }
 
-    /// Returns an inode number as the kernel is told it; see
+    /// Returns an inode number as reported to the kernel; see
     /// [`attr_to_kernel`](Self::attr_to_kernel).
     pub fn ino_to_kernel(&self, ino: u64) -> u64 {
         ino ^ u64::from(self.slot) << LOCAL_BITS
     }
 
-    /// Returns the volume's own inode number for one that the kernel was told.
+    /// Returns the volume's own inode number for a number reported to the kernel.
     pub fn ino_from_kernel(&self, ino: u64) -> u64 {
         // It is its own inverse.
         self.ino_to_kernel(ino)
     }
 
-    /// Counts something open, before it is opened.
+    /// Counts a file or directory as open, before it is opened.
     ///
     /// # Errors
     /// `EBUSY` while the volume is being removed.
@@ -219,8 +219,8 @@ impl Member {
         }
     }
 
-    /// Begins a sync; `None` if nothing may have changed since the last one that succeeded. While
-    /// one is under way another is begun: what the first is to store may not be stored yet.
+    /// Begins a sync; `None` if nothing may have changed since the last successful sync. While one
+    /// is under way, another is begun: the first may not have stored its data yet.
     pub fn begin_sync(&self) -> Option<Syncing<'_>> {
         let mut nr_syncs = self.nr_syncs.lock();
         let is_touched = self.is_touched.swap(false, Ordering::Relaxed);
@@ -241,7 +241,7 @@ pub struct Syncing<'a> {
 }
 
 impl Syncing<'_> {
-    /// Notes that what had changed before it began is durable.
+    /// Notes that all changes from before the sync are durable.
     pub fn finish(mut self) {
         self.is_done = true;
     }
@@ -260,7 +260,7 @@ impl Drop for Syncing<'_> {
 impl Drop for Member {
     fn drop(&mut self) {
         if let Some(slots) = &self.slots {
-            // No holder is left that could give out an id.
+            // No holder is left to issue an id.
             slots.lock().again.push((self.slot, self.volume.nodes_end().next_multiple_of(BASE_UNIT)));
         }
     }
@@ -287,12 +287,12 @@ impl Drop for OpenPin {
     }
 }
 
-/// An open file or directory with the volume that it is on.
+/// An open file or directory with its volume.
 #[derive(Debug)]
 pub struct Opened<T: ?Sized> {
     /// The open file or directory; closed before it is uncounted.
     pub file: Arc<T>,
-    /// The volume that it is on.
+    /// Its volume.
     pub on: OpenPin,
     /// Opened by `execve`, which keeps it open while the program runs.
     pub is_executed: bool,
@@ -340,7 +340,7 @@ pub struct Volumes {
 
 #[derive(Debug, Default)]
 struct MemberIndex {
-    /// The cache that refers to the inodes of all volumes: the kernel.
+    /// The kernel's cache, which refers to the inodes of all volumes.
     kernel: Option<Arc<dyn KernelCache>>,
     by_name: BTreeMap<Arc<str>, Arc<Member>>,
     by_serial: BTreeMap<u64, Arc<Member>>,
@@ -348,7 +348,7 @@ struct MemberIndex {
 }
 
 impl Volumes {
-    /// Creates the set for one volume that is the whole mount.
+    /// Creates a set with one volume as the whole mount.
     pub fn single(volume: Arc<dyn Volume>) -> Arc<Self> {
         let member = Member {
             name: "".into(),
@@ -401,7 +401,7 @@ impl Volumes {
     /// Resolves a kernel-side id. Never sleeps.
     ///
     /// # Errors
-    /// `ESTALE` for an id of a volume that has been removed.
+    /// `ESTALE` for an id of a removed volume.
     pub fn place(&self, id: u64) -> Result<ResolvedId<'_>, Errno> {
         if let Some(whole) = &self.whole {
             return Ok(ResolvedId::In(MemberRef::Whole(whole), NodeId(id)));
@@ -414,13 +414,13 @@ impl Volumes {
         Ok(ResolvedId::In(MemberRef::OfMany(guard), node))
     }
 
-    /// Returns the volume of a name.
+    /// Returns the volume with a name.
     pub fn find(&self, name: &OsStr) -> Option<Arc<Member>> {
         self.names.read().by_name.get(name.to_str()?).cloned()
     }
 
-    /// Returns up to `nr_max` volumes behind the place `after` in the listing, oldest first; all
-    /// with 0 and `usize::MAX`.
+    /// Returns up to `nr_max` volumes behind the place `after` in the listing, oldest first; with 0
+    /// and `usize::MAX`, all volumes.
     pub fn list(&self, after: u64, nr_max: usize) -> Vec<Arc<Member>> {
         if let Some(whole) = &self.whole {
             return vec![Arc::clone(whole)];
@@ -428,18 +428,17 @@ impl Volumes {
         self.names.read().by_serial.range(after + 1..).take(nr_max).map(|(_, m)| Arc::clone(m)).collect()
     }
 
-    /// Returns how many there are.
+    /// Returns the number of volumes.
     pub fn len(&self) -> usize {
         usize::from(self.whole.is_some()) + self.names.read().by_name.len()
     }
 
-    /// Returns whether there is none.
+    /// Returns whether there is no volume.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Adds a volume that `make` opens; node ids that it gives out must be above the number that
-    /// `make` gets.
+    /// Adds the volume opened by `make`. Its node ids must be above the number passed to `make`.
     ///
     /// # Errors
     /// [`AddError`]; then nothing has changed.
@@ -459,7 +458,7 @@ impl Volumes {
         if bad || name.chars().any(char::is_control) {
             return Err(AddError::BadName(name.into()));
         }
-        // Before the volume is opened, which may take its time; once more below.
+        // Checked before opening the volume, which may take long, and once more below.
         if self.names.read().by_name.contains_key(name) {
             return Err(AddError::Exists(name.into()));
         }
@@ -485,7 +484,7 @@ impl Volumes {
             volume,
             opens: LeafMutex::default(),
             closed: Condvar::default(),
-            // It may have taken over what an earlier daemon accepted.
+            // It may have taken over data accepted by an earlier daemon.
             is_touched: AtomicBool::new(true),
             nr_syncs: LeafMutex::default(),
             slots: Some(Arc::clone(&self.free)),
@@ -503,9 +502,9 @@ impl Volumes {
         Ok(member)
     }
 
-    /// Begins a removal: nothing more can be opened on the volume until the answer is dropped or
-    /// carried out. What is open is given `grace` to be closed (the kernel reports a close some
-    /// time after the program made it); with `force` the removal does not wait for it.
+    /// Begins a removal: nothing more can be opened on the volume until the returned value is
+    /// dropped or finished. Waits up to `grace` for open files to be closed (the kernel reports a
+    /// close some time after the program made it); with `force` it does not wait.
     ///
     /// # Errors
     /// [`RemoveError`].
@@ -532,8 +531,8 @@ impl Volumes {
         Ok(Leaving { volumes: self, member, done: false })
     }
 
-    /// Returns the path inside the mount of a kernel-side id, for rules and messages; `None` when
-    /// it has none. Never sleeps.
+    /// Returns the path inside the mount of a kernel-side id, for rules and messages; `None` if it
+    /// has none. Never sleeps.
     pub fn path_of(&self, id: u64) -> Option<PathBuf> {
         match self.place(id).ok()? {
             ResolvedId::Top => Some(PathBuf::new()),
@@ -541,8 +540,8 @@ impl Volumes {
         }
     }
 
-    /// Returns the path inside the mount of the file whose content this is; walks all that is open
-    /// or dirty.
+    /// Returns the path inside the mount of the file with this content. Walks all open or dirty
+    /// files.
     pub fn path_of_content(&self, file: &Arc<File>) -> Option<PathBuf> {
         let store = file.store_id();
         self.list(0, usize::MAX)
@@ -566,7 +565,7 @@ impl Leaving<'_> {
         &self.member
     }
 
-    /// Takes the volume out: its name leads nowhere, ids of its inodes mean nothing.
+    /// Removes the volume: its name leads nowhere, and its ids refer to nothing.
     pub fn finish(mut self) -> Arc<Member> {
         self.done = true;
         let member = Arc::clone(&self.member);

@@ -1,20 +1,20 @@
-//! Commitments: what is guaranteed to groups, and what accounts hold, added up at every level, so
-//! that no level commits more than it may hold.
+//! Commitments: the guarantees of groups and the bytes held by accounts, added up at every level,
+//! so that no level commits more than its limit.
 //!
-//! A group is *committed* to the greater of two numbers: what is guaranteed to it, and what
-//! accounts hold in it plus what the groups below it are committed to. Only guarantees are kept
-//! here; what accounts hold is the statistic [`Reserved`](StatItem::Reserved). Nothing is charged
-//! and nothing is reclaimed: it is arithmetic.
+//! A group is *committed* to the greater of two numbers: its guarantee, and the bytes of its
+//! accounts plus the commitments of its children. Only guarantees are kept here; the bytes of
+//! accounts are the statistic [`Reserved`](StatItem::Reserved). Nothing is charged and nothing is
+//! reclaimed: it is arithmetic.
 //!
-//! Where nothing is guaranteed, limits alone are enough, and an account that grows reads one flag.
-//! A thread that raises the flag and an account that grows at the same time see each other (see
-//! [`Attention`]): the account adds its bytes and then reads the flag, a guarantee raises the flag
-//! and then reads the bytes.
+//! Without guarantees, limits alone are enough, and a growing account reads one flag. A thread
+//! raising the flag and a concurrently growing account see each other (see [`Attention`]): the
+//! account adds its bytes and then reads the flag, a guarantee raises the flag and then reads the
+//! bytes.
 //!
-//! Where something is guaranteed, an account that grows first adds up upper bounds, without a lock:
-//! what is held in a level and what is guaranteed below it. If these fit, or are within what a
-//! level itself is guaranteed, all is well. If not, the levels are added up exactly, under the
-//! lock, which takes time for each guarantee of the engine.
+//! With guarantees, a growing account first adds up upper bounds, without a lock: the bytes held in
+//! a level and the guarantees below it. The growth is fine if these fit, or are within the level's
+//! own guarantee. If not, the levels are added up exactly, under the lock, in time proportional to
+//! the guarantees of the engine.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,20 +23,20 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use umemcg_base::{Rank, RankedMutex};
 use umemcg_group::{Attention, ExtensionSlot, Group, StatItem, apply_pending, pending_bytes_max};
 
-/// A commitment would exceed what a level may hold.
+/// A commitment would exceed the limit of a level.
 #[derive(Debug, Clone)]
 pub(crate) struct Overcommitted {
     /// The lowest level with too little left.
     pub(crate) group: Arc<Group>,
-    /// The bytes that it could still commit.
+    /// The bytes it could still commit.
     pub(crate) available_bytes: u64,
 }
 
-/// What is guaranteed to a group and below it, in bytes. Written under the lock of the table.
+/// The guarantees of a group and its descendants, in bytes. Written under the lock of the table.
 #[derive(Debug, Default)]
 struct Share {
     own: AtomicU64,
-    /// The sum over the groups below, where a group counts as the greater of its own and the sum
+    /// The sum over the children. A child counts as the greater of its own guarantee and the sum
     /// below it.
     below: AtomicU64,
 }
@@ -46,7 +46,7 @@ impl Share {
         group.extension(ExtensionSlot::Engine, Self::default)
     }
 
-    /// Returns the bytes guaranteed to the group itself, and to those below it.
+    /// Returns the bytes guaranteed to the group itself, and to its descendants.
     fn read(group: &Group) -> (u64, u64) {
         let share: Option<&Self> = group.extension_if_present(ExtensionSlot::Engine);
         share.map_or((0, 0), |share| (share.own.load(Relaxed), share.below.load(Relaxed)))
@@ -61,14 +61,14 @@ struct Level {
     depth: usize,
 }
 
-/// A change of what a group is committed to, in bytes.
+/// A change of a group's commitment, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Change {
-    /// An account will hold as much more.
+    /// An account will hold this much more.
     Held(u64),
-    /// An account holds as much more, which is counted already.
+    /// An account holds this much more, already counted.
     HeldAndCounted(u64),
-    /// As much more is to be guaranteed.
+    /// This much more is to be guaranteed.
     Guaranteed(u64),
 }
 
@@ -103,8 +103,8 @@ impl Commitments {
         let mut levels = self.levels.lock();
         let (before, _) = Share::read(group);
         let now = before.saturating_add(bytes);
-        // Accounts leave the room from here on; those that grew without seeing this are counted.
-        // The group's own accounts may use it when it is certain.
+        // Accounts leave the room from here on; growth that missed this change is counted. The
+        // group's own accounts may use it once it is certain.
         change_sums_above(group, before, now);
         self.guarantees.raise();
         let result = check_exactly(&levels, group, Change::Guaranteed(bytes));
@@ -129,10 +129,10 @@ impl Commitments {
         self.guarantees.lower();
     }
 
-    /// Checks that accounts leave room for what is guaranteed to others.
+    /// Checks that accounts leave room for the guarantees of other groups.
     ///
     /// # Errors
-    /// [`Overcommitted`] if the change brings a level above what it may hold.
+    /// [`Overcommitted`] if the change brings a level above its limit.
     pub(crate) fn check(&self, group: &Arc<Group>, change: Change) -> Result<(), Overcommitted> {
         if fits_roughly(group, change) {
             return Ok(());
@@ -151,13 +151,13 @@ fn levels_above(group: &Arc<Group>) -> impl Iterator<Item = &Arc<Group>> {
     std::iter::successors(Some(group), |at| at.parent())
 }
 
-/// Returns what accounts hold in a group and below. What they hold of a removed group is counted in
-/// its parent.
+/// Returns the bytes held by accounts in a group and below. Accounts of a removed group are counted
+/// in its parent.
 fn held_bytes(group: &Group) -> u64 {
     if group.is_dead() { 0 } else { group.stat_total_applied(StatItem::Reserved).max(0) as u64 }
 }
 
-/// Returns whether upper bounds say that all is well.
+/// Returns whether the change fits by upper bounds.
 fn fits_roughly(group: &Arc<Group>, change: Change) -> bool {
     let more = match change {
         Change::Held(bytes) => bytes,
@@ -168,7 +168,8 @@ fn fits_roughly(group: &Arc<Group>, change: Change) -> bool {
     for at in levels_above(group) {
         let (own, below) = Share::read(at);
         let inside = held_bytes(at).saturating_add(pending).saturating_add(more).saturating_add(below);
-        // Nothing changes above it, but for a removed group: its accounts' bytes are the parent's.
+        // Nothing changes above this level, except for a removed group: its accounts' bytes are the
+        // parent's.
         if inside <= own && !at.is_dead() {
             return true;
         }
@@ -179,7 +180,7 @@ fn fits_roughly(group: &Arc<Group>, change: Change) -> bool {
     true
 }
 
-/// Checks a change against what all levels are committed to.
+/// Checks a change against the commitments of all levels.
 fn check_exactly(
     levels: &HashMap<u64, Level>,
     group: &Arc<Group>,
@@ -188,7 +189,7 @@ fn check_exactly(
     apply_pending();
     let path: Vec<&Arc<Group>> = levels_above(group).collect();
     let mut beside = committed_beside(levels, &path);
-    // By how much more than what is held the level below is committed.
+    // The commitment of the level below, less the bytes held there.
     let (mut extra_before, mut extra_now) = (0, 0);
     for (at, is_first) in path.iter().zip(std::iter::once(true).chain(std::iter::repeat(false))) {
         let (held_before, held_now) = match change {
@@ -215,8 +216,8 @@ fn check_exactly(
     Ok(())
 }
 
-/// Returns, for each level, by how much more than what is held the groups directly below it are
-/// committed, except for the groups of the path.
+/// Returns, for each level, the sum over its children of the child's commitment less the bytes held
+/// there, without the groups of the path.
 fn committed_beside(levels: &HashMap<u64, Level>, path: &[&Arc<Group>]) -> HashMap<u64, u64> {
     let mut order: Vec<&Level> = levels.values().collect();
     order.sort_unstable_by_key(|level| std::cmp::Reverse(level.depth));
@@ -238,7 +239,7 @@ fn committed_beside(levels: &HashMap<u64, Level>, path: &[&Arc<Group>]) -> HashM
 /// Changes the sums above a group whose own guarantee changes. The caller holds the lock.
 fn change_sums_above(group: &Arc<Group>, own_before: u64, own_now: u64) {
     let (_, below) = Share::read(group);
-    // What the level below counts as, before and now.
+    // The contribution of the level below, before and now.
     let (mut before, mut now) = (own_before.max(below), own_now.max(below));
     for at in levels_above(group).skip(1) {
         let (own, below_before) = Share::read(at);
@@ -248,8 +249,8 @@ fn change_sums_above(group: &Arc<Group>, own_before: u64, own_now: u64) {
     }
 }
 
-/// Protects what is guaranteed to a group and those above it from now on, and lists those that have
-/// a guarantee, here or below.
+/// Sets the protection of a group and its ancestors to their guarantees, and keeps the table of
+/// levels with a guarantee, here or below.
 fn settle(levels: &mut HashMap<u64, Level>, group: &Arc<Group>) {
     let nr_levels = levels_above(group).count();
     for (at, depth) in levels_above(group).zip((0..nr_levels).rev()) {
@@ -283,7 +284,7 @@ mod tests {
             self.tree.create(of, name.as_ref()).unwrap()
         }
 
-        /// Guarantees some units, or says which level has how many left.
+        /// Guarantees some units, or returns the level at fault and its remaining units.
         fn guarantee(&self, group: &Arc<Group>, units: u64) -> Result<(), (u64, u64)> {
             let result = self.commitments.guarantee(group, units * UNIT);
             result.map_err(|refused| (refused.group.id(), refused.available_bytes / UNIT))
@@ -312,10 +313,10 @@ mod tests {
         tree.guarantee(&b, 30).unwrap();
         tree.hold(&of_c, 50).unwrap();
         assert_eq!([&a, &b, &c].map(|group| group.guaranteed_bytes() / UNIT), [30, 30, 0]);
-        // Within what b is guaranteed, an account takes nothing more.
+        // Within b's guarantee, an account takes nothing more.
         tree.hold(&of_b, 30).unwrap();
         assert_eq!(tree.hold(&of_c, 21), Err((a.id(), 20)));
-        // Within what a is guaranteed altogether, those below take nothing more from the root.
+        // Within a's whole guarantee, the groups below take nothing more from the root.
         tree.guarantee(&a, 100).unwrap();
         tree.hold(&of_c, 20).unwrap();
         assert_eq!(tree.hold(&of_root, 1), Err((root.id(), 0)));
@@ -339,7 +340,7 @@ mod tests {
         tree.guarantee(&a, 30).unwrap();
         tree.guarantee(&b, 50).unwrap();
         tree.tree.remove(&a, |_, _| {}).unwrap();
-        // What is guaranteed to `a` stays so until its guarantee ends.
+        // The guarantee of `a` stays until it ends.
         tree.hold(&of_a, 20).unwrap();
         assert_eq!(tree.hold(&of_a, 1), Err((root.id(), 0)));
         tree.commitments.end_guarantee(&a, 30 * UNIT);

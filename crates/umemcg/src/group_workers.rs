@@ -1,8 +1,8 @@
-//! Threads that do work for groups which no caller may wait for: at most one for each group at a
-//! time, so that code of one group (a listener that takes its time) delays no other group.
+//! Worker threads for jobs of groups that no caller may wait for. A group has at most one at a
+//! time, so that code of one group (a slow listener) delays no other group.
 //!
 //! A thread is started when a group has work and every thread is busy, and stays until the engine
-//! ends. With [`NR_THREADS_MAX`] groups at work, work for another one is refused.
+//! ends. While [`NR_THREADS_MAX`] groups have jobs, jobs of another one are refused.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -13,7 +13,7 @@ use hashbrown::HashMap;
 use umemcg_base::clock::Worker;
 use umemcg_base::{Condvar, LeafMutex, contained};
 
-/// Most threads, and most groups that have work at the same time.
+/// Most threads, and most groups with jobs at the same time.
 const NR_THREADS_MAX: usize = 32;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -42,9 +42,9 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// The jobs of groups that have any, the one being done not included, by the group's number.
+    /// The queued jobs of groups, without the running one, by the group's number.
     jobs: HashMap<u64, VecDeque<Job>>,
-    /// Groups that have jobs and no thread.
+    /// Groups with jobs and without a thread.
     ready: VecDeque<u64>,
     nr_threads: usize,
     is_over: bool,
@@ -64,14 +64,14 @@ impl State {
 }
 
 impl GroupWorkers {
-    /// Returns whether work for a group would be done.
+    /// Returns whether a job of a group would be accepted.
     pub(crate) fn admits(&self, group: u64) -> bool {
         self.shared.state.lock().admits(group)
     }
 
-    /// Lets a worker do a job for a group, after the group's earlier ones. A job that is refused,
-    /// left when the engine ends, or without any thread to do it, is dropped. Never blocks for
-    /// longer than a thread takes to start.
+    /// Queues a job for a worker, after the group's earlier jobs. A refused job, a job left when
+    /// the engine ends, and a job without any thread are dropped. Never blocks for longer than the
+    /// start of a thread.
     pub(crate) fn run(&self, group: u64, job: impl FnOnce() + Send + 'static) {
         self.run_with(group, Box::new(job), |body| Worker::spawn("umemcg-group", body));
     }
@@ -87,7 +87,7 @@ impl GroupWorkers {
         if is_new {
             state.ready.push_back(group);
         }
-        // A thread for each group that has work.
+        // A thread for each group with jobs.
         let starts = state.nr_threads < state.jobs.len();
         state.nr_threads += usize::from(starts);
         drop(state);
@@ -112,7 +112,7 @@ impl GroupWorkers {
         }
     }
 
-    /// Drops the jobs that are left, and waits for those being done.
+    /// Drops the queued jobs, and waits for the running ones.
     pub(crate) fn stop(&self) {
         let mut state = self.shared.state.lock();
         state.is_over = true;
@@ -139,7 +139,7 @@ impl State {
 }
 
 impl Shared {
-    /// Does one job after another until the engine ends.
+    /// Runs one job after another until the engine ends.
     fn work(&self) {
         IS_WORKER.set(true);
         let mut state = self.state.lock();

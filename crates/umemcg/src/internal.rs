@@ -1,4 +1,4 @@
-//! What the mount and the control files need of the engine, and no embedder does. Nothing here is
+//! Parts of the engine for the mount and the control files, not for embedders. Nothing here is
 //! stable.
 
 pub use umemcg_cache::node_pool::NODE_BYTES as INDEX_NODE_BYTES;

@@ -1,6 +1,6 @@
-//! The janitor: one thread that wakes futures that wait for memory now and then, and that lets
-//! resident memory follow usage down. It evicts the pages of sparse blocks, returns whole free
-//! blocks to the operating system, and the heap's free pages after many objects were freed.
+//! The janitor: one thread that periodically wakes futures waiting for memory, and lets resident
+//! memory follow usage down. It evicts the pages of sparse blocks, returns whole free blocks to the
+//! operating system, and also the heap's free pages after many objects were freed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -22,11 +22,10 @@ const KEEP_FREE_BLOCKS: usize = 8;
 const SPARSE_BATCH: usize = 2048;
 /// Steps in one round.
 const STEPS_MAX: usize = 64;
-/// Bytes of objects, groups and everything else that is not a page which must be freed before the
-/// heap is trimmed.
+/// Freed bytes of objects, groups and all other memory except pages before the heap is trimmed.
 const HEAP_TRIM_BYTES: i64 = 4 << 20;
 
-/// Tells the janitor's thread to end.
+/// Stops the janitor's thread.
 #[derive(Debug, Default)]
 struct StopSignal {
     is_raised: AtomicBool,
@@ -66,7 +65,7 @@ impl Janitor {
                 let objects = StatItem::CHARGED.iter().filter(|item| item.is_metadata());
                 let object_bytes = objects.map(|&item| root.stat_total(item)).sum::<i64>();
                 most_object_bytes = most_object_bytes.max(object_bytes);
-                // Also counts memory that was allocated and freed between two rounds.
+                // Also counts memory allocated and freed between two rounds.
                 let peak = root.metadata_peak_bytes() as i64;
                 if peak > highest_peak {
                     (highest_peak, most_object_bytes) = (peak, most_object_bytes.max(peak));

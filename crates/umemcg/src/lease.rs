@@ -1,8 +1,8 @@
-//! [`Lease`]: a cache of another maker lives under a group's limit.
+//! [`Lease`]: a third-party cache under a group's limit.
 //!
-//! The engine cannot see inside such a cache. It can read how many bytes the cache uses, and tell
-//! it how many it may use: its *capacity*. So the capacity is what is charged, and a cache that
-//! keeps to it never holds more than its group pays for:
+//! The engine cannot see inside such a cache. It can only read the bytes in use, and set the
+//! *capacity*. So the capacity is charged, and a cache within its capacity never holds more than
+//! the bytes charged to its group:
 //!
 //! ```text
 //!   0        used       capacity = charged                bytes_max
@@ -10,13 +10,13 @@
 //!              └── headroom ──┘ an eighth of what is used, 256 KiB at least
 //! ```
 //!
-//! - **Growth.** Ten times a second, and by [`Lease::adjust`], the charge follows what is used, up
-//!   or down. To grow, reclaim takes from what else the group has.
-//! - **Pressure.** Reclaim asks the lease for bytes as it asks any [`Shrinker`]; the capacity falls
-//!   by so much, and what the cache gives up is released.
+//! - **Growth.** Ten times a second, and by [`Lease::adjust`], the charge follows the bytes in use,
+//!   up or down. To grow, reclaim takes other memory of the group.
+//! - **Pressure.** Reclaim calls the lease like any [`Shrinker`]; the capacity falls by the
+//!   requested bytes, and the bytes given up by the cache are uncharged.
 //!
 //! Callbacks run with no lock held, one at a time for each lease, in a worker of the group or in a
-//! thread that reclaims. They may panic: then the charge stays as it is.
+//! reclaiming thread. They may panic: then the charge stays unchanged.
 
 use std::cell::Cell;
 use std::fmt;
@@ -32,31 +32,31 @@ use umemcg_reclaim::{AccountedCharge, Reclaimer};
 
 use crate::group_workers::GroupWorkers;
 
-/// Between what is used and the capacity lies this part of what is used,
+/// The headroom between usage and capacity is this part of the usage,
 const HEADROOM_SHARE: u64 = 8;
-/// … and this much at least.
+/// … and at least this many bytes.
 const HEADROOM_MIN: u64 = 256 << 10;
 /// The time between two adjustments.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// The same while there are no leases.
+/// The time between two checks without leases.
 const IDLE_INTERVAL: Duration = Duration::from_secs(60);
-/// Tries to get the turn of a lease; the thread yields after each.
+/// Attempts to get the turn of a lease; the thread yields after each.
 const TURN_TRIES_MAX: u32 = 10_000;
 /// Leases are on the first node.
 const NODE: usize = 0;
 
 thread_local! {
-    /// The lease for whose growth this thread reclaims.
+    /// The lease this thread is reclaiming for.
     static GROWING: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// A cache whose size can be read and set.
+/// A cache with readable usage and settable capacity.
 pub trait Resizable: Send + Sync {
-    /// Returns the bytes that the cache uses now.
+    /// Returns the bytes in use by the cache.
     fn used_bytes(&self) -> u64;
 
-    /// Sets how many bytes the cache may use, and frees what is above. May be called by a thread
-    /// that reclaims, so it must not charge to a group, nor wait for a thread that does.
+    /// Sets the capacity in bytes, and frees the excess. May be called by a reclaiming thread, so
+    /// it must not charge to a group, nor wait for a thread that charges.
     fn set_capacity(&self, bytes: u64);
 }
 
@@ -71,7 +71,7 @@ pub struct Lease {
     leases: Arc<Leases>,
 }
 
-/// The state of a lease that reclaim and the ticker share.
+/// The state of a lease, shared by reclaim and the ticker.
 struct Leased {
     name: String,
     group: Arc<Group>,
@@ -80,15 +80,15 @@ struct Leased {
     reclaimer: Arc<Reclaimer>,
     shrinker_id: u32,
     charged: LeafMutex<Charged>,
-    /// Handed to a worker, which has not begun. (A)
+    /// Handed to a worker that has not begun. (A)
     is_queued: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct Charged {
-    /// One for each owner: more than one only when the group was removed meanwhile.
+    /// One charge for each owner: more than one only if the group was removed meanwhile.
     held: Vec<AccountedCharge>,
-    /// A thread is calling the cache; only that one changes what is held.
+    /// A thread is calling the cache; only that thread changes `held`.
     is_busy: bool,
     /// The lease was dropped.
     is_ended: bool,
@@ -113,7 +113,7 @@ impl Charged {
         self.held.extend(apart);
     }
 
-    /// Takes out `bytes`, the youngest first. The caller drops them when the lock is free.
+    /// Takes out `bytes`, the youngest charge first. The caller drops them after unlocking.
     fn take_out(&mut self, bytes: u64) -> Vec<AccountedCharge> {
         let (mut taken, mut left) = (Vec::new(), bytes);
         while let Some(last) = self.held.last_mut().filter(|_| left > 0) {
@@ -143,7 +143,7 @@ impl Drop for Turn<'_> {
 }
 
 impl Leased {
-    /// Takes the turn to call the cache, when the thread that has it is done with its call. `None`
+    /// Takes the turn to call the cache, after the call of another thread with the turn. `None`
     /// when that takes too long, or the lease has ended.
     fn turn(&self) -> Option<Turn<'_>> {
         for _ in 0..TURN_TRIES_MAX {
@@ -165,7 +165,7 @@ impl Leased {
         used.inspect_err(|panic| tracing::error!(%panic, cache = self.name, "a leased cache panicked")).ok()
     }
 
-    /// Returns `false` when the cache panics: its capacity may be the old one.
+    /// Returns `false` when the cache panics: it may have kept its old capacity.
     fn set_capacity(&self, bytes: u64) -> bool {
         let set = contained(|| self.cache.set_capacity(bytes));
         set.inspect_err(|panic| tracing::error!(%panic, cache = self.name, "a leased cache panicked")).is_ok()
@@ -175,8 +175,8 @@ impl Leased {
         self.charged.lock().bytes()
     }
 
-    /// Lets the charge, and with it the capacity, follow what is used. May reclaim; no lock may be
-    /// held.
+    /// Adjusts the charge, and with it the capacity, to the bytes in use. May reclaim; no lock may
+    /// be held.
     fn adjust(&self) {
         let Some(turn) = self.turn() else { return };
         let (Some(used), capacity) = (self.used_bytes(), self.charged_bytes()) else { return };
@@ -187,16 +187,16 @@ impl Leased {
             return;
         }
         if used > capacity {
-            // The cache does not keep to its capacity. What it uses is charged all the same.
+            // The cache exceeds its capacity. Its usage is charged nevertheless.
             self.take_in(self.group.charge_forced(used - capacity));
         }
         let missing = wanted.saturating_sub(self.charged_bytes());
-        // Without the turn: other threads that reclaim must not wait for this one.
+        // Without the turn: other reclaiming threads must not wait for this one.
         drop(turn);
         let charge = match missing {
             0 => None,
             _ => {
-                // To grow at its own cost would be no growth.
+                // Reclaiming from this cache itself would be no growth.
                 GROWING.set(Some(self.shrinker_id));
                 let charge = self.reclaimer.charge_opportunistic(&self.group, missing, &|| false);
                 GROWING.set(None);
@@ -214,8 +214,8 @@ impl Leased {
         self.charged.lock().take_in(charge);
     }
 
-    /// Lowers the capacity, and releases what the cache has given up. Returns that. The caller has
-    /// the turn.
+    /// Lowers the capacity, and uncharges the bytes given up by the cache. Returns these bytes. The
+    /// caller has the turn.
     fn shrink_to(&self, capacity: u64) -> u64 {
         if !self.set_capacity(capacity) {
             return 0;
@@ -223,14 +223,14 @@ impl Leased {
         let Some(used) = self.used_bytes() else { return 0 };
         let mut charged = self.charged.lock();
         let freed = charged.bytes().saturating_sub(capacity.max(used));
-        // The rest stays in its place: a count that finds nothing ends the lease's part in reclaim.
+        // The rest stays in `held`: a count of nothing would end the lease's part in reclaim.
         let taken = charged.take_out(freed);
         drop(charged);
         drop(taken);
         freed
     }
 
-    /// Ends the lease: now, or when the thread that is calling the cache is done.
+    /// Ends the lease: now, or after the running call of the cache.
     fn end(&self) {
         let mut charged = self.charged.lock();
         charged.is_ended = true;
@@ -243,7 +243,7 @@ impl Leased {
         drop(held);
     }
 
-    /// Returns the group that pays: that of the lease, or the one above it that is left.
+    /// Returns the charged group: the group of the lease, or its nearest remaining ancestor.
     fn living(&self) -> Arc<Group> {
         self.group.owner().resolve()
     }
@@ -267,8 +267,7 @@ impl Shrinker for Leased {
         if Arc::ptr_eq(target.group, &payer) {
             return Count::Objects(pages);
         }
-        // What is charged to a group that is being removed comes to its parent a moment after the
-        // shrinkers' bits.
+        // Charges of a group being removed reach its parent a moment after the shrinkers' bits.
         let is_next = payer.is_dead() && payer.parent().is_some_and(|next| Arc::ptr_eq(target.group, next));
         if is_next { Count::NothingNow } else { Count::Empty }
     }
@@ -318,19 +317,18 @@ impl Lease {
         Self { leased, registration: Some(registration), leases: Arc::clone(leases) }
     }
 
-    /// Returns the group that it was made for.
+    /// Returns the group of the lease.
     pub fn group(&self) -> &Arc<Group> {
         &self.leased.group
     }
 
-    /// Returns the bytes that are charged: the capacity of the cache, or what it uses if that is
-    /// more.
+    /// Returns the charged bytes: the capacity of the cache, or its usage if higher.
     pub fn charged_bytes(&self) -> u64 {
         self.leased.charged_bytes()
     }
 
-    /// Lets the charge and the capacity follow now what the cache uses, in this thread. May
-    /// reclaim; no lock of this library may be held.
+    /// Adjusts the charge and the capacity to the cache's usage now, in this thread. May reclaim;
+    /// no lock of this library may be held.
     pub fn adjust(&self) {
         self.leased.adjust();
     }
@@ -339,13 +337,13 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.leases.remove(&self.leased);
-        // Waits for a reclaim that is asking.
+        // Waits for a running call by reclaim.
         drop(self.registration.take());
         self.leased.end();
     }
 }
 
-/// All leases of an engine, and the thread that has them adjusted.
+/// All leases of an engine, and the thread queueing their adjustments.
 #[derive(Debug)]
 pub(crate) struct Leases {
     shared: Arc<Ticking>,
@@ -398,7 +396,7 @@ impl Leases {
     }
 }
 
-/// Says that a lease is in a worker's hands, until a worker begins or refuses.
+/// Marks a lease as queued, until a worker begins or refuses.
 struct Queued(Arc<Leased>);
 
 impl Drop for Queued {

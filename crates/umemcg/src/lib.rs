@@ -1,9 +1,9 @@
 //! Memory cgroups inside one process: per-tenant limits, reclaim and caches.
 //!
-//! A query engine, a database or a service that serves many tenants from one process has one heap
-//! for all of them. This crate divides it as the Linux memory controller divides a machine: a tree
-//! of groups with limits at every level, reclaim from the group that is at its limit, and caches
-//! that shrink for one group at a time.
+//! A query engine, a database or a service for many tenants in one process has one heap for all of
+//! them. This crate divides it as the Linux memory controller divides a machine: a tree of groups
+//! with limits at every level, reclaim from the group at its limit, and caches that shrink for one
+//! group at a time.
 //!
 //! # A first example
 //!
@@ -32,28 +32,28 @@
 //!
 //! # Concepts
 //!
-//! - An [`Engine`] has a budget and a tree of [`Group`]s. What is kept is charged to one group and
-//!   to all its ancestors.
-//! - When a charge does not fit, the group that refuses is reclaimed, and no other.
+//! - An [`Engine`] has a budget and a tree of [`Group`]s. All memory is charged to one group and to
+//!   all its ancestors.
+//! - When a charge does not fit, only the refusing group is reclaimed.
 //!   [`set_min`](Engine::set_min), [`set_low`](Engine::set_low) and [`Guarantee`] protect memory
-//!   from that; [`set_high`](Engine::set_high) and [`set_soft_limit`](Engine::set_soft_limit) ask
-//!   for it earlier.
-//! - Memory is taken as a [`Charge`] (one object), an [`Account`] (the memory of a query, which
-//!   grows and shrinks) or a [`Reservation`] (an account that is worth waiting for).
+//!   from reclaim; [`set_high`](Engine::set_high) and [`set_soft_limit`](Engine::set_soft_limit)
+//!   start it earlier.
+//! - Memory is taken as a [`Charge`] (one object), an [`Account`] (the growing and shrinking memory
+//!   of a query) or a [`Reservation`] (an account worth waiting for).
 //! - An [`ObjectCache`] keeps values; [`shrinker`] lets caches of your own take part; [`files`] are
 //!   cached page by page and written back.
-//! - [`Engine::snapshot`] and [`Group`] tell what each tenant uses, in the terms of
+//! - [`Engine::snapshot`] and [`Group`] report the usage of each tenant, in the terms of
 //!   [`StatItem`] and [`EventKind`].
 //!
 //! # Where to go on
 //!
-//! The repository's `SEMANTICS.md` states what embedders may rely on, and `ARCHITECTURE.md` how it
-//! works. The crate's examples show a cache, queries that wait, and caches of other makers.
+//! The repository's `SEMANTICS.md` has the guarantees for embedders, and `ARCHITECTURE.md` the
+//! design. The crate's examples show a cache, waiting queries, and third-party caches.
 //!
 //! # Systems
 //!
 //! Files need Linux. An engine [without pages](EngineConfig::pages) also compiles for macOS and
-//! Windows, where nothing has been run yet.
+//! Windows, but has not been run there yet.
 #![forbid(unsafe_code)]
 
 mod commitments;

@@ -1,5 +1,5 @@
-//! What goes with an [`ObjectCache`](crate::ObjectCache): how it is built, what look-ups and loads
-//! return, why values leave it, and its figures.
+//! Types of an [`ObjectCache`](crate::ObjectCache): its builder, the results of lookups and loads,
+//! the causes of removals, and its figures.
 
 pub use umemcg_base::clock::Clock;
 

@@ -1,7 +1,7 @@
-//! Removals of groups, for threads that wait until those below a group have ended.
+//! Removals of groups, for threads waiting for the end of all removals below a group.
 //!
-//! A child that is being removed is no child any more, but its parent cannot be removed until the
-//! child has handed over all that it has. That takes as long as the callbacks of shrinkers take.
+//! A child being removed is no child any more, but its parent cannot be removed until the child has
+//! handed over all its memory. That takes as long as the callbacks of shrinkers.
 
 use umemcg_base::sync::Instant;
 use umemcg_base::{Condvar, LeafMutex};
@@ -15,7 +15,7 @@ pub(crate) struct Removals {
 }
 
 impl Removals {
-    /// Notes that a group has been removed.
+    /// Records the removal of a group.
     pub(crate) fn note_ended(&self) {
         *self.nr_ended.lock() += 1;
         self.has_ended.notify_all();

@@ -1,19 +1,19 @@
-//! Threads and futures that wait for memory, in the order of their arrival.
+//! Threads and futures waiting for memory, in the order of their arrival.
 //!
-//! A waiter belongs to the group that it wants memory in, and waits for the level that refused:
-//! that group or one above it. Three rules decide what it may do when memory is given back:
+//! A waiter belongs to the group of its request, and waits for the refusing level: that group or an
+//! ancestor. Three rules decide its turn when memory is given back:
 //!
 //! - Of the waiters of one group, the first tries, and the others wait behind it. Groups do not
-//!   wait for each other's: the first waiter of every group tries.
-//! - A waiter that tries may keep a part while it waits for the rest, so that others cannot take
-//!   for ever what a large one waits for. But its part must not be in a level that an earlier one
-//!   waits for: then it takes all or nothing. So a waiter only ever waits for parts of earlier
-//!   ones, and waits cannot form a cycle.
-//! - For this, a waiter that lacks memory is earlier than all that are refused because of
-//!   guarantees to others: what these wait for, reclaim cannot bring.
+//!   wait for each other: the first waiter of every group tries.
+//! - A trying waiter may keep a part while it waits for the rest, so that others cannot starve a
+//!   large request forever. But its part must not be in a level awaited by an earlier waiter: then
+//!   it takes all or nothing. So a waiter only ever waits for parts of earlier ones, and waits
+//!   cannot form a cycle.
+//! - For this rule, a waiter lacking memory is earlier than all waiters refused because of
+//!   guarantees to others: reclaim cannot help the latter.
 //!
-//! The table has a lock, which is held for some loads. A thread that gives memory back takes it
-//! only while there are waiters.
+//! The table has a lock, held for a few loads. A thread giving memory back takes it only while
+//! there are waiters.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, OnceLock};
@@ -23,8 +23,7 @@ use std::time::Duration;
 use umemcg_base::{LeafMutex, WakeSignal, contained};
 use umemcg_group::{Attention, Group};
 
-/// The longest sleep of a waiter before it looks again: pages and objects are freed without its
-/// being told.
+/// Longest sleep of a waiter before it checks again: freed pages and objects do not notify it.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// The place of a waiter in the order of arrival.
@@ -42,7 +41,7 @@ pub(crate) enum Lacks {
 
 #[derive(Debug)]
 struct Waiter {
-    /// The group that it wants memory in.
+    /// The group of its request.
     group: Arc<Group>,
     /// The level that refused.
     level: Arc<Group>,
@@ -80,10 +79,10 @@ impl Queue {
     }
 }
 
-/// What a waiter may do.
+/// The permitted action of a waiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// It waits behind another one of its group.
+    /// It waits behind another waiter of its group.
     Waits,
     /// It may take all or nothing.
     Tries,
@@ -108,13 +107,13 @@ impl Waits {
         self.attention.is_raised()
     }
 
-    /// Returns whether a waiter of this group is there already, behind which a newcomer waits.
+    /// Returns whether this group has a waiter already; a newcomer waits behind it.
     pub(crate) fn is_any_of(&self, group: &Group) -> bool {
         self.is_any() && self.queue.lock().waiters.values().any(|waiter| waiter.group.id() == group.id())
     }
 
-    /// Sets what is called when there is a waiter, after which [`wake_all`](Self::wake_all) is
-    /// called every [`LOOK_AGAIN`].
+    /// Sets the signal raised for a new waiter; its receiver then calls
+    /// [`wake_all`](Self::wake_all) every [`LOOK_AGAIN`].
     pub(crate) fn on_waiter(&self, timer: Arc<WakeSignal>) {
         let _ = self.timer.set(timer);
     }
@@ -142,7 +141,7 @@ impl Waits {
         ticket
     }
 
-    /// Notes which level has refused a waiter last, and how it is woken. Returns its turn.
+    /// Records the level of a waiter's last refusal, and its waker. Returns its turn.
     pub(crate) fn update(
         &self,
         ticket: Ticket,
@@ -163,7 +162,7 @@ impl Waits {
         turn
     }
 
-    /// Removes a waiter, which has what it wants or has given up, and wakes those behind it.
+    /// Removes a waiter, satisfied or given up, and wakes the waiters behind it.
     pub(crate) fn leave(&self, ticket: Ticket) {
         let gone = self.queue.lock().waiters.remove(&ticket);
         self.attention.lower();
@@ -174,20 +173,20 @@ impl Waits {
         }
     }
 
-    /// Wakes the waiters that may have room now that memory of `group` was given back.
+    /// Wakes the waiters that may have room after memory of `group` was given back.
     #[cold]
     pub(crate) fn note_given_back(&self, group: &Group) {
         self.wake(|waiter| group.is_descendant_of(&waiter.level));
     }
 
-    /// Wakes all waiters that may try: a limit has changed, or time has passed.
+    /// Wakes the first waiter of each group: a limit has changed, or time has passed.
     pub(crate) fn wake_all(&self) {
         if self.is_any() {
             self.wake(|_| true);
         }
     }
 
-    /// Wakes, of the waiters that are meant, the first of each group.
+    /// Wakes the first waiter of each group, if selected by `is_meant`.
     fn wake(&self, is_meant: impl Fn(&Waiter) -> bool) {
         let wakers: Vec<Waker> = {
             let queue = self.queue.lock();

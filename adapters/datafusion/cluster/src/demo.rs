@@ -1,5 +1,5 @@
-//! `umemcg-ballista run`: a cluster on this machine, queries of two tenants at the same time, and
-//! what each tenant holds.
+//! `umemcg-ballista run`: a local cluster, concurrent queries of two tenants, and the memory held
+//! by each tenant.
 
 #[path = "../../tests/tenant/tables.rs"]
 mod tables;
@@ -14,13 +14,13 @@ use tempfile::TempDir;
 use tokio::time::{Instant, sleep, timeout};
 use umemcg_ballista::{ClusterSettings, Held, LocalCluster, TenantLimit, TenantOptions, asked_to_end};
 
-/// The budget of each executor, and the tenants' limits, in MiB. Together the limits are more than
-/// the budget.
+/// The budget of each executor, and the tenants' limits, in MiB. The limits add up to more than the
+/// budget.
 const BUDGET_MIB: u64 = 160;
 const TENANTS: [(&str, u64); 2] = [("acme", 96), ("globex", 80)];
 /// The scale of the tables; 1 is six million lines.
 const SCALE: f64 = 0.1;
-/// The longest that a query is waited for.
+/// Longest wait for a query.
 const QUERY_MAX: Duration = Duration::from_secs(300);
 const SHOW_EVERY: Duration = Duration::from_millis(500);
 
@@ -30,7 +30,7 @@ const AGGREGATE: (&str, &str) = (
         SELECT l_orderkey, l_partkey, count(*) AS n, min(l_comment) AS m
         FROM lineitem GROUP BY l_orderkey, l_partkey)",
 );
-/// Of a narrow table: Ballista's tasks keep their part of a sort in memory.
+/// Sorts a narrow table: Ballista's tasks keep their part of a sort in memory.
 const SORT: (&str, &str) = ("sort", "SELECT o_orderkey, o_clerk FROM orders ORDER BY o_clerk, o_orderkey");
 const JOIN: (&str, &str) = (
     "join",
@@ -39,8 +39,8 @@ const JOIN: (&str, &str) = (
         GROUP BY o_orderpriority ORDER BY o_orderpriority",
 );
 
-/// Starts a cluster, runs the queries, shows what was held, and ends the cluster; sooner if the
-/// process is told to end.
+/// Starts a cluster, runs the queries, shows the memory held, and stops the cluster; earlier on
+/// Ctrl-C or SIGTERM.
 pub(crate) async fn run() -> Result<(), Box<dyn Error>> {
     tokio::select! {
         result = queries() => result,
@@ -49,7 +49,7 @@ pub(crate) async fn run() -> Result<(), Box<dyn Error>> {
 }
 
 async fn queries() -> Result<(), Box<dyn Error>> {
-    // On a thread of its own, so that Ctrl-C is heard meanwhile.
+    // On a thread of its own, so that Ctrl-C works meanwhile.
     let tables = tokio::task::spawn_blocking(|| {
         let dir = tempfile::tempdir()?;
         tables::generate(dir.path(), SCALE);
@@ -125,7 +125,7 @@ async fn nr_rows(session: &SessionContext, query: &str) -> datafusion::error::Re
     Ok(batches.iter().map(|batch| batch.num_rows()).sum())
 }
 
-/// Returns what each tenant holds on each executor, for a line.
+/// Formats the memory held by each tenant on each executor as one line.
 fn holding(held: &BTreeMap<(String, String), Held>) -> String {
     let mut line = String::new();
     for ((executor, path), held) in held {

@@ -19,10 +19,10 @@ use crate::signals::asked_to_end;
 use crate::tenant_options::config_producer;
 use crate::tenant_runtimes::{TenantLimit, TenantRuntimes};
 
-/// How often an executor tries to reach its scheduler.
+/// Interval of an executor's attempts to reach its scheduler.
 const TRY_AGAIN: Duration = Duration::from_millis(200);
 
-/// What an executor is started with.
+/// The settings of an executor.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ExecutorSettings {
@@ -42,9 +42,9 @@ pub struct ExecutorSettings {
     pub work_dir: String,
     /// Tasks that it runs at the same time.
     pub vcores: usize,
-    /// How often it tells what each tenant holds; never unless set.
+    /// How often it reports the memory held by each tenant; never unless set.
     pub tell_every: Option<Duration>,
-    /// For how long it tries to reach the scheduler at its start, in seconds.
+    /// How long it tries to reach the scheduler at startup, in seconds.
     pub connect_seconds: u16,
 }
 
@@ -66,7 +66,7 @@ impl ExecutorSettings {
         }
     }
 
-    /// Returns where it serves shuffled data, with a port that is free now.
+    /// Returns the address for serving shuffled data, with a port free at present.
     fn address(&self) -> io::Result<SocketAddr> {
         TcpListener::bind(self.bind)?.local_addr()
     }
@@ -89,11 +89,11 @@ impl ExecutorSettings {
     }
 }
 
-/// Runs an executor until the process is told to end (Ctrl-C or SIGTERM).
+/// Runs an executor until Ctrl-C or SIGTERM.
 ///
 /// # Errors
-/// [`BallistaError::General`] when a setting is wrong, when the engine or a tenant cannot be set up,
-/// when the address is taken, and when a service of the executor ends by itself. Ballista's.
+/// [`BallistaError::General`] when a setting is wrong, the engine or a tenant cannot be set up, the
+/// address is taken, or a service of the executor ends by itself. Ballista's errors.
 pub async fn run_executor(settings: ExecutorSettings) -> Result<()> {
     settings.check()?;
     let engine = Engine::new(EngineConfig::new(settings.budget_bytes).pages(false)).map_err(general)?;
@@ -114,10 +114,10 @@ pub async fn run_executor(settings: ExecutorSettings) -> Result<()> {
         task_scheduling_policy: TaskSchedulingPolicy::PullStaged,
         vcores: settings.vcores,
         work_dir: Some(settings.work_dir),
-        // The pool of the runtime stays; with a size, Ballista would put its own in place of it.
+        // Keeps the pool of the runtime; with a size, Ballista would replace it by its own.
         memory_pool_size: Some(0),
-        // `runtimes` keeps those at work, by tenant: Ballista's cache knows sessions alone, and
-        // would keep a session's group for long after its last query.
+        // `runtimes` keeps the active runtimes, by tenant: Ballista's cache is by session only, and
+        // would keep a session's group long after its last query.
         session_runtime_cache_capacity: 0,
         override_runtime_producer: Some(runtimes.producer()),
         override_config_producer: Some(config_producer()),
@@ -133,14 +133,14 @@ pub async fn run_executor(settings: ExecutorSettings) -> Result<()> {
         asked.store(true, Relaxed);
     });
     start_executor_process(Arc::new(config)).await?;
-    // Ballista's answer is the same when one of its services has failed.
+    // Ballista returns the same result when one of its services has failed.
     if is_asked.load(Relaxed) { Ok(()) } else { Err(general("a service of the executor has ended")) }
 }
 
-/// Waits until the scheduler listens. (Ballista's own wait has a bound that it never reaches.)
+/// Waits until the scheduler listens. (Ballista's own wait never reaches its bound.)
 async fn reach(scheduler: &(String, u16), seconds: u16) -> Result<()> {
     let (host, port) = scheduler;
-    // Without the brackets of an address of IPv6.
+    // Without the brackets of an IPv6 address.
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     let give_up = Instant::now() + Duration::from_secs(seconds.into());
     loop {
@@ -161,7 +161,7 @@ fn general(error: impl fmt::Display) -> BallistaError {
     BallistaError::General(error.to_string())
 }
 
-/// Returns an address as it stands before `:PORT`.
+/// Formats an IP address for use before `:PORT`.
 fn host_of(ip: IpAddr) -> String {
     match ip {
         IpAddr::V4(ip) => ip.to_string(),
@@ -169,7 +169,7 @@ fn host_of(ip: IpAddr) -> String {
     }
 }
 
-/// Tells what the engine and each tenant hold, every now and then, until the reader is gone.
+/// Reports the memory held by the engine and each tenant at an interval, until the reader is gone.
 async fn tell(executor: String, engine: Arc<Engine>, runtimes: Arc<TenantRuntimes>, every: Duration) {
     let line = |group: &Group| {
         let held = Held {

@@ -7,7 +7,7 @@
 //! - [`run_scheduler`] and [`run_executor`] are the processes; [`LocalCluster`] starts them on one
 //!   machine.
 //!
-//! `docs/cluster.md` tells how to run it on several.
+//! `docs/cluster.md` describes a cluster of several machines.
 
 mod executor;
 mod local_cluster;

@@ -1,7 +1,8 @@
-//! [`LocalCluster`]: a scheduler and executors as processes on this machine, which can be killed.
+//! [`LocalCluster`]: a scheduler and executors as killable local processes.
 //!
-//! Each process has two pipes to this one. What it tells comes through its standard output. Its
-//! standard input ends with this process, and then it ends itself; dropping the cluster kills it.
+//! Each process has two pipes to this one. Its reports come through its standard output. Its
+//! standard input ends with this process, and then the process exits; dropping the cluster kills
+//! it.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader};
@@ -25,17 +26,17 @@ use crate::report::{Held, Line};
 use crate::tenant_options::TenantOptions;
 use crate::tenant_runtimes::TenantLimit;
 
-/// The longest wait for the cluster to be ready.
+/// Longest wait for the cluster to be ready.
 const START_MAX: Duration = Duration::from_secs(60);
-/// The longest wait for one answer of the scheduler.
+/// Longest wait for one response of the scheduler.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// How often executors tell what they hold.
+/// Interval of the executors' reports.
 const TELL_EVERY_MS: u64 = 20;
 /// Partitions of a query.
 const PARTITIONS: usize = 4;
 
-/// What a cluster on one machine is started with.
+/// The settings of a local cluster.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ClusterSettings {
@@ -43,7 +44,7 @@ pub struct ClusterSettings {
     pub program: PathBuf,
     /// The number of executors: `executor-0` and so on.
     pub nr_executors: usize,
-    /// Bytes that all tenants together may hold on an executor. Rounded down to a MiB.
+    /// Bytes for all tenants together on an executor. Rounded down to a MiB.
     pub budget_bytes: u64,
     /// The tenants, with their limits on each executor, in whole MiB.
     pub tenants: Vec<TenantLimit>,
@@ -56,7 +57,7 @@ impl ClusterSettings {
     }
 }
 
-/// What the processes have told.
+/// The reports of the processes.
 #[derive(Debug, Default)]
 struct Told {
     scheduler: Option<SocketAddr>,
@@ -69,7 +70,7 @@ struct Told {
 struct Process {
     name: String,
     child: Child,
-    /// Reads its output, which ends with it.
+    /// Reads its output until the process ends.
     reader: Option<JoinHandle<()>>,
 }
 
@@ -115,7 +116,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // A process that is dead already has been waited for.
+        // A process already dead has been waited for.
         let _ = self.kill();
     }
 }
@@ -136,8 +137,8 @@ impl LocalCluster {
     /// minute at most.
     ///
     /// # Errors
-    /// When a process cannot be started, ends, or does not answer; what it says about that is on
-    /// the standard error stream.
+    /// When a process cannot be started, ends, or does not respond; its error messages are on the
+    /// standard error stream.
     pub async fn start(settings: &ClusterSettings) -> io::Result<Self> {
         let give_up = Instant::now() + START_MAX;
         let dirs = tempfile::tempdir()?;
@@ -178,8 +179,8 @@ impl LocalCluster {
         Ok(())
     }
 
-    /// Returns what each group holds on each executor, by executor and path of the group: `/` is
-    /// the executor's whole engine. Of a dead executor, the last that it told.
+    /// Returns the memory held by each group on each executor, by executor and path of the group:
+    /// `/` is the executor's whole engine. For a dead executor, returns its last report.
     pub fn held(&self) -> BTreeMap<(String, String), Held> {
         lock(&self.told).held.clone()
     }
@@ -187,7 +188,7 @@ impl LocalCluster {
     /// Kills an executor with SIGKILL, and waits for its end.
     ///
     /// # Errors
-    /// When it is dead already.
+    /// When it is already dead.
     ///
     /// # Panics
     /// When the cluster has no executor of that number.
@@ -222,7 +223,7 @@ fn lock(told: &Mutex<Told>) -> std::sync::MutexGuard<'_, Told> {
     told.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes in a line of a process. Other lines are no concern of the cluster.
+/// Records a line of a process. Ignores other lines.
 fn note(told: &Mutex<Told>, line: &str) {
     match line.parse() {
         Ok(Line::Scheduler(address)) => lock(told).scheduler = Some(address),
@@ -242,7 +243,7 @@ async fn wait_a_little(processes: &mut [&mut Process], give_up: Instant) -> io::
     Ok(())
 }
 
-/// Returns whether the scheduler tells that enough executors have reached it.
+/// Returns whether the scheduler reports enough executors.
 async fn is_ready(scheduler: SocketAddr) -> bool {
     let ask = async {
         let mut stream = TcpStream::connect(scheduler).await?;

@@ -1,10 +1,10 @@
-//! What Ballista logs, as lines on the standard error stream.
+//! Writes Ballista's log as lines to the standard error stream.
 
 use std::io::{self, Write};
 
 use log::{LevelFilter, Log, Metadata, Record};
 
-/// Writes what the level lets through.
+/// Writes records up to the maximum level.
 struct LogLines;
 
 impl Log for LogLines {
@@ -14,7 +14,7 @@ impl Log for LogLines {
 
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
-            // A log that cannot be written is no reason to end.
+            // A failed write to the log is no reason to exit.
             let _ = writeln!(io::stderr(), "{} {}: {}", record.level(), record.target(), record.args());
         }
     }
@@ -22,9 +22,9 @@ impl Log for LogLines {
     fn flush(&self) {}
 }
 
-/// Lets `level` and what is graver through, from now on.
+/// Logs records of `level` and graver from now on.
 pub(crate) fn log_to_stderr(level: LevelFilter) {
-    // Fails only if there is a logger already, which then decides.
+    // Fails only if a logger exists already; that one then decides.
     if log::set_logger(&LogLines).is_ok() {
         log::set_max_level(level);
     }

@@ -1,4 +1,4 @@
-//! What the processes of a cluster tell on standard output, a line each, and [`LocalCluster`] reads.
+//! The reports of a cluster's processes to [`LocalCluster`], one per line of standard output.
 //!
 //! [`LocalCluster`]: crate::LocalCluster
 
@@ -6,13 +6,13 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-/// What a group of an executor's engine holds.
+/// Memory held by a group of an executor's engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Held {
     /// Bytes held now.
     pub usage_bytes: u64,
-    /// Most bytes held since the executor started.
+    /// Peak of the bytes held since the executor started.
     pub peak_bytes: u64,
     /// The limit, in bytes.
     pub limit_bytes: u64,
@@ -32,7 +32,7 @@ impl Held {
 pub(crate) enum Line {
     /// The scheduler listens.
     Scheduler(SocketAddr),
-    /// What a group of an executor holds; the root group is the whole engine.
+    /// Memory held by a group of an executor; the root group is the whole engine.
     Held { executor: String, path: String, held: Held },
 }
 
@@ -49,7 +49,7 @@ impl fmt::Display for Line {
     }
 }
 
-/// The line is of no process of a cluster.
+/// The line is no report of a cluster's process.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NotALine;
 

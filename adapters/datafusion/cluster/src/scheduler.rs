@@ -1,8 +1,8 @@
 //! The scheduler's process.
 //!
-//! Executors ask the scheduler for tasks; it opens no connection to them. A task that an executor
-//! cannot prepare, as when its session names no tenant, fails with the reason. (Where the scheduler
-//! hands tasks out, the reason stays in the executor's log.)
+//! Executors poll the scheduler for tasks; it opens no connection to them. A task that an executor
+//! cannot prepare, for example of a session without a tenant, fails with the reason. (With a
+//! scheduler pushing tasks, the reason would stay in the executor's log.)
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,32 +20,32 @@ use tokio::net::TcpListener;
 use crate::report::Line;
 use crate::tenant_options::config_producer;
 
-/// Silence after which the scheduler takes an executor for dead. A busy executor asks for tasks
+/// Silence after which the scheduler considers an executor dead. A busy executor polls for tasks
 /// every five seconds.
 const EXECUTOR_TIMEOUT_SECONDS: u64 = 15;
-/// How often the scheduler looks for dead executors.
+/// How often the scheduler checks for dead executors.
 const LOOK_FOR_DEAD_SECONDS: u64 = 1;
 
 type Scheduler = SchedulerServer<LogicalPlanNode, PhysicalPlanNode>;
 
-/// What a scheduler is started with.
+/// The settings of a scheduler.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct SchedulerSettings {
     /// Where it listens. Port 0 takes a free one.
     pub bind: SocketAddr,
-    /// Executors without which `/readyz` tells that the cluster is not ready.
+    /// Number of executors below which `/readyz` reports that the cluster is not ready.
     pub nr_executors: usize,
 }
 
 impl SchedulerSettings {
-    /// Returns the settings of a scheduler that listens at `bind` and is ready with `nr_executors`.
+    /// Returns the settings of a scheduler listening at `bind` and ready with `nr_executors`.
     pub fn new(bind: SocketAddr, nr_executors: usize) -> Self {
         Self { bind, nr_executors }
     }
 }
 
-/// Runs a scheduler until the process is killed, and tells on standard output where it listens.
+/// Runs a scheduler until the process is killed, and reports its address on standard output.
 ///
 /// # Errors
 /// [`BallistaError::General`] when the address is taken, and Ballista's.
@@ -62,7 +62,8 @@ pub async fn run_scheduler(settings: SchedulerSettings) -> Result<()> {
         executor_timeout_seconds: EXECUTOR_TIMEOUT_SECONDS,
         expire_dead_executor_interval_seconds: LOOK_FOR_DEAD_SECONDS,
         no_executors_grace_period_seconds: EXECUTOR_TIMEOUT_SECONDS,
-        // To run a finished stage again, for output that was on a dead executor, hangs or loses rows.
+        // Rerunning a finished stage, to restore output lost with a dead executor, hangs or loses
+        // rows.
         stage_max_failures: 1,
         override_config_producer: Some(config_producer()),
         ..SchedulerConfig::default()
@@ -75,8 +76,8 @@ pub async fn run_scheduler(settings: SchedulerSettings) -> Result<()> {
     start_grpc_service_with_listener(listener, scheduler).await
 }
 
-/// Cancels the queries that run when an executor is lost. Ballista would run their finished stages
-/// again whose output is gone, and may hang or lose rows then.
+/// Cancels the running queries when an executor is lost. Ballista would rerun finished stages whose
+/// output is gone, and may then hang or lose rows.
 async fn cancel_when_lost(scheduler: Scheduler, mut events: ClusterStateEventStream) {
     while let Some(event) = events.next().await {
         let ClusterStateEvent::RemovedExecutor { executor_id } = event else { continue };

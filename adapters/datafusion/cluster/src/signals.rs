@@ -1,12 +1,11 @@
-//! How a process of the cluster is told to end.
+//! How a process of the cluster is asked to exit.
 
 use std::io::{self, Read};
 use std::thread;
 
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Waits until the process is told to end: Ctrl-C or SIGTERM. From the first call on, neither ends
-/// the process by itself.
+/// Waits for Ctrl-C or SIGTERM. From the first call on, neither ends the process by itself.
 pub async fn asked_to_end() {
     let mut terminated = match signal(SignalKind::terminate()) {
         Ok(terminated) => terminated,
@@ -19,8 +18,8 @@ pub async fn asked_to_end() {
     }
 }
 
-/// Ends this process when its standard input ends: a pipe to the parent does with the parent, also
-/// when that is killed.
+/// Exits this process when its standard input ends: a pipe to the parent ends with the parent, even
+/// if the parent is killed.
 ///
 /// # Errors
 /// When no thread can be started.

@@ -1,4 +1,4 @@
-//! [`TenantOptions`]: the tenant and the session of a query, as options that Ballista sends along.
+//! [`TenantOptions`]: the tenant and the session of a query, as options sent along by Ballista.
 //!
 //! A client sets them; the scheduler keeps them with the session; an executor finds them in the
 //! configuration of each task. All three know the options only if their configuration is made by
@@ -17,7 +17,7 @@ use datafusion::prelude::SessionConfig;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TenantOptions {
-    /// The tenant that pays.
+    /// The tenant charged for the query.
     pub tenant: String,
     /// A name of the session, of the client's choice: queries of one session share a group.
     pub session: String,
@@ -57,7 +57,7 @@ impl ExtensionOptions for TenantOptions {
     }
 
     fn entries(&self) -> Vec<ConfigEntry> {
-        // With the prefix: Ballista sends the keys as they are here.
+        // With the prefix: Ballista sends the keys unchanged.
         let entry = |key: &str, value: &str, description| ConfigEntry {
             key: format!("{}.{key}", Self::PREFIX),
             value: Some(value.to_owned()),

@@ -1,9 +1,9 @@
 //! [`TenantRuntimes`]: an executor's runtimes, one for each tenant and session, in one engine.
 //!
-//! Ballista asks for a runtime for each task. All tasks of one session get the same runtime while
-//! one of them is at work, so a session is one group below its tenant's. The runtime goes with the
-//! last task, and its group with it: what a client may name without end is kept for no longer than
-//! the executor works for it.
+//! Ballista requests a runtime for each task. The concurrent tasks of one session share a runtime,
+//! so a session is one group below its tenant's. The runtime and its group are dropped with the
+//! last task: clients may invent any number of session names, so a session is kept only while the
+//! executor works for it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -26,7 +26,7 @@ use crate::tenant_options::TenantOptions;
 pub struct TenantLimit {
     /// The name of its group, and the value of the option `umemcg.tenant`.
     pub name: String,
-    /// Bytes that its queries and caches may hold together.
+    /// Bytes for its queries and caches together.
     pub limit_bytes: u64,
 }
 
@@ -43,7 +43,7 @@ impl TenantLimit {
 pub struct SetUpError {
     /// The tenant's name.
     pub tenant: String,
-    /// Why not.
+    /// The reason.
     pub error: TenantError,
 }
 
@@ -63,7 +63,7 @@ impl std::error::Error for SetUpError {
 #[derive(Debug)]
 pub struct TenantRuntimes {
     tenants: BTreeMap<String, Arc<Tenant>>,
-    /// By tenant and session. Held for look-ups only, never while a group is made.
+    /// By tenant and session. Held for lookups only, never while a group is created.
     sessions: Mutex<HashMap<(String, String), Weak<RuntimeEnv>>>,
     /// Where queries spill.
     spill_dir: String,
@@ -74,7 +74,7 @@ impl TenantRuntimes {
     /// sleep for reclaim.
     ///
     /// # Errors
-    /// [`SetUpError`] when a name is given twice or is no name for a group.
+    /// [`SetUpError`] when a name is given twice or is not valid for a group.
     pub fn new(
         engine: &Arc<Engine>,
         limits: &[TenantLimit],
@@ -100,9 +100,8 @@ impl TenantRuntimes {
         &self.tenants
     }
 
-    /// Returns what an executor's configuration takes as `override_runtime_producer`. Set
-    /// `memory_pool_size` to `Some(0)` beside it; otherwise Ballista replaces the pool for each
-    /// task.
+    /// Returns the `override_runtime_producer` for an executor's configuration. Also set
+    /// `memory_pool_size` to `Some(0)`; otherwise Ballista replaces the pool for each task.
     pub fn producer(self: &Arc<Self>) -> RuntimeProducer {
         let runtimes = Arc::clone(self);
         Arc::new(move |config| runtimes.runtime_of(config))
@@ -112,7 +111,7 @@ impl TenantRuntimes {
     ///
     /// # Errors
     /// When the configuration names no tenant of this executor, or the session's group cannot be
-    /// made.
+    /// created.
     pub fn runtime_of(&self, config: &SessionConfig) -> Result<Arc<RuntimeEnv>> {
         let options = config.options().extensions.get::<TenantOptions>().cloned().unwrap_or_default();
         let tenant = self.tenants.get(&options.tenant).ok_or_else(|| {
@@ -127,7 +126,7 @@ impl TenantRuntimes {
         }
         let made = self.make(tenant).map_err(|error| DataFusionError::External(Box::new(error)))?;
         let mut sessions = self.sessions();
-        // Another task may have been quicker.
+        // Another task may have been faster.
         if let Some(runtime) = sessions.get(&key).and_then(Weak::upgrade) {
             drop(sessions);
             return Ok(runtime);
@@ -139,7 +138,7 @@ impl TenantRuntimes {
 
     fn make(&self, tenant: &Tenant) -> Result<Arc<RuntimeEnv>, TenantError> {
         let runtime = tenant.runtime_builder()?.with_temp_file_path(&self.spill_dir).build()?;
-        // The default store, through the tenant's cache. Stores of your own go the same way.
+        // The default store, through the tenant's cache. Register your own stores the same way.
         let files = Url::parse("file:///").expect("a URL");
         let store = tenant.cached_store("file:///", Arc::new(LocalFileSystem::new()));
         runtime.register_object_store(&files, Arc::new(store));

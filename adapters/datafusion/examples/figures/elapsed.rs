@@ -1,7 +1,7 @@
-//! Queries with a tenant's pool and with `FairSpillPool` of the same size, in turn.
+//! Runs queries alternately with a tenant's pool and with a `FairSpillPool` of the same size.
 //!
-//! A busy machine makes all times longer, elapsed time more than processor time. Each query of a
-//! pair meets about the same load, so what is compared is the median of the pairs' ratios.
+//! A busy machine makes all times longer, elapsed time more than processor time. Both queries of a
+//! pair run under about the same load, so the figure is the median of the pairs' ratios.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use umemcg_datafusion::Tenant;
 
 use crate::tpch::{AGGREGATE, JOIN, MIXED, SORT, run, session, store};
 
-/// The target: at most this much longer.
+/// The target: at most this ratio.
 const RATIO_MAX: f64 = 1.02;
 
 /// One run of a query.
@@ -41,7 +41,7 @@ pub(crate) async fn print(mib: u64, rounds: u64) -> ExitCode {
         for round in 0..=rounds {
             let mut fair: Option<Run> = None;
             let mut ours: Option<Run> = None;
-            // Which comes first changes.
+            // The two alternate in running first.
             for turn in 0..2 {
                 let is_ours = (round + turn) % 2 == 0;
                 let pool: Arc<dyn MemoryPool> = match is_ours {
@@ -56,7 +56,7 @@ pub(crate) async fn print(mib: u64, rounds: u64) -> ExitCode {
             }
         }
         println!("{name:<10} {}", told(&pairs));
-        // A query that fails is no yardstick.
+        // Failed queries are not compared.
         of_all.extend(pairs.iter().filter(|(fair, ours)| fair.spills.is_some() && ours.spills.is_some()));
     }
     let elapsed = ratio(&of_all, |run| run.elapsed);
@@ -78,7 +78,7 @@ async fn timed(pool: Arc<dyn MemoryPool>, query: &str) -> Run {
     }
 }
 
-/// Returns the line of one query.
+/// Formats the line of one query.
 fn told(pairs: &[(Run, Run)]) -> String {
     let side = |name: &str, runs: Vec<Run>| {
         let in_ms = |time: fn(&Run) -> Duration| median(runs.iter().map(|run| time(run).as_secs_f64() * 1e3));
@@ -95,7 +95,7 @@ fn told(pairs: &[(Run, Run)]) -> String {
     )
 }
 
-/// Returns the median of how much longer the tenant's run of a pair took.
+/// Returns the median of the pairs' ratios, the tenant's run to the fair pool's.
 fn ratio(pairs: &[(Run, Run)], time: fn(&Run) -> Duration) -> f64 {
     median(pairs.iter().map(|(fair, ours)| time(ours).as_secs_f64() / time(fair).as_secs_f64()))
 }

@@ -11,7 +11,7 @@ mod elapsed;
 fn main() -> std::process::ExitCode {
     let mut arguments = std::env::args().skip(1);
     let mut number = |default: u64| arguments.next().and_then(|text| text.parse().ok()).unwrap_or(default);
-    // Before there are threads: each arena of the allocator keeps what is freed in it.
+    // Before threads start: each arena of the allocator retains memory freed in it.
     umemcg::limit_heap_arenas(2);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

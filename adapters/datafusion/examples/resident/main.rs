@@ -1,8 +1,9 @@
-//! Sets what a tenant is charged beside what its queries allocate and what the process holds.
+//! Compares the bytes charged to a tenant with the bytes allocated by its queries and the resident
+//! memory of the process.
 //!
 //! `cargo run --release --example resident -- [MiB]`
 //!
-//! An example of its own: to count allocations takes time, which `figures` measures.
+//! A separate example: counting allocations takes time, and would distort the times of `figures`.
 
 #[path = "../../tests/tenant/tpch.rs"]
 #[allow(dead_code, reason = "the tests use more of it")]
@@ -21,16 +22,17 @@ use crate::tpch::{AGGREGATE, JOIN, MIXED, SORT};
 #[global_allocator]
 static ALLOCATED: Cap<System> = Cap::new(System, usize::MAX);
 
-/// Scans of all that the queries read, with nothing that keeps rows.
+/// Scans all columns read by the queries, without operators that keep rows.
 const SCAN: &str = "SELECT * FROM lineitem UNION ALL SELECT l_orderkey, l_partkey, l_suppkey, l_linenumber, \
     l_quantity, l_extendedprice, l_discount, l_tax, l_returnflag, l_linestatus, l_shipdate, l_commitdate, \
     l_receiptdate, l_shipinstruct, l_shipmode, l_comment FROM lineitem";
-/// The target: at most this part of what is charged is resident beside it, or has a name.
+/// The target: resident memory without a charge or a name is at most this part of the charged
+/// bytes.
 const BESIDE_PERCENT: f64 = 10.0;
 
 fn main() -> ExitCode {
     let mib = std::env::args().nth(1).and_then(|text| text.parse().ok()).unwrap_or(96);
-    // Before there are threads: each arena of the allocator keeps what is freed in it.
+    // Before threads start: each arena of the allocator retains memory freed in it.
     umemcg::limit_heap_arenas(2);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -43,10 +45,10 @@ fn main() -> ExitCode {
 
 async fn print(mib: u64) {
     let peaks = Peaks::new(mib);
-    // The tables are made, code is paged in, threads are there.
+    // Warm-up: generates the tables, pages in the code, starts the threads.
     peaks.of(JOIN).await;
     let scan = peaks.of(SCAN).await;
-    // What a scan holds: pages that it decodes, and batches on their way.
+    // Memory of a scan: pages being decoded, and batches in transit.
     let decoded = scan.allocated.saturating_sub(scan.charged);
     println!("{mib} MiB; MiB above the idle process, at the peak of resident memory");
     println!(

@@ -1,4 +1,4 @@
-//! [`Peaks`]: what is resident, allocated and charged at the peak of a query.
+//! [`Peaks`]: resident, allocated and charged bytes at the peak of a query.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -16,9 +16,9 @@ const SAMPLE_EVERY: Duration = Duration::from_millis(1);
 /// Bytes at one moment.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Sample {
-    /// Held by the process.
+    /// Resident memory of the process.
     pub(crate) resident: u64,
-    /// Allocated and not freed, without what the allocator adds.
+    /// Allocated and not freed, without the allocator's overhead.
     pub(crate) allocated: u64,
     /// Charged to the tenant.
     pub(crate) charged: u64,
@@ -33,7 +33,7 @@ impl Sample {
         }
     }
 
-    /// Returns how much more it is than another sample.
+    /// Returns the excess over another sample.
     fn above(&self, idle: &Self) -> Self {
         Self {
             resident: self.resident.saturating_sub(idle.resident),
@@ -43,14 +43,14 @@ impl Sample {
     }
 }
 
-/// A tenant that runs queries one after the other.
+/// A tenant running queries one after the other.
 pub(crate) struct Peaks {
     engine: Arc<Engine>,
     tenant: Arc<Tenant>,
 }
 
 impl Peaks {
-    /// Makes a tenant with a limit of `mib` MiB.
+    /// Creates a tenant with a limit of `mib` MiB.
     pub(crate) fn new(mib: u64) -> Self {
         let engine = Engine::new(EngineConfig::new(mib << 21)).expect("an engine");
         let group = engine.create_group(engine.root(), "tenant".as_ref()).expect("a group");
@@ -60,10 +60,10 @@ impl Peaks {
     }
 
     /// Runs a query with empty caches and a trimmed heap; returns the sample with the most resident
-    /// memory, above what there was before.
+    /// memory, less the sample before the query.
     pub(crate) async fn of(&self, query: &str) -> Sample {
         let group = self.tenant.group();
-        // What is in use stays.
+        // Objects in use stay.
         let _ = self.engine.reclaim(group, group.usage_bytes(), &|| false);
         self.engine.trim();
         let idle = Sample::now(group);

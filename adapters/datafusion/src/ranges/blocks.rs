@@ -1,5 +1,5 @@
-//! The arithmetic of blocks: which blocks a range touches, which missing blocks are fetched in one
-//! request, and the bytes of a range from its blocks.
+//! The arithmetic of blocks: the blocks touched by a range, the runs of missing blocks fetched by
+//! one request each, and the bytes of a range from its blocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 /// Most bytes of one request.
 pub(super) const RUN_BYTES_MAX: u64 = 8 << 20;
 
-/// The blocks of one object: each of `block_bytes`, the last one ends with the object.
+/// The blocks of one object, each of `block_bytes`; the last one ends with the object.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Blocks {
     pub(super) block_bytes: u64,
@@ -17,7 +17,7 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// Returns the numbers of the blocks that a range touches.
+    /// Returns the numbers of the blocks touched by a range.
     pub(super) fn touched(&self, range: &Range<u64>) -> Range<u64> {
         if range.is_empty() {
             return 0..0;
@@ -25,19 +25,19 @@ impl Blocks {
         range.start / self.block_bytes..range.end.div_ceil(self.block_bytes)
     }
 
-    /// Returns the bytes that a run of blocks covers.
+    /// Returns the byte range of a run of blocks.
     pub(super) fn bytes_of(&self, run: &Range<u64>) -> Range<u64> {
         run.start * self.block_bytes..(run.end * self.block_bytes).min(self.object_bytes)
     }
 
-    /// Returns the end of the part of `range` that is read in one step of a stream.
+    /// Returns the end of the part of `range` read in one step of a stream.
     pub(super) fn step_end(&self, range: &Range<u64>) -> u64 {
         let blocks_max = (RUN_BYTES_MAX / self.block_bytes).max(1);
         let end = (range.start / self.block_bytes + blocks_max) * self.block_bytes;
         end.min(range.end)
     }
 
-    /// Groups missing blocks into runs that one request each can fetch.
+    /// Groups missing blocks into runs, each for one request.
     pub(super) fn runs(&self, missing: &BTreeSet<u64>) -> Vec<Range<u64>> {
         let blocks_max = (RUN_BYTES_MAX / self.block_bytes).max(1);
         let mut runs: Vec<Range<u64>> = Vec::new();
@@ -53,7 +53,7 @@ impl Blocks {
     /// Returns the bytes of `range`: a slice of its block, or a copy from several.
     ///
     /// # Panics
-    /// When a block that the range touches is missing or too short.
+    /// When a block touched by the range is missing or too short.
     pub(super) fn assemble(&self, range: &Range<u64>, blocks: &BTreeMap<u64, Bytes>) -> Bytes {
         let touched = self.touched(range);
         let part = |index: u64| {

@@ -1,4 +1,4 @@
-//! [`CachedStore`]: an object store that reads through a tenant's cached blocks.
+//! [`CachedStore`]: an object store with reads through a tenant's cached blocks.
 //!
 //! ```text
 //!   read ─▶ version known and fresh? ──no──▶ ask the store (HEAD)
@@ -30,21 +30,20 @@ use super::blocks::Blocks;
 use super::forgetting_upload::ForgettingUpload;
 use super::range_cache::{Known, RangeCache};
 
-/// How often a read begins again because the object has been replaced, before it goes to the store
-/// past the cache.
+/// Attempts of a read to follow a replaced object before it bypasses the cache.
 const VERSION_ATTEMPTS: usize = 3;
-/// Requests that one read has under way at a time.
+/// Concurrent requests of one read.
 const FETCHES_AT_ONCE: usize = 8;
 
-/// An object store in front of which a tenant caches blocks of objects; made by
+/// An object store behind a tenant's cache of blocks; created by
 /// [`Tenant::cached_store`](crate::Tenant::cached_store).
 ///
-/// All bytes of one read are of one version. A read that follows a change from elsewhere may get
-/// the version before it for as long as the tenant trusts a known version
-/// ([`TenantBuilder::version_trusted_for`](crate::TenantBuilder::version_trusted_for)); a read that
-/// follows a change through this store gets the new one. Objects without ETag and version, requests
-/// with conditions, and requests for a given version go to the store itself. Attributes of objects
-/// are not cached: answers from the cache have none.
+/// All bytes of one read are of one version. After a change from elsewhere, a read may return the
+/// previous version for as long as the tenant trusts a known version
+/// ([`TenantBuilder::version_trusted_for`](crate::TenantBuilder::version_trusted_for)). After a
+/// change through this store, a read returns the new version. Objects without ETag and version,
+/// conditional requests, and requests for a given version bypass the cache. Attributes of objects
+/// are not cached: results from the cache have none.
 #[derive(Debug, Clone)]
 pub struct CachedStore {
     name: Arc<str>,
@@ -62,7 +61,7 @@ impl CachedStore {
     }
 
     /// Returns the present version of an object, from memory or from the store; `None` if the store
-    /// does not tell versions.
+    /// reports no versions.
     async fn known(&self, location: &Path) -> Result<Option<Known>> {
         match self.cache.trusted(&self.name, location) {
             Some(known) => Ok(Some(known)),
@@ -97,7 +96,7 @@ impl CachedStore {
         let kept = run.map(|index| {
             let at = blocks.bytes_of(&(index..index + 1));
             let part = (at.start - range.start) as usize..(at.end - range.start) as usize;
-            // A copy of its own, so that what is charged for a block is freed with it.
+            // A copy of its own, so that the charged memory is freed with the block.
             let block = Bytes::copy_from_slice(&content[part]);
             self.cache.keep_block(&known.file, index, block.clone());
             (index, block)
@@ -125,7 +124,7 @@ impl CachedStore {
         Ok(ranges.iter().map(|range| blocks.assemble(range, &found)).collect())
     }
 
-    /// Returns an object's content from a range on, as a stream: the first part is read already.
+    /// Returns a range of an object's content as a stream, with its first part already read.
     async fn open(&self, known: Known, range: Range<u64>) -> Result<GetResult> {
         let store = self.clone();
         let meta = ObjectMeta::clone(&known.meta);
@@ -152,17 +151,17 @@ impl CachedStore {
     }
 }
 
-/// Says that an object is no longer the version that was asked for.
+/// Returns the error for an object no longer at the requested version.
 fn replaced(location: &Path) -> Error {
     Error::Precondition { path: location.to_string(), source: "the object was replaced".into() }
 }
 
-/// Returns whether an error says that the object is another one now, or gone.
+/// Returns whether an error means that the object was replaced or removed.
 fn is_replaced(error: &Error) -> bool {
     matches!(error, Error::Precondition { .. } | Error::NotFound { .. } | Error::NotModified { .. })
 }
 
-/// Returns whether a request is for the present content, whatever it is.
+/// Returns whether a request is for the present content, without conditions.
 fn is_plain(options: &GetOptions) -> bool {
     options.if_match.is_none()
         && options.if_none_match.is_none()
@@ -189,7 +188,7 @@ impl ObjectStore for CachedStore {
                 None => Ok(0..known.meta.size),
                 Some(range) => range.as_range(known.meta.size),
             };
-            // The store words its own refusal of a range.
+            // The store itself returns the error for an invalid range.
             let Ok(range) = range else { break };
             match self.open(known, range).await {
                 Err(error) if is_replaced(&error) => self.forget(location),

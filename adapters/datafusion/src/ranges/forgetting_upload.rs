@@ -1,11 +1,11 @@
-//! [`ForgettingUpload`]: an upload after which the object's version is unknown.
+//! [`ForgettingUpload`]: an upload that invalidates the object's known version.
 
 use std::fmt;
 
 use async_trait::async_trait;
 use object_store::{MultipartUpload, PutPayload, PutResult, Result, UploadPart};
 
-/// Wraps an upload in parts; calls `forget` before and after the object appears.
+/// Wraps a multipart upload; calls `forget` before and after the object appears.
 pub(super) struct ForgettingUpload<F> {
     pub(super) inner: Box<dyn MultipartUpload>,
     pub(super) forget: F,

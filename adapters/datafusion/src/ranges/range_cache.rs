@@ -1,9 +1,9 @@
-//! [`RangeCache`]: a tenant's blocks of objects by version, and the versions that are known.
+//! [`RangeCache`]: a tenant's blocks of objects by version, and the known versions.
 //!
-//! A block is found by store, path, ETag or version, and number. So content of one version is never
-//! mixed with another's, and blocks of a replaced object are not found again. Which version an
-//! object has is told by its store: in listings, in answers, and on request when the last word is
-//! too old.
+//! The key of a block has the store, the path, the ETag or version, and the block number. So
+//! content of different versions is never mixed, and blocks of a replaced object are not found
+//! again. The store reports an object's version in listings, in responses, and on request when the
+//! known version is too old.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -16,11 +16,11 @@ use umemcg::{Engine, ObjectCache};
 
 use crate::cache_group::CacheGroup;
 
-/// Bytes of a tenant's budget that known versions may take: a listing of a million objects must not
-/// empty the rest.
+/// Most bytes of a tenant's budget for known versions: a listing of a million objects must not
+/// evict the rest.
 const VERSIONS_BYTES_MAX: u64 = 4 << 20;
 
-/// A tenant's cached blocks of objects, and the versions that its objects are known to have.
+/// A tenant's cached blocks of objects, and the known versions of its objects.
 #[derive(Debug)]
 pub struct RangeCache {
     blocks: ObjectCache<BlockKey, Bytes>,
@@ -38,13 +38,13 @@ pub struct RangeCache {
 pub struct RangeStats {
     /// Bytes charged for cached blocks.
     pub charged_bytes: u64,
-    /// Blocks that a read found.
+    /// Blocks found by reads.
     pub hits: u64,
-    /// Blocks that a read did not find.
+    /// Blocks not found by reads.
     pub misses: u64,
-    /// Requests for content that went to stores.
+    /// Requests to stores for content.
     pub fetches: u64,
-    /// Requests for the version of an object that went to stores.
+    /// Requests to stores for the version of an object.
     pub version_checks: u64,
 }
 
@@ -63,12 +63,12 @@ struct BlockKey {
     index: u64,
 }
 
-/// What a store has told of an object.
+/// The version of an object last reported by its store.
 #[derive(Debug, Clone)]
 pub(super) struct Known {
     pub(super) meta: Arc<ObjectMeta>,
     pub(super) file: Arc<FileVersion>,
-    /// When the store was asked.
+    /// When the request to the store was sent.
     asked_at: Instant,
 }
 
@@ -100,7 +100,7 @@ impl RangeCache {
         }
     }
 
-    /// Returns its figures.
+    /// Returns the cache's figures.
     pub fn stats(&self) -> RangeStats {
         let blocks = self.blocks.stats();
         RangeStats {
@@ -126,10 +126,11 @@ impl RangeCache {
         self.nr_version_checks.fetch_add(1, Relaxed);
     }
 
-    /// Notes what a store that was asked at `asked_at` has told. Returns `None` if it named no
-    /// version by which a later read could be told from this one; such an object is not cached.
+    /// Records a version reported by a store, for a request sent at `asked_at`. Returns `None` if
+    /// the report has no strong ETag and no version, so that versions cannot be distinguished; such
+    /// an object is not cached.
     pub(super) fn learn(&self, store: &Arc<str>, meta: &ObjectMeta, asked_at: Instant) -> Option<Known> {
-        // A weak ETag says that the content is alike, not that it is the same.
+        // A weak ETag promises equivalent content, not identical bytes.
         let e_tag = meta.e_tag.clone().filter(|tag| !tag.starts_with("W/"));
         if e_tag.is_none() && meta.version.is_none() {
             self.forget(store, &meta.location);
@@ -139,12 +140,12 @@ impl RangeCache {
         let file = FileVersion { store: Arc::clone(store), path, e_tag, version: meta.version.clone() };
         let known = Known { meta: Arc::new(meta.clone()), file: Arc::new(file), asked_at };
         let key = (Arc::clone(store), meta.location.clone());
-        // If it is declined, the store is asked again next time.
+        // If the cache declines it, the next read asks the store again.
         let _ = self.versions.insert(self.group.group(), key, known.clone());
         Some(known)
     }
 
-    /// Returns the version that an object is known to have, unless that was learnt too long ago.
+    /// Returns the known version of an object, unless it is too old.
     pub(super) fn trusted(&self, store: &Arc<str>, path: &Path) -> Option<Known> {
         let known = self.versions.get(&(Arc::clone(store), path.clone()))?;
         (known.asked_at.elapsed() <= self.trusted_for).then_some(known)
@@ -159,7 +160,7 @@ impl RangeCache {
     }
 
     pub(super) fn keep_block(&self, file: &Arc<FileVersion>, index: u64, block: Bytes) {
-        // A declined block is one that is not cached.
+        // A declined block is not cached.
         let _ = self.blocks.insert(self.group.group(), BlockKey { file: Arc::clone(file), index }, block);
     }
 }

@@ -166,7 +166,7 @@ fn listings_expire_and_go_with_their_table() {
     let left: StdHashMap<String, usize> =
         cache.list_entries().into_iter().map(|(key, entry)| (key.to_string(), entry.value.len())).collect();
     assert_eq!(left.into_iter().collect::<Vec<_>>(), [("a, lineitem".to_owned(), 2)]);
-    // The time of entries that are put from now on.
+    // The time to live of later entries.
     cache.update_cache_ttl(Some(Duration::ZERO));
     cache.put(&key("orders", "c"), list());
     while cache.contains_key(&key("orders", "c")) {

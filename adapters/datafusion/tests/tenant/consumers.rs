@@ -1,4 +1,4 @@
-//! The pool, with consumers made by hand: shares, the kept part, caches that give way, ends.
+//! The pool, with consumers made by hand: shares, the kept part, caches giving way, ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -10,7 +10,7 @@ use umemcg_datafusion::{SpillPolicy, Tenant};
 
 use crate::{MIB, tenant_of, tenant_with, usage_of};
 
-/// Steps in which consumers grow, as batches would make them.
+/// Growth step of consumers, about the size of a batch.
 pub(crate) const STEP: usize = 256 << 10;
 
 pub(crate) fn pool_of(tenant: &Arc<Tenant>) -> Arc<dyn MemoryPool> {
@@ -117,7 +117,7 @@ fn caches_keep_what_is_guaranteed_to_them() {
     let cached = tenant.cache_group().usage_bytes();
     assert!(cached >= 7 * MIB, "the caches have {cached}");
     assert!(sorted >= 24 * MIB * 95 / 100, "{sorted}");
-    // A query that would fail gets no more of them, either.
+    // A query about to fail gets no more of them, either.
     let join = unspillable(&pool);
     fill(&join);
     assert!(tenant.cache_group().usage_bytes() >= 7 * MIB);
@@ -133,7 +133,7 @@ fn queries_spill_first_if_the_policy_says_so() {
     let sorted = fill(&sorter);
     assert!((14 * MIB..=16 * MIB).contains(&sorted), "{sorted}");
     assert!(tenant.cache_group().usage_bytes() >= 14 * MIB);
-    // One that cannot spill would fail: now the caches give way.
+    // An unspillable consumer would fail: now the caches give way.
     let join = unspillable(&pool);
     assert!(fill(&join) >= 14 * MIB);
     assert!(tenant.cache_group().usage_bytes() < 4 * MIB);
@@ -236,7 +236,7 @@ fn threads_that_spill_and_grow_keep_the_budget() {
     assert!(most.into_inner() <= 32 * MIB);
     assert_eq!(tenant.group().nr_children(), 1);
     assert_eq!(usage_of(tenant.group()), before);
-    // Nothing of the counts that shares come from is left over.
+    // The counts behind the shares are back at zero.
     let sorter = spillable(&pool_of(&tenant));
     assert!(fill(&sorter) >= 32 * MIB * 95 / 100);
 }

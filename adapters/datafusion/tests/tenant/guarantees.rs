@@ -8,7 +8,7 @@ use umemcg_datafusion::Tenant;
 use crate::caches::fill_metadata;
 use crate::{MIB, engine_of};
 
-/// Steps in which consumers grow.
+/// Growth step of consumers.
 const STEP: usize = 256 << 10;
 
 fn consumer(pool: &Arc<dyn MemoryPool>) -> MemoryReservation {
@@ -30,7 +30,7 @@ fn guarantees_of_three_to_one_are_held() {
         engine.guarantee(&groups[1], 31 * MIB).expect("room for one part"),
     ];
     let [large, small] = groups.map(|group| Tenant::builder(&engine, &group).build().expect("a tenant"));
-    // The small one caches in all that is idle.
+    // The small one caches in all idle memory.
     fill_metadata(&small, 2000, 64 << 10);
     assert!(small.group().usage_bytes() > 100 * MIB);
     let pools: [Arc<dyn MemoryPool>; 2] =

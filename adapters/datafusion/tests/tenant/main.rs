@@ -39,7 +39,7 @@ fn tenant_with(mib: u64, change: impl FnOnce(TenantBuilder) -> TenantBuilder) ->
     change(Tenant::builder(&engine, &group)).build().expect("a tenant")
 }
 
-/// Returns the bytes that a group is charged, without what threads have in stock.
+/// Returns the bytes charged to a group, without the stocks of threads.
 fn usage_of(group: &Group) -> u64 {
     group.drain_stocks();
     group.usage_bytes()

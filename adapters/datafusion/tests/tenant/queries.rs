@@ -12,7 +12,7 @@ use umemcg_datafusion::Tenant;
 use crate::tpch::{AGGREGATE, JOIN, MIXED, Outcome, SORT, expected, run, session, store};
 use crate::{MIB, engine_of, group_of, usage_of};
 
-/// The longest that anything here is waited for.
+/// Longest wait in these tests.
 const WAIT_MAX: Duration = Duration::from_secs(120);
 
 /// Runs a query of a tenant, through its caches.
@@ -39,12 +39,12 @@ async fn no_query_left(tenant: &Tenant) {
     }
 }
 
-/// Returns what a tenant's group is charged beside its caches.
+/// Returns the bytes charged to a tenant's group besides its caches.
 fn beside_caches(tenant: &Tenant) -> u64 {
     usage_of(tenant.group()) - usage_of(tenant.cache_group())
 }
 
-/// Waits until a tenant is charged that much beside its caches. What a dropped query was reading may
+/// Waits until a tenant is charged that much besides its caches. The reads of a dropped query may
 /// come into them between the two looks at the usage, for a moment.
 async fn comes_back_to(tenant: &Tenant, before: u64, after: &str) {
     let give_up = Instant::now() + WAIT_MAX;

@@ -1,4 +1,4 @@
-//! The cached store: what it saves, and that no read mixes versions.
+//! The cached store: saved requests, and no read mixing versions.
 
 use std::fmt;
 use std::ops::Range;
@@ -22,7 +22,7 @@ use crate::{MIB, tenant_with};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A store in memory that counts its requests, and can forget ETags.
+/// A store in memory with request counters, and optionally without ETags.
 #[derive(Debug, Default)]
 struct Counting {
     inner: InMemory,
@@ -84,7 +84,7 @@ impl ObjectStore for Counting {
     }
 }
 
-/// Returns content that differs from version to version and from place to place.
+/// Returns content different for each version and offset.
 fn content(version: u8, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at / 7) as u8 ^ version.wrapping_mul(31)).collect()
 }
@@ -167,7 +167,7 @@ async fn an_empty_object_is_read_as_such() {
 async fn a_replaced_object_is_never_mixed_with_the_old_one() {
     let Fixture { origin, store, path, .. } = fixture(40_000, HOUR).await;
     store.get_range(&path, 0..8192).await.expect("read");
-    // From elsewhere, so that the cache does not know.
+    // From elsewhere, unknown to the cache.
     origin.inner.put(&path, content(2, 60_000).into()).await.expect("replaced");
     // The first block is cached, the others are not: the read notices, and begins again.
     let read = store.get_range(&path, 0..30_000).await.expect("read");

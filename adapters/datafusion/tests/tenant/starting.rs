@@ -1,4 +1,4 @@
-//! Consumers that hold nothing: refused, they could not spill, so their queries would fail.
+//! Consumers holding nothing: refused, they could not spill, so their queries would fail.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -53,7 +53,7 @@ fn small_first_growths_of_many_are_all_granted() {
     }
 }
 
-/// Rounds of a race that is rarely lost.
+/// Rounds of a rarely lost race.
 const ROUNDS: usize = 300;
 
 /// Threads cache all the time while a query grows to nearly the limit of its tenant.

@@ -1,4 +1,4 @@
-//! Queries over TPC-H tables, which are generated once for all tests.
+//! Queries over TPC-H tables, generated once for all tests.
 
 #[path = "tables.rs"]
 mod tables;
@@ -19,7 +19,7 @@ use url::Url;
 /// 300,000 lines of 75,000 orders; as batches, 70 MB.
 const SCALE: f64 = 0.05;
 
-/// All lines in the order of a text that no index knows.
+/// All lines in the order of an unindexed text.
 pub(crate) const SORT: &str = "SELECT * FROM lineitem ORDER BY l_comment, l_orderkey, l_linenumber";
 /// As many groups as there are lines, each with a text.
 pub(crate) const AGGREGATE: &str = "SELECT count(*), sum(n), min(m), max(m), sum(q) FROM (
@@ -33,7 +33,7 @@ pub(crate) const JOIN: &str =
 pub(crate) const MIXED: &str = "SELECT o_orderkey, o_orderdate, max(l_comment) AS c, sum(l_quantity) AS q
     FROM lineitem JOIN orders ON l_orderkey = o_orderkey GROUP BY o_orderkey, o_orderdate ORDER BY c, o_orderkey";
 
-/// The tables are written once, and kept beside what is built.
+/// The tables are written once, and kept in the build directory.
 static TABLES: LazyLock<PathBuf> = LazyLock::new(|| {
     // Examples have no directory of their own.
     let place = option_env!("CARGO_TARGET_TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from);
@@ -70,10 +70,10 @@ pub(crate) async fn session(runtime: Arc<RuntimeEnv>, store: Arc<dyn ObjectStore
     Ok(session)
 }
 
-/// What a query came to.
+/// The outcome of a query.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// The rows, if they are few; otherwise how many there are, in which order.
+    /// The rows, if they are few; otherwise their number and a hash of their order.
     pub(crate) result: String,
     pub(crate) spills: usize,
 }

@@ -1,12 +1,12 @@
-//! The relaxed copy on aarch64. Ordinary loads and stores of any width never tear a byte, which is
-//! all that is promised.
+//! The relaxed copy on aarch64. Ordinary loads and stores of any width never tear a byte; no more
+//! is promised.
 
 use std::arch::asm;
 
 macro_rules! moves {
     ($($name:ident: $class:ident, $load:literal, $store:literal;)*) => {$(
         /// # Safety
-        /// As for `bytes::copy` with the size that the name says.
+        /// As for `bytes::copy` with the size in the name.
         #[inline(always)]
         pub(super) unsafe fn $name(dst: *mut u8, src: *const u8) {
             // SAFETY: [4] One load and one store of that size, flags and stack untouched.
@@ -68,7 +68,7 @@ pub(super) unsafe fn copy_blocks(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// Bytes from which on [`copy_cold`] pays: here there is but one way.
+/// Shortest copy for [`copy_cold`]; on this architecture it is the same as `copy_blocks`.
 pub(super) const COLD_MIN: usize = super::BLOCK;
 pub(super) use copy_blocks as copy_cold;
 

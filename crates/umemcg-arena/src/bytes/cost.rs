@@ -15,11 +15,11 @@ const NR_FRAMES: usize = BYTES / PAGE_SIZE;
 /// Copies in one turn, and turns of each kind.
 const NR_COPIES: usize = 20_000;
 const NR_TURNS: usize = 101;
-/// The most that reading a whole page may cost, as a multiple of the plain copy.
+/// Highest cost of reading a whole page, as a multiple of the plain copy.
 const RATIO_MAX: f64 = 1.15;
 
-/// A random walk (xorshift) over the frames. It continues from turn to turn, so that none profits
-/// from what the turn before left in the caches.
+/// A random walk (xorshift) over the frames. It continues from turn to turn, so that no turn
+/// profits from frames left in the caches by the turn before.
 struct Walk(u64);
 
 impl Walk {
@@ -30,7 +30,7 @@ impl Walk {
         (self.0 % NR_FRAMES as u64) as usize
     }
 
-    /// Nanoseconds of one copy.
+    /// Returns the nanoseconds of one copy.
     fn time(&mut self, mut copy: impl FnMut(FrameId)) -> f64 {
         let start = Instant::now();
         for _ in 0..NR_COPIES {
@@ -39,7 +39,7 @@ impl Walk {
         start.elapsed().as_secs_f64() * 1e9 / NR_COPIES as f64
     }
 
-    /// Medians of both kinds of copy and of their ratio, in turns.
+    /// Runs both kinds of copy in turns, and returns their medians and the median of their ratio.
     fn compare(
         &mut self,
         mut relaxed: impl FnMut(FrameId),

@@ -1,15 +1,15 @@
-//! The one routine by which contents of frames are copied: a relaxed copy, byte by byte, that may
-//! race with others.
+//! The only copy routine for contents of frames: a relaxed copy, byte by byte, that may race with
+//! other accesses.
 //!
 //! Two threads may copy into and out of one page at the same time, and the kernel may be reading or
 //! filling it. A racing `copy_nonoverlapping` would be undefined behaviour and a loop of relaxed
-//! loads costs a third more, so each processor has a few instructions of assembly that stand for
+//! loads costs a third more. So each processor has a few instructions of assembly, equivalent to
 //! exactly that loop: every byte is loaded and stored by relaxed atomic accesses, in no stated
-//! order, once or more than once. (The last piece of a copy overlaps the one before it, which
-//! spares a loop over the odd bytes.) A reader that races sees some old and some new bytes, as
-//! readers of a file's page always could.
+//! order, once or more than once. (The last piece of a copy overlaps the previous one, to avoid a
+//! loop over the odd bytes.) A racing reader sees some old and some new bytes, as readers of a
+//! file's page always could.
 //!
-//! Under Miri the loop is written out, so that Miri judges what the assembly stands for.
+//! Under Miri the loop is written out in Rust, so that Miri checks the equivalent of the assembly.
 
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 #[path = "aarch64.rs"]
@@ -21,17 +21,16 @@ mod machine;
 #[path = "x86_64.rs"]
 mod machine;
 
-/// Bytes in a turn of the machine's loop, and the least that it takes.
+/// Bytes in a turn of the machine's loop, and its shortest copy.
 const BLOCK: usize = 128;
 
 /// Copies `len` bytes as relaxed atomic loads and stores of single bytes.
 ///
 /// # Safety
 /// 1. Both ranges are valid for the time of the call and do not overlap.
-/// 2. Meanwhile others touch the source's bytes by relaxed copies or system calls, or only read
-///    them.
-/// 3. Meanwhile others touch the destination's bytes by relaxed copies or system calls, or not at
-///    all.
+/// 2. Meanwhile other threads touch the source's bytes only by relaxed copies or system calls, or
+///    by reads.
+/// 3. Meanwhile other threads touch the destination's bytes only by relaxed copies or system calls.
 #[inline]
 pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
     // SAFETY: [4] Each arm moves pieces that start at 0 or end at `len`, and together cover the
@@ -74,8 +73,8 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// Copies as [`copy`] does, to a destination that is probably in no cache: a page of a file being
-/// written, or moved.
+/// Like [`copy`], for a destination probably not in any cache: a page of a file being written, or
+/// moved.
 ///
 /// # Safety
 /// As for [`copy`].

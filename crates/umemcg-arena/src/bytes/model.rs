@@ -1,12 +1,12 @@
-//! The relaxed copy as Rust defines it, for Miri. The other modules of this directory stand for
-//! these loops.
+//! The relaxed copy as defined by Rust, for Miri. The other modules of this directory are
+//! equivalent to these loops.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 macro_rules! moves {
     ($($name:ident: $size:literal;)*) => {$(
         /// # Safety
-        /// As for `bytes::copy` with the size that the name says.
+        /// As for `bytes::copy` with the size in the name.
         pub(super) unsafe fn $name(dst: *mut u8, src: *const u8) {
             // SAFETY: [4] The caller's.
             unsafe { copy_blocks(dst, src, $size) }
@@ -32,7 +32,7 @@ pub(super) unsafe fn copy_blocks(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// Bytes from which on [`copy_cold`] pays: here there is but one way.
+/// Shortest copy for [`copy_cold`]; here it is the same as `copy_blocks`.
 pub(super) const COLD_MIN: usize = super::BLOCK;
 pub(super) use copy_blocks as copy_cold;
 

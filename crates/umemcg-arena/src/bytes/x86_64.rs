@@ -1,12 +1,12 @@
-//! The relaxed copy on x86-64. Ordinary loads and stores of any width never tear a byte, which is
-//! all that is promised.
+//! The relaxed copy on x86-64. Ordinary loads and stores of any width never tear a byte; no more is
+//! promised.
 
 use std::arch::asm;
 
 macro_rules! moves {
     ($($name:ident: $class:ident, $load:literal, $store:literal;)*) => {$(
         /// # Safety
-        /// As for `bytes::copy` with the size that the name says.
+        /// As for `bytes::copy` with the size in the name.
         #[inline(always)]
         pub(super) unsafe fn $name(dst: *mut u8, src: *const u8) {
             // SAFETY: [4] One load and one store of that size, flags and stack untouched.
@@ -84,12 +84,12 @@ pub(super) unsafe fn copy_blocks(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// Bytes from which on [`copy_cold`] pays.
+/// Shortest copy worth [`copy_cold`], in bytes.
 pub(super) const COLD_MIN: usize = 2048;
 
-/// Copies with the processor's own string copy. It does not fetch the lines that it overwrites,
-/// which makes it a third faster than loads and stores when the destination is in no cache, and a
-/// third slower when all is.
+/// Copies with the processor's own string copy. It does not fetch the overwritten lines. So it is a
+/// third faster than loads and stores when the destination is in no cache, and a third slower when
+/// all is cached.
 ///
 /// # Safety
 /// As for `bytes::copy`.

@@ -1,5 +1,5 @@
-//! Mappings from the allocator: for Miri, and for systems other than Linux, where an engine keeps
-//! no pages and its tables are small.
+//! Mappings from the allocator: for Miri, and for systems other than Linux, where an engine has no
+//! pages and its tables are small.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::io;

@@ -37,7 +37,7 @@ impl Mapping {
         Ok(Self { base: os::reserve(len)?, len })
     }
 
-    /// Returns the first byte; valid for reads and writes of the length asked for while the mapping
+    /// Returns the first byte; valid for reads and writes of the requested length while the mapping
     /// lives.
     #[inline]
     pub(crate) fn base(&self) -> NonNull<u8> {
@@ -54,7 +54,7 @@ impl Mapping {
     /// the system.
     ///
     /// # Errors
-    /// When the memory is locked; it keeps its contents then.
+    /// When the memory is locked; it then keeps its contents.
     ///
     /// # Safety
     /// Zero is valid, at any time, for whatever is kept in the range.
@@ -65,7 +65,7 @@ impl Mapping {
         unsafe { os::discard(self.base.add(range.start), range.len()) }
     }
 
-    /// Has the operating system back a range with memory now; contents stay. The range is whole
+    /// Makes the operating system back a range with memory now; contents stay. The range is whole
     /// pages of the system.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Mappings as Linux makes them.
+//! Mappings on Linux.
 
 use std::io;
 use std::ptr::{self, NonNull};

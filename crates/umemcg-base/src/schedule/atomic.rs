@@ -1,6 +1,5 @@
 //! The standard atomics with a switch point before each operation. One thread runs at a time, so
-//! what a run sees is sequentially consistent: orderings are the models' subject, not this
-//! scheduler's.
+//! runs are sequentially consistent: the models test orderings, this scheduler does not.
 
 pub use std::sync::atomic::{Ordering, compiler_fence, fence};
 
@@ -59,7 +58,7 @@ macro_rules! atomic {
                 self.0.swap(value, order)
             }
             /// # Errors
-            /// The value that was there instead.
+            /// The actual value.
             #[inline]
             pub fn compare_exchange(
                 &self,
@@ -72,7 +71,7 @@ macro_rules! atomic {
                 self.0.compare_exchange(current, new, success, failure)
             }
             /// # Errors
-            /// The value that was there instead. Does not fail for nothing: that would not repeat.
+            /// The actual value. Never fails spuriously: that would not be repeatable.
             #[inline]
             pub fn compare_exchange_weak(
                 &self,
@@ -84,7 +83,7 @@ macro_rules! atomic {
                 self.compare_exchange(current, new, success, failure)
             }
             /// # Errors
-            /// The value for which `next` had none.
+            /// The value, when `next` returned `None` for it.
             #[inline]
             pub fn fetch_update(
                 &self,

@@ -1,5 +1,5 @@
-//! Locks and condition variables of a schedule, with the calls of `parking_lot`'s. A thread outside
-//! of the schedule takes the lock inside as it is.
+//! Locks and condition variables of a schedule, with the interface of `parking_lot`'s. A thread
+//! outside the schedule takes the inner lock directly.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -137,7 +137,8 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for MutexGuard<'_, T> {
     }
 }
 
-/// A reader-writer lock. A reader waits behind a writer that waits, as with the lock that ships.
+/// A reader-writer lock. A reader waits behind a waiting writer, as with the lock of ordinary
+/// builds.
 #[derive(Default)]
 pub struct RwLock<T: ?Sized> {
     nr_writers_waiting: AtomicUsize,
@@ -273,10 +274,10 @@ impl WaitTimeoutResult {
     }
 }
 
-/// A condition variable. It never wakes for nothing.
+/// A condition variable without spurious wakeups.
 #[derive(Debug, Default)]
 pub struct Condvar {
-    /// So that each has an address of its own.
+    /// Gives each one an address of its own.
     _place: u8,
 }
 
@@ -330,12 +331,12 @@ impl Condvar {
         WaitTimeoutResult(!self.wait_at(guard, Some(deadline), Location::caller()))
     }
 
-    /// Wakes one that waits.
+    /// Wakes one waiting thread.
     pub fn notify_one(&self) {
         state().wake_one(self.on());
     }
 
-    /// Wakes all that wait.
+    /// Wakes all waiting threads.
     pub fn notify_all(&self) {
         state().wake(self.on());
     }

@@ -1,4 +1,4 @@
-//! The turns of threads: which one runs, what each of the others waits for, and when time moves.
+//! The turns of threads: the running thread, the waits of the others, and the movement of time.
 
 use std::cell::Cell;
 use std::fmt::Write as _;
@@ -6,14 +6,13 @@ use std::panic::Location;
 use std::sync::{Arc, Condvar as OsCondvar, Mutex as OsMutex, MutexGuard as OsGuard, PoisonError};
 use std::time::Duration;
 
-/// An operation that has not ended after this many steps of all threads counts as an endless loop.
+/// An operation not ended after this many steps of all threads counts as an endless loop.
 const STEPS_MAX: u64 = 30_000_000;
-/// Steps between two looks for such.
+/// Steps between two checks for such loops.
 const LOOK_STEPS: u64 = 1 << 20;
 /// The time that passes at each switch point.
 const TICK: Duration = Duration::from_nanos(200);
-/// An operation that has not ended after this time, as the schedule counts it, is taken to hang for
-/// ever.
+/// An operation not ended after this much of the schedule's time counts as hanging.
 pub const OPERATION_MAX: Duration = Duration::from_secs(900);
 
 /// The frequency of switches: a switch point switches once in this many.
@@ -23,13 +22,13 @@ pub struct Policy {
     pub lock: u32,
     /// Before an atomic operation.
     pub atomic: u32,
-    /// The number of switches for each one that holds the thread.
+    /// A switch holds the thread once in this many.
     pub hold: u32,
-    /// Most steps for which a thread is held.
+    /// Most steps of holding a thread.
     pub hold_steps: u32,
 }
 
-/// The event that a thread waits for.
+/// The event awaited by a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum On {
     /// A lock or a condition variable, by address.
@@ -83,9 +82,9 @@ pub(super) struct Thread {
     timed_out: bool,
     is_finished: bool,
     held_until_step: u64,
-    /// Locks that it has, and where it took them.
+    /// Its locks, with the places where it took them.
     pub(super) locks: Vec<(usize, &'static Location<'static>)>,
-    /// Its current operation, with the time and the step at which that began.
+    /// Its current operation, with the time and the step of its start.
     operation: Option<(String, Duration, u64)>,
 }
 
@@ -101,7 +100,7 @@ pub(super) struct State {
     policy: Policy,
     random: u64,
     pub(super) now: Duration,
-    /// Not after the first deadline of a thread that waits.
+    /// A lower bound of the deadlines of waiting threads.
     first_deadline: Option<Duration>,
     nr_steps: u64,
     nr_switches: u64,
@@ -170,7 +169,7 @@ impl State {
         }
     }
 
-    /// Returns a ready thread, any but `unless` if there is another. Moves time when there is none.
+    /// Returns a ready thread, not `unless` if there is another. Moves time when there is none.
     fn pick(&mut self, unless: Option<usize>) -> usize {
         loop {
             let steps = self.nr_steps;
@@ -208,7 +207,7 @@ impl State {
         }
     }
 
-    /// Ends the waits whose deadline is over.
+    /// Ends the waits with a passed deadline.
     fn expire(&mut self) {
         for thread in &mut self.threads {
             if thread.deadline().is_some_and(|deadline| deadline <= self.now) {
@@ -219,7 +218,7 @@ impl State {
         self.first_deadline = self.threads.iter().filter_map(Thread::deadline).min();
     }
 
-    /// Counts one more step. Looks now and then for an operation that goes in circles.
+    /// Counts one more step. Periodically checks for an operation in an endless loop.
     pub(super) fn step(&mut self) {
         self.nr_steps += 1;
         self.now += TICK;
@@ -238,7 +237,7 @@ impl State {
         }
     }
 
-    /// Returns what each thread does, and what it waits for.
+    /// Describes the operation and the wait of each thread.
     fn describe(&self) -> String {
         let mut text = format!("step {}, {:.3} s:\n", self.nr_steps, self.now.as_secs_f64());
         for thread in self.threads.iter().filter(|thread| !thread.is_finished) {
@@ -274,7 +273,7 @@ impl State {
     }
 }
 
-/// Gives the turn to a ready thread, which may be this one.
+/// Gives the turn to a ready thread, possibly this one.
 pub(super) fn hand_over(me: usize, mut state: OsGuard<'static, State>, unless: Option<usize>) {
     let next = state.pick(unless);
     if next == me {
@@ -289,7 +288,7 @@ pub(super) fn hand_over(me: usize, mut state: OsGuard<'static, State>, unless: O
     mine.take();
 }
 
-/// Marks a switch point of which one in `rate` switches.
+/// Marks a switch point; it switches once in `rate` times.
 pub(super) fn switch_point(rate: impl FnOnce(&Policy) -> u32) {
     let Some(me) = me() else { return };
     let mut state = state();
@@ -332,9 +331,8 @@ pub(super) fn wait(
 
 const OUTSIDE: usize = usize::MAX;
 
-/// A thread's number in the schedule. Its value in a thread of the schedule ends that thread's part
-/// when it is dropped: the first thread-local that the thread uses, and therefore the last to be
-/// dropped.
+/// A thread's number in the schedule. Its drop ends the thread's part in the schedule: it is the
+/// first thread-local used by the thread, and therefore the last one dropped.
 #[derive(Debug)]
 pub struct Me(Cell<usize>);
 
@@ -389,8 +387,8 @@ pub(super) fn join(number: usize) {
     }
 }
 
-/// Runs `body` in this thread, which has the turn, and then waits for the end of every thread that
-/// was started meanwhile. One run in a process.
+/// Runs `body` in this thread with the turn, and then waits for the end of every thread started
+/// meanwhile. One run in a process.
 pub fn run<R>(seed: u64, policy: Policy, body: impl FnOnce() -> R) -> R {
     {
         let mut state = state();
@@ -410,7 +408,7 @@ pub fn run<R>(seed: u64, policy: Policy, body: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Begins an operation of this thread, which must end within [`OPERATION_MAX`].
+/// Begins an operation of this thread; it must end within [`OPERATION_MAX`].
 pub fn begin(what: impl Into<String>) {
     let Some(me) = me() else { return };
     let mut state = state();
@@ -418,7 +416,7 @@ pub fn begin(what: impl Into<String>) {
     state.threads[me].operation = Some((what.into(), now, step));
 }
 
-/// Notes that what this thread began has ended.
+/// Ends the operation of this thread.
 pub fn end() {
     let Some(me) = me() else { return };
     state().threads[me].operation = None;
@@ -434,28 +432,28 @@ pub fn note(what: u64) {
 pub struct Progress {
     /// Switch points passed.
     pub nr_steps: u64,
-    /// Those that switched.
+    /// Switch points with a switch.
     pub nr_switches: u64,
-    /// Of the schedule's time.
+    /// The schedule's time.
     pub now: Duration,
-    /// A hash of all decisions so far and of what was noted: equal runs have equal traces.
+    /// A hash of all decisions and noted results so far: equal runs have equal traces.
     pub trace: u64,
 }
 
-/// Returns how far the run has come.
+/// Returns the progress of the run.
 pub fn progress() -> Progress {
     let state = state();
     Progress { nr_steps: state.nr_steps, nr_switches: state.nr_switches, now: state.now, trace: state.trace }
 }
 
-/// Returns what each thread does now; for a test that has failed.
+/// Describes the present state of each thread, for a failed test.
 pub fn describe() -> String {
     STATE.try_lock().map_or_else(|_| "the scheduler is busy\n".to_owned(), |state| state.describe())
 }
 
-/// Starts an ordinary thread that ends the process when no switch point has been passed for
-/// `timeout` of the machine's time, because a thread sleeps or spins outside the facade, or when
-/// the run takes ten times that, because threads go on without getting anywhere.
+/// Starts an ordinary thread as a watchdog. It ends the process when no switch point has been
+/// passed for `timeout` of the machine's time, because a thread sleeps or spins outside the facade.
+/// It also ends the process when the run takes ten times as long, because threads make no progress.
 pub fn watch(timeout: Duration) {
     std::thread::spawn(move || {
         let mut before = progress().nr_steps;

@@ -1,10 +1,10 @@
-//! Starting threads of a schedule, and waiting for their end.
+//! Starts threads of a schedule, and waits for their end.
 
 use std::io;
 
 use super::scheduler::{Me, hand_over, join, me, state};
 
-/// A thread that was started in the schedule.
+/// A thread started in the schedule.
 #[derive(Debug)]
 pub struct JoinHandle<T> {
     handle: std::thread::JoinHandle<T>,
@@ -23,7 +23,7 @@ impl<T> JoinHandle<T> {
         self.handle.join()
     }
 
-    /// Returns whether this is the thread that asks.
+    /// Returns whether this is the calling thread.
     pub fn is_current(&self) -> bool {
         self.handle.thread().id() == std::thread::current().id()
     }
@@ -43,7 +43,7 @@ pub fn spawn<T: Send + 'static>(
     }
     let (number, turn) = state().start(name);
     let handle = builder.spawn(move || {
-        // Not taken out again here: the thread's other locals are dropped first.
+        // The thread leaves the schedule later: its other thread-locals are dropped first.
         std::mem::forget(Me::enter(number));
         turn.take();
         body()
@@ -51,7 +51,7 @@ pub fn spawn<T: Send + 'static>(
     Ok(JoinHandle { handle, number: Some(number) })
 }
 
-/// Lets another thread go on.
+/// Lets another thread run.
 pub fn yield_now() {
     match me() {
         Some(me) => {

@@ -63,7 +63,7 @@ impl Sub for Instant {
     }
 }
 
-/// Sleeps for a duration, as the schedule counts time.
+/// Sleeps for a duration of the schedule's time.
 #[track_caller]
 pub fn sleep(how_long: Duration) {
     let until = state().now + how_long;

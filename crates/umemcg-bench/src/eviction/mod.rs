@@ -1,17 +1,17 @@
-//! `eviction`: which pages stay, by hit ratio, when the kernel keeps them and does not tell of
-//! hits, against the daemon's own pages, least recently used, and S3-FIFO.
+//! `eviction`: hit ratios with pages in the kernel's cache, where hits are invisible to the daemon,
+//! against the daemon's own pages, least recently used, and S3-FIFO.
 //!
 //! Five made-up traces are replayed, each with its pages scattered over a file and with each page
-//! in a window of its own, and what programs were seen to read. All sides have room for as many
-//! pages of data: a group's limit follows its bookkeeping. The kernel is played: it keeps what it
-//! has read until it is asked to drop it. S3-FIFO and LRU are libCacheSim's where it is installed,
-//! and otherwise ours, which are held against it here.
+//! in a window of its own, and recorded reads of programs. All sides have room for as many pages of
+//! data: a group's limit follows its bookkeeping. The kernel is simulated: it keeps pages until it
+//! gets a request to drop them. S3-FIFO and LRU are libCacheSim's where it is installed, and
+//! otherwise ours; ours are compared with it here.
 //!
-//! What programs were seen to open is replayed as well, and once more without it, since opens do
-//! not come to the daemon on an exclusive mount. A file that is larger than the room is served with
-//! own pages where opens are told; that side is printed and not judged.
+//! Recorded opens are replayed as well, and the reads once more without them, since opens do not
+//! reach the daemon on an exclusive mount. With opens, a file larger than the room is served with
+//! own pages; that side is printed and not judged.
 //!
-//! Hits do not come to the daemon, so the policy costs only the misses: their processor time is
+//! Hits do not reach the daemon, so the policy costs time only at misses: their processor time is
 //! printed.
 
 mod oracle;
@@ -30,7 +30,7 @@ use oracle::Oracle;
 use replay::Opens;
 use traces::{Placement, Trace};
 
-/// Points of hit ratio by which the kernel's pages may be behind the best of the others.
+/// The allowed distance of the kernel's pages from the best of the others, in points of hit ratio.
 const POINTS_BEHIND_MAX: f64 = 3.0;
 
 /// What is compared, and with what.

@@ -7,7 +7,7 @@ use std::process::Command;
 use super::traces::Trace;
 use crate::options::Failure;
 
-/// Points of hit ratio by which ours may differ from libCacheSim's.
+/// The allowed difference of ours from libCacheSim's, in points of hit ratio.
 const POINTS_APART_MAX: f64 = 1.5;
 
 /// Replays numbers of 32 bits in a file: prints the hit ratio of each policy.
@@ -74,7 +74,7 @@ fn percent(nr_hits: usize, trace: &Trace) -> f64 {
     100.0 * nr_hits as f64 / trace.requests.len() as f64
 }
 
-/// Pages in the order in which they were put there last.
+/// Pages in the order of their last insertion.
 #[derive(Debug, Default)]
 struct Latest {
     places: HashMap<u32, u64>,

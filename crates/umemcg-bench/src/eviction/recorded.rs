@@ -1,7 +1,7 @@
-//! What programs read: a compilation, a database and a repository, recorded with strace(1).
+//! Reads of real programs: a compilation, a database and a repository, recorded with strace(1).
 //!
-//! Only files that the program finds in its directory count, with the opens of them. A mapping
-//! counts as a read of all of it; git is told to map its packs in small pieces.
+//! Only files in the program's directory count, with their opens. A mapping counts as a read of all
+//! of it; git is configured to map its packs in small pieces.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -14,7 +14,7 @@ use crate::options::Failure;
 use crate::source_tree::SourceTree;
 
 const PAGE: u64 = 4096;
-/// The parts of all pages that there is room for.
+/// The room, as parts of all pages.
 const ROOMS: [(u64, &str); 2] = [(2, "a half"), (4, "a quarter")];
 const PROJECT: ProjectSize = ProjectSize {
     nr_headers: 256,
@@ -31,15 +31,15 @@ const NR_SCANS: u64 = 4;
 /// A page of a file.
 type Read = (String, u64);
 
-/// What a program did.
+/// The reads and opens of a program.
 #[derive(Debug, Default)]
 struct Recording {
     reads: Vec<Read>,
-    /// Files that it opened, each with the number of reads before.
+    /// Files opened, each with the number of reads before.
     opens: Vec<(usize, String)>,
 }
 
-/// Records the programs at a part of their full size, and adds to the notes what is not recorded.
+/// Records the programs at a part of their full size, and adds missing recordings to the notes.
 pub(super) fn record(place: &Path, scale: f64, notes: &mut Vec<String>) -> Result<Vec<Trace>, Failure> {
     if Command::new("strace").arg("-V").output().is_err() {
         notes.push("no programs: strace is not installed (scripts/deps.sh --bench)".into());
@@ -79,7 +79,7 @@ fn compile(dir: &Path, scale: f64) -> Result<Recording, Failure> {
     trace(dir, "make -s")
 }
 
-/// Rows that are looked up by key, some more often than others, and tables that are scanned.
+/// Row look-ups by key, some rows more often than others, and table scans.
 fn query(dir: &Path, scale: f64) -> Result<Recording, Failure> {
     let [nr_rows, nr_queries] = [NR_ROWS, NR_QUERIES].map(|full| (full as f64 * scale).ceil() as u64);
     let rows = format!(
@@ -110,8 +110,8 @@ fn query(dir: &Path, scale: f64) -> Result<Recording, Failure> {
     trace(dir, "sqlite3 db < queries.sql > /dev/null")
 }
 
-/// A repository of some versions, whose states and differences are looked at. Not scaled down: in a
-/// small cache two S3-FIFO differ by how they round the sizes of their queues.
+/// Checkouts and diffs in a repository of some versions. Not scaled down: in a small cache two
+/// S3-FIFO differ by how they round the sizes of their queues.
 fn look_at_history(dir: &Path, _scale: f64) -> Result<Recording, Failure> {
     // One thread and fixed dates, so that each recording is the same. Files as young as the index
     // are read again by each look, so they are made older.
@@ -146,7 +146,7 @@ fn shell(dir: &Path, script: &str) -> Result<(), Failure> {
     }
 }
 
-/// Runs a script in a directory. Returns what it reads and opens there.
+/// Runs a script in a directory. Returns its reads and opens there.
 fn trace(dir: &Path, script: &str) -> Result<Recording, Failure> {
     let calls = dir.with_extension("calls");
     let status = Command::new("strace")
@@ -176,7 +176,7 @@ impl<'a> Calls<'a> {
     /// Returns those in the output of strace.
     fn of(dir: &'a str, text: &'a str) -> Recording {
         let mut calls = Self { dir, ..Self::default() };
-        // What a thread had begun when another's call was written.
+        // Calls begun by a thread and interrupted by another's line.
         let mut begun: HashMap<&str, &str> = HashMap::new();
         for line in text.lines() {
             let Some((process, call)) = line.split_once(' ') else { continue };
@@ -235,7 +235,7 @@ impl<'a> Calls<'a> {
         Some(())
     }
 
-    /// Returns the path in the directory, of one that ends with a bracket.
+    /// Returns the path in the directory, for a path with a bracket at its end.
     fn path_of(&self, path: &'a str) -> Option<&'a str> {
         path.split('>').next()?.strip_prefix(self.dir)
     }

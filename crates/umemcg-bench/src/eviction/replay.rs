@@ -1,4 +1,4 @@
-//! Replays a trace against pages that a kernel keeps, and against our own pages. A miss is a read
+//! Replays a trace against pages in a kernel's cache, and against our own pages. A miss is a read
 //! from the store.
 
 use std::collections::HashSet;
@@ -20,22 +20,22 @@ use crate::store::Generated;
 const PAGE: u64 = 4096;
 /// Requests after which the limit is set again.
 const LIMIT_PERIOD: usize = 256;
-/// The room of a group before anything is kept.
+/// The room of an empty group.
 const SPARE_BYTES: u64 = 256 << 10;
 
-/// What a replay has given.
+/// The result of a replay.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) hit_percent: f64,
     pub(super) mean_kept: f64,
-    /// Whether the kernel kept most of it: where the daemon is told of opens, it serves a file by
-    /// itself that is larger than the room.
+    /// Whether the kernel kept most of it: with OPEN requests, the daemon serves a file larger than
+    /// the room from its own pages.
     pub(super) is_kept_by_kernel: bool,
     /// Processor time of all requests, hits included, for each miss.
     pub(super) miss_us: f64,
 }
 
-/// A kernel that keeps what was read until it is asked to drop it.
+/// A kernel that keeps pages until it gets a request to drop them.
 #[derive(Debug, Default)]
 struct Kernel(Mutex<HashSet<(NodeId, u64)>>);
 
@@ -68,7 +68,7 @@ impl KernelCache for Kernel {
     }
 }
 
-/// A group that has room for as many pages of data.
+/// A group with room for as many pages of data.
 struct Room {
     engine: Arc<Engine>,
     group: Arc<Group>,
@@ -87,7 +87,7 @@ impl Room {
         Ok(Self { engine, group, nr_pages, items, kept: Vec::new() })
     }
 
-    /// Sets the limit to the bookkeeping that there is, and the room.
+    /// Sets the limit to the present bookkeeping plus the room.
     fn set_limit(&mut self) {
         self.group.drain_own_stock();
         let data: u64 = self.items.iter().map(|&item| self.group.stat_total(item).max(0) as u64).sum();
@@ -111,7 +111,7 @@ impl Room {
     }
 }
 
-/// Whether the daemon is told of opens.
+/// Whether the daemon sees opens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Opens {
     /// By OPEN requests: the daemon decides each time whether the kernel keeps pages of the file.
@@ -128,7 +128,7 @@ struct Opened {
 }
 
 impl Opened {
-    /// Opens the file as a request of the kernel does, or for reads that come without one.
+    /// Opens the file as a request of the kernel does, or for reads without an open.
     fn open(&mut self, volume: &HostVolume, caller: &Caller, is_told: bool) -> Result<(), Failure> {
         self.file = None; // the process before has closed it
         let entry = volume.lookup(caller, NodeId::ROOT, self.name.as_ref());
@@ -140,7 +140,7 @@ impl Opened {
     }
 }
 
-/// Replays a trace against pages that a kernel keeps.
+/// Replays a trace against pages in a kernel's cache.
 pub(super) fn kernel(trace: &Trace, place: &Path, told: Opens) -> Result<Outcome, Failure> {
     let mut room =
         Room::new(trace.room, &[StatItem::FileKernel, StatItem::InactiveFile, StatItem::ActiveFile])?;
@@ -210,7 +210,7 @@ fn read_above(
     Ok(())
 }
 
-/// Makes the files that a trace reads, of holes. Returns their names.
+/// Makes the files of a trace, from holes. Returns their names.
 fn make_files(trace: &Trace, dir: &Path) -> Result<Vec<String>, Failure> {
     let mut lengths = Vec::new();
     for &(file, page) in &trace.places {
@@ -247,7 +247,7 @@ pub(super) fn own(trace: &Trace) -> Result<Outcome, Failure> {
     Ok(room.outcome(trace, time))
 }
 
-/// Reads a page alone: reading ahead is not what is compared.
+/// Reads a page alone: read-ahead is not part of the comparison.
 fn read_page<'f>(file: &'f Arc<File>, group: &Arc<Group>, page: u64) -> Result<PinnedPages<'f>, Failure> {
     let readahead = Readahead::new();
     readahead.note(u64::MAX - 2, u64::MAX - 1);

@@ -1,10 +1,10 @@
-//! The traces: five that are made up, at any size, the same numbers each time.
+//! The five made-up traces, at any size, with the same numbers each time.
 
 use std::collections::HashMap;
 
 /// Requests at scale 1.
 const NR_REQUESTS: f64 = 400_000.0;
-/// Pages that there is room for at scale 1.
+/// Pages of room at scale 1.
 const ROOM: f64 = 10_000.0;
 /// Pages of a window of the kernel's pages.
 const WINDOW_PAGES: u64 = 64;
@@ -18,7 +18,7 @@ pub enum Placement {
     Windows,
 }
 
-/// A sequence of pages that are read.
+/// A sequence of page reads.
 #[derive(Debug)]
 pub struct Trace {
     pub name: String,
@@ -28,7 +28,7 @@ pub struct Trace {
     pub places: Vec<(u32, u64)>,
     /// Opens of these files, each with the number of requests before it.
     pub opens: Vec<(usize, u32)>,
-    /// Pages that there is room for.
+    /// Pages of room.
     pub room: u64,
 }
 
@@ -72,12 +72,12 @@ impl Zipf {
     }
 }
 
-/// Makes the five traces: Zipf, Zipf with scans, a loop, a working set that moves on, and one half
-/// of objects that are read once.
+/// Makes the five traces: Zipf, Zipf with scans, a loop, a moving working set, and a trace with
+/// half of its objects read once.
 pub fn synthetic(scale: f64, placement: Placement) -> Vec<Trace> {
     let nr = (NR_REQUESTS * scale) as u64;
     let room = (ROOM * scale).max(1000.0);
-    // Of objects: the rooms' multiples with which libCacheSim's figures are those on record.
+    // Numbers of objects, as multiples of the room: those of libCacheSim's figures on record.
     let of_room = |times: f64| (room * times) as u64;
     let mut random = Random::new();
     let zipf = Zipf::new(10.0 * room, 0.99);
@@ -108,7 +108,8 @@ pub fn synthetic(scale: f64, placement: Placement) -> Vec<Trace> {
     traces.collect()
 }
 
-/// Numbers what is asked for in the order in which it appears. Returns how many it is.
+/// Numbers requested objects in the order of their first request. Returns the number of objects,
+/// too.
 pub fn number<T: std::hash::Hash + Eq>(all: Vec<T>) -> (Vec<u32>, usize) {
     let mut numbers = HashMap::new();
     let requests = all.into_iter().map(|object| {

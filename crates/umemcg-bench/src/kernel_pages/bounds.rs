@@ -1,16 +1,17 @@
-//! What the kernel has of A's files while A streams, what is left of B's, and what B's hits take.
+//! The kernel's cached pages of A's files while A streams, the remaining pages of B's files, and
+//! the latency of B's hits.
 //!
 //! Processor time is shared whatever is done about memory, and a sleeper is late beside a busy
-//! neighbour on any file system. So B's hits are held against those beside two programs that read a
+//! neighbour on any file system. So B's hits are compared with hits beside two programs that read a
 //! directory without a mount: together as often as A, and with as much processor time as A and the
-//! daemon. What is left of a ratio is the mount's. Hits beside a program that only reads that
-//! directory as often, beside one that only uses the processor time, beside an A that keeps
-//! nothing, and of a B alone are shown.
+//! daemon. The rest of a ratio is the mount's share. Also shown are hits beside a program that only
+//! reads that directory as often, beside a program that only uses the processor time, beside an A
+//! without cached pages, and of a B alone.
 //!
-//! A phase is short, and the sides take turns many times, so that what the machine does meanwhile
-//! meets all sides: judged is the median of the ratios of the phases side by side. A call counts
-//! from when it was due, and in rows of their own from when it began: the first holds what the
-//! scheduler and the machine's timers take, too.
+//! A phase is short, and the sides take turns many times, so that other load of the machine affects
+//! all sides alike. The verdict uses the median of the ratios of adjacent phases. A call counts
+//! from when it was due, and in rows of their own from when it began: the first includes delays by
+//! the scheduler and the machine's timers.
 
 use std::path::Path;
 use std::time::Duration;
@@ -27,7 +28,7 @@ use crate::threads::time_of_process;
 
 use super::ground::{A, B, Ground, LITTLE, MIB, STREAM_FACTOR};
 
-/// What may be beyond a limit: the pages of a reader's requests in flight, its read and its
+/// The allowed excess over a limit: the pages of a reader's requests in flight, its read and its
 /// read-ahead, and the stock of threads.
 const SLACK_BYTES: u64 = 4 * MIB;
 const LEFT_MIN: f64 = 0.99;
@@ -36,7 +37,7 @@ const P99_MAX: f64 = 1.1;
 const PHASE_S: f64 = 1.0;
 /// Phases of each side, for each round of the other sections.
 const PHASES: usize = 2;
-/// Calls that B makes in a second, whether or not the one before has ended.
+/// B's calls a second, whether or not the previous call has ended.
 const B_RATE: f64 = 10_000.0;
 const SIDES: [&str; 6] = [
     "A streams",
@@ -160,14 +161,14 @@ fn hits_of_b(
     Ok(())
 }
 
-/// Judges B's hits beside an A that streams by those beside programs that are as busy elsewhere.
+/// Judges B's hits beside a streaming A by its hits beside equally busy programs elsewhere.
 fn judge(sides: &[Samples]) -> Verdict {
     let times = sides[0].ratio_to(&sides[AS_BUSY]);
     let what = format!("of that where {}", SIDES[AS_BUSY]);
     Verdict::new(what, times, Target::TimesAtMost(P99_MAX))
 }
 
-/// Says how far the ratios of single phases are from each other, for the sides without a mount.
+/// Reports the spread of the ratios of single phases, for the sides without a mount.
 fn spread(title: &str, sides: &[Samples]) -> Vec<String> {
     let of = |other: &Samples| {
         let mut ratios = sides[0].ratios_to(other);
@@ -179,7 +180,7 @@ fn spread(title: &str, sides: &[Samples]) -> Vec<String> {
     (1..sides.len()).map(|side| of(&sides[side])).collect()
 }
 
-/// The pace of an A that streams, and what it takes with the daemon.
+/// The pace of a streaming A, and its processor time with the daemon's.
 #[derive(Debug, Clone, Copy, Default)]
 struct Pace {
     /// In a second.
@@ -189,7 +190,7 @@ struct Pace {
 }
 
 impl Pace {
-    /// Returns the calls in a second and the processor time of each, of one of some programs that
+    /// Returns the calls a second, and the processor time of each, for one of `nr` programs that
     /// are together as fast and as busy.
     fn shared_by(self, nr: usize) -> Tempo {
         let cpu = Duration::from_secs_f64(self.percent / 100.0 / self.reads.max(1.0));

@@ -1,16 +1,15 @@
-//! What it costs to take pages back, and to stream through a group's room.
+//! The cost of reclaiming pages, and of streaming through a group's room.
 //!
-//! A page that is taken back is held against `posix_fadvise(POSIX_FADV_DONTNEED)` for as many pages
-//! of a plain file. Where that file's system reads into large folios, hundreds of pages go at once;
-//! a file of FUSE has a folio for each page. So the plain file is read page by page on a second
-//! side; and on a third the same call is made for the mount's own file.
-//!
-//! A stream through the kernel's cache costs what the kernel does for each page, whatever the
-//! daemon does: it allocates it, enters it in the file's index and the lists of its reclaim, copies
-//! it twice, and drops it. The *floor* of a stream is the cost with own pages, what the program
-//! takes more with kernel pages (that is the kernel, since the program is the same), and what
-//! `posix_fadvise` takes to drop as many pages of the mount's file. What the copy to a new page
-//! takes more than one to a warm buffer is not in it.
+//! The cost of a reclaimed page is compared with `posix_fadvise(POSIX_FADV_DONTNEED)` for as many
+//! pages of a plain file. Where that file's system reads into large folios, hundreds of pages go at
+//! once; a file of FUSE has a folio for each page. So the plain file is read page by page on a
+//! second side; and on a third the same call is made for the mount's own file. A stream through the
+//! kernel's cache has a cost for each page, whatever the daemon does: the kernel allocates the
+//! page, enters it in the file's index and the lists of its reclaim, copies it twice, and drops it.
+//! The *floor* of a stream is a sum: the cost with own pages, the program's additional time with
+//! kernel pages (time of the kernel, since the program is the same), and the time of
+//! `posix_fadvise` to drop as many pages of the mount's file. It leaves out the additional cost of
+//! a copy to a new page over a copy to a warm buffer.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek};
@@ -44,7 +43,7 @@ pub fn run(
     progress: &Progress,
     report: &mut Report,
 ) -> Result<(), Failure> {
-    // What the first part has left would make the pool take pages back.
+    // Pages left by the first part would make the pool reclaim.
     [A, B, LITTLE].iter().try_for_each(|group| ground.kernel.force_empty(group))?;
     let ns_dropped = pages_taken_back(options, ground, progress, report)?;
     for (title, what) in [("files of 8 MiB", "stream"), ("one file larger than the room", "large")] {
@@ -53,7 +52,7 @@ pub fn run(
     Ok(())
 }
 
-/// Returns the nanoseconds that advice takes for each page of the mount's file.
+/// Returns the nanoseconds of advice for each page of the mount's file.
 fn pages_taken_back(
     options: &Options,
     ground: &Ground,
@@ -110,7 +109,7 @@ fn pages_taken_back(
 }
 
 /// Fills the kernel's cache in a group and empties the group. Returns nanoseconds for each page: of
-/// the threads that ask the kernel, and of all.
+/// the threads sending requests to the kernel, and of all.
 fn taken_by_reclaim(ground: &Ground) -> Result<[f64; 2], Failure> {
     let pages = ground.fill(FILLER, "taken")?;
     let daemon = ground.kernel.process_id();
@@ -125,7 +124,7 @@ fn taken_by_reclaim(ground: &Ground) -> Result<[f64; 2], Failure> {
     Ok([0, 1].map(|at| (after[at] - before[at]) as f64 / pages as f64))
 }
 
-/// Drops a file with advice that was read into the cache with this pattern. Returns nanoseconds for
+/// Reads a file into the cache with this pattern, and drops it with advice. Returns nanoseconds for
 /// each page.
 fn taken_by_advice(ground: &Ground, path: &Path, pattern: Advice) -> Result<f64, Failure> {
     let failed = "cannot drop a file from the cache";
@@ -139,7 +138,7 @@ fn taken_by_advice(ground: &Ground, path: &Path, pattern: Advice) -> Result<f64,
         Ok(())
     })?;
     let start = thread_time();
-    // In one call: advice for a piece leaves the folios that are larger than the piece.
+    // In one call: advice for a piece leaves folios larger than the piece.
     fadvise(&file, 0, NonZeroU64::new(len), Advice::DontNeed).map_err(Failure::at(failed))?;
     let spent = thread_time() - start;
     match ground.view.count(&[path.to_owned()])? {
@@ -205,8 +204,8 @@ fn streams(
     Ok(())
 }
 
-/// Holds a stream against its floor; see the module text. `dropped` are the seconds that advice
-/// takes to drop its pages.
+/// Compares a stream with its floor; see the module text. `dropped` are the seconds of advice to
+/// drop its pages.
 fn floor(title: &str, [kernel, _, own]: &[Vec<Spent>; 3], (each_gib, dropped): (f64, f64)) -> Section {
     let floor = |(kernel, own): (&Spent, &Spent)| own.processes + kernel.program - own.program + dropped;
     let of = |name, seconds: Vec<f64>| {

@@ -1,5 +1,5 @@
-//! What the sections of `kernel-pages` share: a mount whose pages the kernel keeps, one with pages
-//! of its own, and the files behind them.
+//! The common ground of the sections of `kernel-pages`: a mount with pages in the kernel's cache, a
+//! mount with pages of its own, and the files behind them.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -21,16 +21,16 @@ pub const MIB: u64 = 1 << 20;
 /// At full size.
 const POOL_BYTES: u64 = 256 * MIB;
 const POOL_BYTES_MIN: u64 = 64 * MIB;
-/// A stream is so many times what it streams through.
+/// The size of a stream, as a multiple of the room it goes through.
 pub const STREAM_FACTOR: u64 = 10;
-/// A tenant that has no time limit of its own ends within this.
+/// A tenant without a time limit of its own ends within this.
 const LONG: Duration = Duration::from_secs(120);
 
-/// Times that a file is read until the kernel has all of it.
+/// The most reads of a file until the kernel has all of it.
 const NR_FILLS_MAX: u32 = 3;
 
-/// The groups of each mount: the tenants A and B, one of A's requests that may keep next to
-/// nothing, one that streams through its room, and one without a limit.
+/// The groups of each mount: the tenants A and B, a group for A's requests with next to no room, a
+/// streaming group, and a group without a limit.
 pub const A: &str = "a";
 pub const B: &str = "b";
 pub const LITTLE: &str = "little";
@@ -46,11 +46,11 @@ pub struct Sizes {
     /// The limits of A and of B.
     pub a: u64,
     pub b: u64,
-    /// The file that B holds.
+    /// B's file.
     pub set: u64,
-    /// The limit of the group that streams.
+    /// The limit of the streaming group.
     pub room: u64,
-    /// The file whose pages are taken back.
+    /// The file whose pages are reclaimed.
     pub taken: u64,
 }
 
@@ -68,7 +68,7 @@ pub struct Spent {
     pub program: f64,
     /// Of the program and of the daemon.
     pub processes: f64,
-    /// Of everything that ran on the machine.
+    /// Of the whole machine.
     pub machine: f64,
     pub elapsed: f64,
 }

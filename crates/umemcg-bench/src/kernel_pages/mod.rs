@@ -1,12 +1,11 @@
-//! `kernel-pages`: what the kernel holds for tenants when its page cache is under their limits, and
-//! what taking it back costs.
+//! `kernel-pages`: the kernel's cached pages of tenants when its page cache is under their limits,
+//! and the cost of reclaiming them.
 //!
 //! The daemon of this build with `--page-cache kernel`, its control files, and programs in its
-//! groups. What the kernel has is counted by a program of its own with cachestat(2), not by the
+//! groups. The kernel's pages are counted by a program of its own with cachestat(2), not by the
 //! daemon. In the first part tenant A streams through ten times the pool while B holds a file
-//! within its limit; in the second, pages are taken back and a stream goes through ten times the
-//! room of its group, beside `posix_fadvise(2)` on a plain file and beside the mode in which only
-//! the daemon keeps pages.
+//! within its limit; in the second, pages are reclaimed and a stream goes through ten times the
+//! room of its group, beside `posix_fadvise(2)` on a plain file and beside `--page-cache own`.
 
 mod bounds;
 mod costs;

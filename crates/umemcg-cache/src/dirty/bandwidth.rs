@@ -1,9 +1,9 @@
-//! The smoothed write bandwidth of a store: bytes written per time in which a thread was writing to
-//! it or waiting for it to confirm. Idle time does not count.
+//! The smoothed write bandwidth of a store: bytes written per busy time. A store is busy while a
+//! thread writes to it or waits for its confirmation; idle time does not count.
 
 use std::time::Duration;
 
-/// The least busy time that a sample covers.
+/// The least busy time of a sample.
 #[doc(alias = "BANDWIDTH_INTERVAL")]
 pub const SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
 /// A sample of this much busy time replaces the estimate; a shorter one is weighted by its length.
@@ -18,7 +18,7 @@ pub struct Bandwidth {
     /// Bytes a second.
     rate: f64,
     is_known: bool,
-    /// Calls to the store that have not returned.
+    /// Calls to the store not yet returned.
     nr_busy: u32,
     /// The start of the present busy period, or the time of the last sample in it.
     since: Duration,

@@ -15,18 +15,18 @@ use crate::dirty::lists::DirtyLists;
 #[derive(Debug, Default)]
 pub(crate) struct DirtyQueue {
     pub(crate) dirty: DirtyLists,
-    /// The files that the flusher has taken off their lists to write: as many as are confirmed
-    /// together, and one.
+    /// Files taken off their lists by the flusher to write: the files to be confirmed together, and
+    /// one more.
     pub(crate) taken: Vec<Arc<dyn DirtyFile>>,
-    /// A thread writes, or will in its turn. The thread that makes it true gets one.
+    /// A thread writes, or will in its turn. The caller that sets it starts a thread.
     pub(crate) is_served: bool,
     /// The engine is gone: no file is queued any more.
     is_closed: bool,
 }
 
 impl DirtyQueue {
-    /// Puts a file on the list of its group. Returns the file if none is queued any more; the
-    /// caller drops it without the lock.
+    /// Puts a file on the list of its group. Returns the file if the queue is closed; the caller
+    /// drops it without the lock.
     pub(crate) fn push(
         &mut self,
         group: &Arc<Group>,
@@ -39,7 +39,7 @@ impl DirtyQueue {
         None
     }
 
-    /// Ends the work on a file that was taken; the caller drops what is returned without the lock.
+    /// Ends the work on a taken file. The caller drops the returned reference without the lock.
     pub(crate) fn put_away(&mut self, file: &dyn DirtyFile) -> Option<Arc<dyn DirtyFile>> {
         let at = self.taken.iter().position(|taken| taken.id() == file.id())?;
         Some(self.taken.swap_remove(at))
@@ -53,7 +53,7 @@ impl DirtyQueue {
     }
 }
 
-/// What came of a push, for the caller that has let go of the lock.
+/// The outcome of a push, for the caller after it has released the lock.
 pub(crate) struct Pushed {
     /// A thread writes already, or none has to.
     pub(crate) is_served: bool,

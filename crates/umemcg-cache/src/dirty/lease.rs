@@ -1,14 +1,14 @@
-//! Leases: parts of a group's credit (see [`pause`](super::pause)) that a thread has taken, so that
-//! not every write touches a cache line that all writers of the group share.
+//! Leases: parts of a group's credit (see [`pause`](super::pause)) taken by a thread, so that not
+//! every write touches a cache line shared by all writers of the group.
 //!
 //! A thread has leases of a few groups at a time. They end when any limit is changed.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Most groups of which a thread has leases at a time.
+/// Most groups with a lease in one thread at a time.
 const NR_LEASES: usize = 8;
-/// A lease is this part of the credit that is left …
+/// A lease is this part of the remaining credit …
 pub(crate) const LEASE_SHARE: u64 = 8;
 /// … but not more than this many bytes.
 const LEASE_BYTES_MAX: u64 = 64 << 10;
@@ -25,7 +25,7 @@ struct Lease {
 }
 
 thread_local! {
-    /// No destructor: what is left of a lease is lost.
+    /// No destructor: the rest of a lease is lost.
     static LEASES: [Cell<Lease>; NR_LEASES] =
         const { [const { Cell::new(Lease { group: 0, era: 0, bytes: 0 }) }; NR_LEASES] };
 }
@@ -38,7 +38,7 @@ pub(crate) fn spend(group: u64, bytes: u64) -> bool {
         let lease = place.get();
         let is_enough = lease.group == group
             && u64::from(lease.bytes) >= bytes
-            // Relaxed: a change of a limit does not wait for writes that are under way.
+            // Relaxed: a change of a limit does not wait for writes under way.
             && lease.era == ERA.load(Ordering::Relaxed);
         if is_enough {
             place.set(Lease { bytes: lease.bytes - bytes as u32, ..lease });
@@ -47,7 +47,8 @@ pub(crate) fn spend(group: u64, bytes: u64) -> bool {
     })
 }
 
-/// Gives the thread a lease of a group that has this much credit left. Returns how much it is.
+/// Gives the thread a lease of a group with this much credit left. Returns the size of the lease in
+/// bytes.
 pub(crate) fn take(group: u64, credit: u64) -> u64 {
     let bytes = (credit / LEASE_SHARE).min(LEASE_BYTES_MAX);
     LEASES.with(|leases| {

@@ -4,8 +4,8 @@
 //! The links of all lists lie in one table, and a file knows its place there: it leaves in O(1),
 //! and a removed group's list goes to its parent in O(1).
 //!
-//! A group is marked as removed before its list is handed over. So the list of a file is that of
-//! the nearest group that has one, from the group that the file was put under upwards.
+//! A group is marked as removed before its list is handed over. So the list of a file is the list
+//! of the nearest group with one, upwards from the group under which the file was put.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::dirty::list_position::NO_POSITION;
 /// An entry of the table. A free entry has no file.
 #[derive(Debug)]
 struct Link {
-    /// With the group that it was put under.
+    /// With the group under which it was put.
     file: Option<(Arc<dyn DirtyFile>, Arc<Group>)>,
     prev: u32,
     next: u32,
@@ -53,7 +53,7 @@ pub(crate) struct DirtyLists {
     free: Vec<u32>,
 }
 
-/// Returns the nearest group that has not been removed.
+/// Returns the nearest living group, from `group` upwards.
 pub(crate) fn living(mut group: &Arc<Group>) -> &Arc<Group> {
     while group.is_dead()
         && let Some(parent) = group.parent()
@@ -124,8 +124,8 @@ impl DirtyLists {
         Some(file)
     }
 
-    /// Takes, of the first `left` files of a group, the first that `is_due`; those before it go to
-    /// the end. `left` becomes how many are still to be looked at.
+    /// Takes the first due file among the first `left` files of a group. Files before it go to the
+    /// end. `left` becomes the number of files still to check.
     pub(crate) fn take(
         &mut self,
         group: u64,
@@ -146,7 +146,7 @@ impl DirtyLists {
         None
     }
 
-    /// Returns the groups that have dirty files, with how many.
+    /// Returns the groups with dirty files, each with the number of its files.
     pub(crate) fn groups(&self) -> Vec<(Arc<Group>, usize)> {
         self.by_group.values().map(|list| (Arc::clone(&list.group), list.len)).collect()
     }
@@ -163,7 +163,7 @@ impl DirtyLists {
         links.filter_map(|link| link.file.as_ref().map(|(file, _)| file))
     }
 
-    /// Returns the nearest group upwards that has a list.
+    /// Returns the nearest group upwards with a list.
     fn nearest_with_list<'g>(&self, mut group: &'g Arc<Group>) -> &'g Arc<Group> {
         while !self.by_group.contains_key(&group.id())
             && let Some(parent) = group.parent()

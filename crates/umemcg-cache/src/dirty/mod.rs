@@ -1,10 +1,10 @@
-//! Dirty data: how much of it the pool and each group may have, which writers are slowed when there
-//! is more, and which group it belongs to (mail per-cgroup-dirty-limits).
+//! Dirty data: the amounts allowed to the pool and to each group, the slowing of writers above
+//! these amounts, and the group that owns the data (mail per-cgroup-dirty-limits).
 //!
 //! [`settings`] holds the values of control files, [`thresholds`] turns them into bytes,
 //! [`throttle`] is the arithmetic of pacing, and [`bandwidth`] measures a store's speed. How long a
 //! writer pauses is computed by [`WritePause`](crate::WritePause). `lists` and `owner` determine
-//! which files a group's write-back writes; the flusher itself is `store_writeback`.
+//! the files written by a group's write-back; the flusher itself is `store_writeback`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -55,7 +55,7 @@ impl DirtyLimits {
         Self { reclaimer, expire_ms: ms(DIRTY_EXPIRE), interval_ms: ms(WRITEBACK_INTERVAL) }
     }
 
-    /// Returns the number of pages of the pool that are not durable yet.
+    /// Returns the number of the pool's pages not yet durable.
     pub fn nr_unclean(&self) -> u64 {
         unclean_bytes(self.reclaimer.tree().root()) / PAGE_SIZE_U64
     }
@@ -66,7 +66,7 @@ impl DirtyLimits {
         levels[levels.len() - 1].thresholds
     }
 
-    /// Returns whether the pool has enough dirty data for flushers to write whatever is dirty.
+    /// Returns whether the pool has enough dirty data for flushers to write all dirty data.
     pub fn over_background(&self) -> bool {
         self.is_over_background(self.reclaimer.tree().root())
     }
@@ -76,8 +76,8 @@ impl DirtyLimits {
         self.gap_to_background(group).is_none()
     }
 
-    /// Returns how many bytes may still become dirty until a group, or one above it, is over its
-    /// background threshold; none if one is.
+    /// Returns the number of bytes that may still become dirty before a group, or one above it, is
+    /// over its background threshold; none if one is.
     pub(crate) fn gap_to_background(&self, group: &Arc<Group>) -> Option<u64> {
         let gap = |level: &Level<'_>| level.thresholds.background.checked_sub(level.unclean);
         levels(&self.reclaimer, group).iter().map(gap).min().flatten()
@@ -91,7 +91,7 @@ impl DirtyLimits {
     /// Sets one of the two pairs. Takes effect with the next write.
     pub fn set_bound(&self, group: &Arc<Group>, which: DirtyThreshold, bound: DirtyBound) {
         GroupDirty::of(group).set(which, bound);
-        // Invalidates credit that was granted under the old setting.
+        // Invalidates credit granted under the old setting.
         let mut at = Some(Arc::clone(group));
         while let Some(below) = at {
             if let Some(dirty) = GroupDirty::if_present(&below) {
@@ -112,12 +112,12 @@ impl DirtyLimits {
         self.expire_ms.store(age.as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// Returns how often flushers look for data that is old enough; zero for never.
+    /// Returns the interval at which flushers look for old data; zero for never.
     pub fn interval(&self) -> Duration {
         Duration::from_millis(self.interval_ms.load(Ordering::Relaxed))
     }
 
-    /// Sets it. A flusher that sleeps now sees the change when it is woken.
+    /// Sets it. A sleeping flusher sees the change when it is woken.
     pub fn set_interval(&self, interval: Duration) {
         self.interval_ms.store(interval.as_millis() as u64, Ordering::Relaxed);
     }

@@ -1,15 +1,15 @@
 //! The owner of a file's dirty data, for write-back: the group on whose list it waits.
 //!
-//! A clean file belongs to no group. The first page that becomes dirty makes the file its group's.
-//! While it is dirty, the pages that each round of write-back writes vote: the majority of a round
-//! (Boyer and Moore: one candidate and one count) is noted in a history of sixteen slots over two
-//! seconds of the store's time. A round fills slots in proportion to its time, five at most; rounds
-//! far shorter than usual do not count. When more than half of the slots belong to groups other
-//! than the owner, the file moves to the group that won last. So a file follows its writer to
-//! another group, but stays when other groups write only a little of it (`kernel-semantics` §6.3).
+//! A clean file belongs to no group. The first dirty page makes its group the owner. While the file
+//! is dirty, the pages written by each round of write-back vote: the majority of a round (Boyer and
+//! Moore: one candidate and one count) is noted in a history of sixteen slots over two seconds of
+//! the store's time. A round fills slots in proportion to its time, five at most; rounds far
+//! shorter than usual do not count. When more than half of the slots belong to groups other than
+//! the owner, the file moves to the last winner. So a file follows its writer to another group, but
+//! stays when other groups write only a little of it (`kernel-semantics` §6.3).
 //!
 //! A file with dirty pages of more than its own group is *shared* until it is clean: it is written
-//! for another group only when that one has no file of its own left to write.
+//! for another group only when that group has no file of its own left to write.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -19,13 +19,13 @@ use umemcg_base::LeafMutex;
 use umemcg_group::Group;
 use umemcg_reclaim::owner_from;
 
-/// Time that the history reaches back.
+/// Time covered by the history.
 #[doc(alias = "WB_FRN_TIME_PERIOD")]
 const HISTORY: Duration = Duration::from_secs(2);
 const NR_SLOTS: u32 = u16::BITS;
-/// Most slots that one round marks.
+/// Most slots marked by one round.
 const ROUND_SLOTS_MAX: u32 = 5;
-/// A round that took less than this part of the usual time does not count.
+/// A round shorter than this part of the usual time does not count.
 const ROUND_SHARE_MIN: u32 = 8;
 
 /// A majority vote: one candidate and one count find the winner in one pass. Without a majority the
@@ -35,7 +35,7 @@ const ROUND_SHARE_MIN: u32 = 8;
 pub(crate) struct Vote {
     candidate: u32,
     lead: u64,
-    /// All that voted.
+    /// All pages that voted.
     nr: u64,
 }
 
@@ -59,7 +59,7 @@ impl Vote {
     }
 }
 
-/// The last rounds, with those that another group won.
+/// The last rounds, and whether another group won them.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct History {
     /// Newest slots lowest; 1 for another group.
@@ -87,7 +87,7 @@ impl History {
     }
 }
 
-/// The group that owns the file, and the votes on that.
+/// The group that owns the file, and the votes on its owner.
 #[derive(Debug, Default)]
 struct Ownership {
     /// None while the file is clean.
@@ -99,7 +99,7 @@ struct Ownership {
 /// See the module text.
 #[derive(Debug, Default)]
 pub(crate) struct DirtyOwner {
-    /// The owner handle by which the first page named the group; compared only, never followed. (A)
+    /// The owner handle by which a page named the group; compared only, never followed. (A)
     handle: AtomicU32,
     /// (A)
     is_shared: AtomicBool,
@@ -107,8 +107,8 @@ pub(crate) struct DirtyOwner {
 }
 
 impl DirtyOwner {
-    /// Makes the group of `handle`, of which a page became dirty, the owner of the clean file.
-    /// Returns the owner.
+    /// Makes the group of `handle` the owner of the clean file, because a page of the group became
+    /// dirty. Returns the owner.
     pub(crate) fn acquire(&self, handle: u32) -> Arc<Group> {
         let group = owner_from(handle).resolve();
         let ownership = Ownership { group: Some(Arc::clone(&group)), ..Ownership::default() };
@@ -119,7 +119,7 @@ impl DirtyOwner {
         group
     }
 
-    /// Releases the file, which is clean. Returns the group that owned it.
+    /// Releases the clean file. Returns its owner until now.
     pub(crate) fn release(&self) -> Option<Arc<Group>> {
         let old = std::mem::take(&mut *self.ownership.lock());
         self.is_shared.store(false, Ordering::Relaxed);
@@ -129,12 +129,12 @@ impl DirtyOwner {
     /// Restores the owner, because the file was not clean after all.
     pub(crate) fn restore(&self, group: Arc<Group>) -> Arc<Group> {
         self.ownership.lock().group = Some(Arc::clone(&group));
-        // By a thread that wrote meanwhile.
+        // Another group may have written meanwhile.
         self.is_shared.store(true, Ordering::Relaxed);
         group
     }
 
-    /// Notes that a page of `handle` became dirty in a file that already was.
+    /// Notes that a page of `handle` became dirty in a file already dirty.
     #[inline]
     pub(crate) fn note_dirtied(&self, handle: u32) {
         if handle != self.handle.load(Ordering::Relaxed) {
@@ -152,20 +152,20 @@ impl DirtyOwner {
         self.ownership.lock().vote.cast(handle, pages);
     }
 
-    /// Returns the number of pages that have voted since the last round.
+    /// Returns the number of votes since the last round, in pages.
     pub(crate) fn voters(&self) -> u64 {
         self.ownership.lock().vote.nr
     }
 
-    /// Ends a round in which the store took `time` for the pages written of the file. Returns whose
-    /// file it is from now on; none if it is clean.
+    /// Ends a round in which the store took `time` for the written pages of the file. Returns the
+    /// owner from now on; none if the file is clean.
     pub(crate) fn end_round(&self, time: Duration) -> Option<Arc<Group>> {
         let mut ownership = self.ownership.lock();
         let winner = std::mem::take(&mut ownership.vote).winner();
         let group = ownership.group.clone()?;
         let Some(handle) = winner else { return Some(group) };
         let is_foreign = owner_from(handle).with_group(|won| {
-            // A group that is removed meanwhile counts as its parent.
+            // A group removed meanwhile counts as its parent.
             let mut own = &group;
             while own.is_dead()
                 && let Some(parent) = own.parent()
@@ -188,7 +188,7 @@ impl DirtyOwner {
         Some(won)
     }
 
-    /// Returns the group that owns the file, `None` while it is clean.
+    /// Returns the owner of the file, `None` while it is clean.
     pub fn group(&self) -> Option<Arc<Group>> {
         self.ownership.lock().group.clone()
     }

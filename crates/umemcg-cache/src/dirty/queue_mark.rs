@@ -1,4 +1,4 @@
-//! The mark of a dirty file in its store's queue, and the time since which it has been dirty.
+//! The mark of a dirty file in its store's queue, and the time at which it became dirty.
 //!
 //! Writers and the flusher change both without a lock. A writer makes a page dirty, then *stamps*
 //! the file and *enters* it. The flusher takes the stamp for a turn and puts it back if something
@@ -21,7 +21,7 @@ pub(crate) struct QueueMark {
     since_ms: AtomicU64,
 }
 
-/// The time at which a file that is in its turn became dirty.
+/// The time at which a file became dirty, kept during its turn.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DirtySince(u64);
 
@@ -56,7 +56,7 @@ impl QueueMark {
         }
     }
 
-    /// Takes the stamp for the file's turn: what becomes dirty from now on is younger.
+    /// Takes the stamp for the file's turn: pages dirtied from now on are younger.
     pub(crate) fn begin_turn(&self) -> DirtySince {
         DirtySince(self.since_ms.swap(0, Ordering::Relaxed))
     }
@@ -77,14 +77,14 @@ impl QueueMark {
     /// whether it is still clean; otherwise it has a stamp, and the caller enters it again.
     pub(crate) fn leave(&self, now_ms: impl FnOnce() -> u64, is_clean: impl FnOnce() -> bool) -> bool {
         let since = self.begin_turn();
-        // AcqRel: pairs with the swap in `enter`. A page that became dirty before an earlier swap
-        // there is seen by the look below; a later swap there finds false, and its thread pushes.
+        // AcqRel: pairs with the swap in `enter`. A page dirtied before an earlier swap there is
+        // seen by the check below; a later swap there finds false, and its thread pushes.
         self.is_queued.swap(false, Ordering::AcqRel);
         let is_clean = is_clean();
         if !is_clean && since.0 == DUE_NOW {
             self.make_due();
         } else if !is_clean {
-            // The writer may have seen the stamp that is gone.
+            // The writer may have seen the stamp before it was cleared.
             self.stamp(now_ms);
         }
         is_clean
@@ -103,8 +103,8 @@ mod tests {
         let is_clean = mark.leave(
             || 40,
             || {
-                // Its page is dirty, the stamp of before is what it saw, and it finds the file in
-                // the queue or not.
+                // Its page is dirty, it saw the earlier stamp, and it finds the file in the queue
+                // or not.
                 false
             },
         );

@@ -1,30 +1,30 @@
-//! Informs writers that a store refuses data: a full store, for example, fails each write-back with
+//! Informs writers of a store's refusals: a full store, for example, fails each write-back with
 //! `ENOSPC`.
 //!
-//! Refused data stays dirty and is tried again, so the group that it belongs to may stay at its
-//! dirty limit for as long as the store refuses. A writer must not wait for that. It continues, and
-//! its next write to that store fails with the store's error, until there is room below the limit
-//! again or the store accepts data. So the amount of waiting data stays bounded.
+//! Refused data stays dirty and is tried again, so its group may stay at its dirty limit for as
+//! long as the store refuses. A writer must not wait for that. It continues, and its next write to
+//! the store fails with the store's error, until there is room below the limit again or the store
+//! accepts data. So the amount of waiting data stays bounded.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// This many refusals of a store, with nothing taken in between, speak for all of its files.
+/// This many refusals of a store, with no data accepted in between, speak for all of its files.
 const NR_REFUSALS: u32 = 2;
 /// Bits of an errno; the refusals are counted above.
 const ERRNO_BITS: u32 = 12;
 const ERRNO_MASK: u32 = (1 << ERRNO_BITS) - 1;
-/// Bits of the count, which stays where it is when they are full.
+/// Largest count; further refusals leave it there.
 const COUNT_MAX: u32 = u32::MAX >> ERRNO_BITS;
 
-/// Refusals since something was taken. One word that stands alone, so relaxed.
+/// Refusals since data was last accepted. A word on its own, so relaxed.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
     word: AtomicU32,
 }
 
 impl Refusals {
-    /// Notes that data was refused.
+    /// Notes a refusal of data.
     pub(crate) fn refused(&self, errno: i32) {
         let next = |old: u32| {
             let count = ((old >> ERRNO_BITS) + 1).min(COUNT_MAX);
@@ -40,24 +40,24 @@ impl Refusals {
         }
     }
 
-    /// Returns the errno of the last refusal, if there were this many.
+    /// Returns the errno of the last refusal, if there were at least `count`.
     fn after(&self, count: u32) -> Option<i32> {
         let word = self.word.load(Ordering::Relaxed);
         (word >> ERRNO_BITS >= count).then_some((word & ERRNO_MASK) as i32)
     }
 
-    /// Returns the error with which a file's last flush was refused.
+    /// Returns the errno of a file's last flush, if it was refused.
     pub(crate) fn of_file(&self) -> Option<i32> {
         self.after(1)
     }
 
-    /// Returns the error with which a store refuses all data.
+    /// Returns the errno of a store that refuses all data.
     pub(crate) fn of_store(&self) -> Option<i32> {
         self.after(NR_REFUSALS)
     }
 }
 
-/// Returns the errno that an error of a store stands for.
+/// Returns the errno of a store's error.
 pub(crate) fn errno_of(error: &io::Error) -> i32 {
     const EIO: i32 = 5;
     error.raw_os_error().unwrap_or(EIO)

@@ -1,8 +1,8 @@
 //! The settings of a group's control files for dirty data: two pairs, each a share or a number of
 //! bytes, whichever was written last.
 //!
-//! A pair is one word, so no reader ever sees both set or neither. A group for which nothing was
-//! ever set, and which was created below such a group, has no state for it: the defaults hold.
+//! A pair is one word, so no reader ever sees both set or neither. A group without any settings,
+//! created below another such group, has no state for them: the defaults hold.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
@@ -42,7 +42,7 @@ impl DirtyBound {
         if word & IS_BYTES != 0 { Self::Bytes(word & !IS_BYTES) } else { Self::Percent(word as u8) }
     }
 
-    /// Returns what `dirty_ratio` shows: 0 while bytes are set.
+    /// Returns the value of `dirty_ratio`: 0 while bytes are set.
     pub fn percent(self) -> u8 {
         match self {
             Self::Percent(percent) => percent,
@@ -50,7 +50,7 @@ impl DirtyBound {
         }
     }
 
-    /// Returns what `dirty_limit_in_bytes` shows: 0 while a share is set.
+    /// Returns the value of `dirty_limit_in_bytes`: 0 while a share is set.
     pub fn bytes(self) -> u64 {
         match self {
             Self::Percent(_) => 0,
@@ -109,15 +109,15 @@ impl DirtyBounds {
     }
 }
 
-/// The cache's state of a group that writes or that has a setting of its own.
+/// The cache's state of a group with writers or a setting of its own.
 #[derive(Debug)]
 pub(crate) struct GroupDirty {
     /// (A)
     foreground: AtomicU64,
     /// (A)
     background: AtomicU64,
-    /// Bytes that the group's writers may write before thresholds are looked at again; below 0, a
-    /// writer is about to. (A)
+    /// Bytes that the group's writers may write before they check thresholds again; below 0, a
+    /// writer is about to check. (A)
     credit: AtomicI64,
     pub(crate) smoothed: LeafMutex<SmoothedLimit>,
     /// The time at which flushers were last woken for it, in milliseconds of the cache's clock. (A)
@@ -161,14 +161,14 @@ impl GroupDirty {
             DirtyThreshold::Background => &self.background,
         };
         word.store(bound.encode(), Ordering::Relaxed);
-        // It sank from another limit.
+        // It was smoothed from another limit.
         *self.smoothed.lock() = SmoothedLimit::default();
         self.set_credit(0);
     }
 
     /// Takes `bytes` from the group's credit. Returns whether there was enough; then the thread
-    /// also gets a lease of a part of what is left. Concurrent writers may take the same bytes, so
-    /// the credit holds for each thread: exactness is not worth a locked instruction.
+    /// also gets a lease of a part of the rest. Concurrent writers may take the same bytes, so the
+    /// credit holds for each thread: exactness is not worth a locked instruction.
     pub(crate) fn spend(&self, group: u64, bytes: u64) -> bool {
         let left = self.credit.load(Ordering::Relaxed) - bytes as i64;
         if left >= 0 {

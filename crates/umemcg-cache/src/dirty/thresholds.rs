@@ -1,9 +1,9 @@
 //! From control files to bytes: how much of a group's memory may be dirty.
 //!
-//! The *dirtyable* memory of a group is the memory that it could fill with file data: the file
-//! pages of the group and those below it, and the memory that it could still get. The latter is
-//! bounded by the *headroom*, which is the least of limit minus usage over the group and every
-//! group above it, and by the memory that is free or holds clean file pages of other groups.
+//! The *dirtyable* memory of a group is the memory available for its file data: the file pages of
+//! the group and the groups below it, and the memory that it could still get. The latter is bounded
+//! by the *headroom*, the least of limit minus usage over the group and every group above it, and
+//! by free memory plus the clean file pages of other groups.
 //!
 //! - `free(g) = min(free + clean file pages elsewhere, min over g and above of (min(max, high) −
 //!   usage))`
@@ -13,13 +13,14 @@
 //! - `threshold = bytes` if the bytes are set, else `percent × avail / 100`
 //!
 //! The mail's formula counts only unused memory as free. But a page cache fills its pool, so a
-//! group that has nothing yet would have almost nothing dirtyable. Linux has counted the clean
-//! pages of others since it has per-group write-back.
+//! group without pages would have almost nothing dirtyable. Linux has counted the clean pages of
+//! others since it has per-group write-back.
 //!
-//! Then neither is above half of the mark at which background reclaim stops, because background
-//! reclaim frees clean pages only and would never come down to its mark; the upper one is not below
-//! [`DIRTY_FLOOR`] nor the other below half of that, so that a tiny group still writes in useful
-//! pieces; and a background threshold that is not below the other is half of it.
+//! Then neither threshold is above half of the mark at which background reclaim stops, because
+//! background reclaim frees clean pages only and would never come down to its mark. The foreground
+//! threshold is at least [`DIRTY_FLOOR`], and the background threshold at least half of that, so
+//! that a tiny group still writes in useful pieces. A background threshold not below the foreground
+//! threshold becomes half of it.
 
 use std::sync::Arc;
 
@@ -29,8 +30,7 @@ use umemcg_reclaim::Reclaimer;
 use crate::dirty::settings::{DirtyBound, DirtyBounds};
 use crate::dirty::throttle::Thresholds;
 
-/// Dirty data that every group may have, whatever its limits say, in bytes: two writes of the usual
-/// size.
+/// Dirty data allowed to every group whatever its limits, in bytes: two writes of the usual size.
 pub const DIRTY_FLOOR: u64 = 256 << 10;
 
 /// The inputs of a level's thresholds, in bytes.
@@ -42,17 +42,17 @@ pub struct ThresholdInputs {
     pub pool_file: u64,
     /// Of the pool: not durable.
     pub pool_unclean: u64,
-    /// The least of limit minus usage over the group and those above it; `u64::MAX` where there is
-    /// no limit but the pool's.
+    /// The least of limit minus usage over the group and the groups above it; `u64::MAX` where
+    /// there is no limit but the pool's.
     pub headroom: u64,
-    /// File pages of the group and those below it.
+    /// File pages of the group and the groups below it.
     pub file: u64,
     /// Of these, not durable.
     pub unclean: u64,
 }
 
 impl ThresholdInputs {
-    /// Returns what the group could fill with file data.
+    /// Returns the memory that the group could fill with file data, in bytes.
     #[doc(alias = "mem_cgroup_wb_stats")]
     #[doc(alias = "determine_dirtyable_memory")]
     pub fn dirtyable(&self) -> u64 {
@@ -62,7 +62,7 @@ impl ThresholdInputs {
         self.file + self.headroom.min(elsewhere)
     }
 
-    /// Returns the same, but never more than the whole pool's.
+    /// Returns the dirtyable memory, but never more than the whole pool's, in bytes.
     pub fn available(&self) -> u64 {
         self.dirtyable().min(self.pool_free + self.pool_file)
     }
@@ -85,7 +85,7 @@ impl ThresholdInputs {
     }
 }
 
-/// Returns the bytes of a group and those below it that are not durable: dirty, under write-back or
+/// Returns the bytes of a group and the groups below it not yet durable: dirty, under write-back or
 /// unstable.
 pub fn unclean_bytes(group: &Group) -> u64 {
     let items = [StatItem::FileDirty, StatItem::FileWriteback, StatItem::FileUnstable];
@@ -102,7 +102,7 @@ fn file_bytes(group: &Group) -> u64 {
 pub(crate) struct Level<'g> {
     pub(crate) group: &'g Arc<Group>,
     pub(crate) thresholds: Thresholds,
-    /// Bytes that are not durable.
+    /// Bytes not yet durable.
     pub(crate) unclean: u64,
 }
 
@@ -129,8 +129,8 @@ pub(crate) fn levels<'g>(reclaimer: &Reclaimer, group: &'g Arc<Group>) -> Vec<Le
         room.file = file_bytes(group);
         room.unclean = group.unclean_bytes_about(u64::MAX);
         let thresholds = room.thresholds(DirtyBounds::of(group), reclaimer.high_mark(group));
-        // Pending counts of threads make no difference to thresholds that are shares, but near a
-        // threshold it does.
+        // Counts still pending in threads make no difference to a percentage threshold, but they do
+        // near a threshold.
         levels.push(Level { group, thresholds, unclean: group.unclean_bytes_about(thresholds.background) });
     }
     levels
@@ -171,7 +171,7 @@ mod tests {
             file: 80 * MIB,
             unclean: 30 * MIB,
         };
-        // Others have 220, of which 20 are not clean.
+        // Others have 220, 20 of them not clean.
         assert_eq!(room.dirtyable(), 80 * MIB + 100 * MIB + 200 * MIB);
         let fresh = ThresholdInputs { file: 0, unclean: 0, ..room };
         assert_eq!(fresh.available(), 350 * MIB, "a group that has nothing yet may write, too");

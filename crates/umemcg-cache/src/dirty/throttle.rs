@@ -10,17 +10,17 @@
 //! Two things are simpler than in Linux, which paces single tasks. Here a group's writers to one
 //! store share one virtual clock ([`PacingClock`]): each write reserves the time that the store
 //! needs for it, so the group as a whole has the rate, however many writers it has, and no rate of
-//! single tasks has to be estimated. And since write-back serves groups that are over their
-//! threshold in turn, a group's share of the store is one part of as many as there are such groups.
+//! single tasks has to be estimated. And since write-back serves groups over their threshold in
+//! turn, these groups have equal shares of the store.
 
 use std::time::Duration;
 
-/// Longest single wait of a writer, after which it looks again.
+/// Longest single wait of a writer before it checks again.
 #[doc(alias = "MAX_PAUSE")]
 pub const PAUSE_MAX: Duration = Duration::from_millis(200);
 /// Shorter waits are not worth a timer: they add up until they are.
 pub const PAUSE_MIN: Duration = Duration::from_millis(10);
-/// Least share of its rate that a paced writer keeps; at the limit itself it is held.
+/// Least share of its rate left to a paced writer; at the limit itself it is held.
 pub const POSITION_RATIO_MIN: f64 = 1.0 / 32.0;
 /// The smoothed limit sinks by one part of this many of its distance in each [`LIMIT_INTERVAL`].
 const LIMIT_SINKS_BY: u64 = 32;
@@ -65,7 +65,7 @@ pub fn paced_rate(bandwidth: u64, position_ratio: f64, nr_sharing: u64) -> f64 {
     rate.max(1.0)
 }
 
-/// Returns how long a writer at the limit waits before it looks again: until the store has probably
+/// Returns the wait of a writer at the limit before it checks again: until the store has probably
 /// brought the group down to `free_run`, at least [`PAUSE_MIN`] and at most [`PAUSE_MAX`].
 pub fn hold(dirty: u64, free_run: u64, rate: u64) -> Duration {
     let excess = dirty.saturating_sub(free_run) as f64;
@@ -74,8 +74,7 @@ pub fn hold(dirty: u64, free_run: u64, rate: u64) -> Duration {
 }
 
 /// A limit that follows its threshold up immediately and down slowly, so that the writers of a
-/// group that has filled it are not stopped when the threshold falls with the amount of free
-/// memory.
+/// group at its limit are not stopped when the threshold falls with the amount of free memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[doc(alias = "dirty_limit")]
 pub struct SmoothedLimit {
@@ -85,7 +84,7 @@ pub struct SmoothedLimit {
 }
 
 impl SmoothedLimit {
-    /// Returns the limit now, for a threshold and the bytes that are dirty.
+    /// Returns the limit now, for a threshold and the number of dirty bytes.
     #[doc(alias = "update_dirty_limit")]
     pub fn update(&mut self, now: Duration, foreground: u64, dirty: u64) -> u64 {
         if self.limit <= foreground {
@@ -103,7 +102,7 @@ impl SmoothedLimit {
     }
 }
 
-/// The virtual clock of a group's writers to one store: until when what they have written takes at
+/// The virtual clock of a group's writers to one store: the time at which their writes are over at
 /// their rate.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PacingClock {
@@ -111,8 +110,9 @@ pub struct PacingClock {
 }
 
 impl PacingClock {
-    /// Reserves the time for `bytes` at `rate` bytes a second. Returns when it is over; what is
-    /// less than [`PAUSE_MIN`] away need not be waited for, the next write pays for it.
+    /// Reserves the time for `bytes` at `rate` bytes a second. Returns the end of the reserved
+    /// time. An end less than [`PAUSE_MIN`] away need not be waited for: the next write pays for
+    /// it.
     pub fn reserve(&mut self, now: Duration, bytes: u64, rate: f64) -> Duration {
         // An hour is long enough: a waiting thread checks again anyway.
         let cost = Duration::from_secs_f64((bytes as f64 / rate).min(3600.0));

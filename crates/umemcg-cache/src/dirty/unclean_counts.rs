@@ -1,10 +1,10 @@
-//! The number of pages of one store that are not durable yet: of all groups, and of each group with
-//! those below it. Files add their pages in batches, so a count lags by an eighth of a file's dirty
-//! pages.
+//! The number of pages of one store not yet durable: of all groups, and of each group with the
+//! groups below it. Files add their pages in batches, so a count lags by an eighth of a file's
+//! dirty pages.
 //!
 //! A group has an entry while it, or a group below it, has unclean pages here. A removed group's
-//! pages belong to its parent, whose count includes them already. The entry of a group that is
-//! being removed does not change until it is dropped.
+//! pages belong to its parent, whose count includes them already. The entry of a group being
+//! removed does not change until it is dropped.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,11 +25,12 @@ pub(crate) struct UncleanCounts {
 }
 
 impl UncleanCounts {
-    /// Adds `pages`, which may be negative, to a group and those above it. Returns the new total.
+    /// Adds `pages`, which may be negative, to a group and the groups above it. Returns the new
+    /// total.
     pub(crate) fn add(&self, group: &Arc<Group>, pages: i64) -> u64 {
         let mut by_group = self.by_group.lock();
         // The thread that removes the group marks it first and takes this lock afterwards, in
-        // `forget`: an entry that is made here has a living group.
+        // `forget`: an entry made here has a living group.
         let chain = std::iter::successors(Some(living(group)), |group| group.parent());
         for group in chain.take_while(|group| !group.is_root()) {
             let count = by_group.entry(group.id()).or_default();
@@ -47,7 +48,7 @@ impl UncleanCounts {
         self.total.load(Ordering::Relaxed)
     }
 
-    /// Returns the pages of a group and those below it.
+    /// Returns the pages of a group and the groups below it.
     pub(crate) fn of(&self, group: &Group) -> u64 {
         if group.is_root() {
             return self.total();
@@ -55,7 +56,7 @@ impl UncleanCounts {
         self.by_group.lock().get(&group.id()).copied().unwrap_or(0)
     }
 
-    /// Drops the entry of a group that has been removed.
+    /// Drops the entry of a removed group.
     pub(crate) fn forget(&self, dying: &Group) {
         self.by_group.lock().remove(&dying.id());
     }

@@ -10,13 +10,13 @@ use umemcg_group::StatItem;
 use super::File;
 use crate::index::{LockedIndex, Mark};
 
-/// The store's count of what is not durable may lack this part of a file's dirty pages …
+/// The store's count of pages not yet durable may lack this part of a file's dirty pages …
 const UNCOUNTED_SHARE: u64 = 8;
 /// … and not more than this many.
 const UNCOUNTED_PAGES_MAX: u64 = 16;
 
 impl File {
-    /// Counts pages of an owner that changed state, in the group and those above.
+    /// Counts pages of an owner that changed state, in the group and the groups above.
     #[inline]
     pub(super) fn account(&self, owner: u32, item: StatItem, pages: i64) {
         if !umemcg_reclaim::mechanism::counts_dirty_for_groups() {
@@ -30,15 +30,15 @@ impl File {
         self.runs_of_owners(pages).for_each(|(owner, nr)| self.account(owner, item, sign * nr));
     }
 
-    /// Returns the owners of pages side by side, each with how many pages are its own.
+    /// Returns the runs of adjacent pages with one owner: the owner, and the number of pages.
     pub(super) fn runs_of_owners(&self, pages: &[(u64, FrameId)]) -> impl Iterator<Item = (u32, i64)> {
         let owner = |&(_, frame): &(u64, FrameId)| self.record(frame).owner.load(Ordering::Relaxed);
         pages.chunk_by(move |a, b| owner(a) == owner(b)).map(move |run| (owner(&run[0]), run.len() as i64))
     }
 
-    /// Counts pages as the store's that are not durable, or are no longer. What is new may wait
-    /// here, an eighth of the file's dirty pages at most, so that not each page writes to a line
-    /// that all writers of the store share.
+    /// Adds pages to the store's count of pages not yet durable; `pages` may be negative. Additions
+    /// may wait here, up to an eighth of the file's dirty pages, so that not every page writes to a
+    /// cache line shared by all writers of the store.
     pub(super) fn count_unclean(&self, _index: &LockedIndex<'_>, owner: u32, pages: i64) {
         let before = self.uncounted_owner.swap(owner, Ordering::Relaxed);
         let mut uncounted = self.uncounted.load(Ordering::Relaxed);
@@ -54,13 +54,13 @@ impl File {
         }
     }
 
-    /// Counts pages as the store's that are not durable (`sign` 1), or are no longer (-1).
+    /// Adds pages to the store's count of pages not yet durable (`sign` 1), or subtracts them (-1).
     pub(super) fn count_unclean_run(&self, index: &LockedIndex<'_>, pages: &[(u64, FrameId)], sign: i64) {
         self.runs_of_owners(pages).for_each(|(owner, nr)| self.count_unclean(index, owner, sign * nr));
     }
 
-    /// Counts pages that became dirty: marks, file, group, pool. Under the index lock, so that no
-    /// thread can count them as clean before.
+    /// Counts newly dirty pages: marks, file, group, pool. Under the index lock, so that no thread
+    /// can count them as clean before.
     pub(super) fn note_dirty(&self, index: &LockedIndex<'_>, pages: &[(u64, FrameId)]) {
         for &(page, _) in pages {
             index.mark(page, Mark::Dirty, true);
@@ -70,12 +70,12 @@ impl File {
         self.count_unclean_run(index, pages, 1);
     }
 
-    /// Marks pages dirty that the caller has pinned and just written to, with `content` held. The
-    /// data was written before this call.
+    /// Marks pages dirty after the caller has written to them. The caller has pinned them and holds
+    /// `content`.
     ///
-    /// A writer that finds a page dirty is done with it: its data is durable when the file is. So
-    /// no thread may see the flag before a sync finds the page: the flag comes last, under the
-    /// lock of the index.
+    /// A writer that finds a page already dirty is done with it: its data is durable when the file
+    /// is. So no thread may see the flag before a sync finds the page: the flag comes last, under
+    /// the lock of the index.
     pub(super) fn mark_dirty(self: &Arc<Self>, pages: &[(u64, FrameId)]) {
         // The copy comes before the flag, so the thread that clears the flag sees the copy.
         let is_dirty = |&(_, frame): &(u64, FrameId)| self.record(frame).set_again(Flag::DIRTY);
@@ -93,8 +93,8 @@ impl File {
         self.queue_dirty(&fresh);
     }
 
-    /// Puts the file among its store's dirty ones; it belongs to the group whose pages these are,
-    /// unless it belongs to one already.
+    /// Queues the file with its store's dirty files. The owner of these pages becomes the file's
+    /// owner, unless it has one already.
     pub(super) fn queue_dirty(self: &Arc<Self>, fresh: &[(u64, FrameId)]) {
         let owner = |&(_, frame): &(u64, FrameId)| self.record(frame).owner.load(Ordering::Relaxed);
         let Some(first) = fresh.first().map(owner) else { return };
@@ -105,8 +105,8 @@ impl File {
         }
     }
 
-    /// Notes that pages went to the store past the cache: it has to confirm them before the file is
-    /// durable.
+    /// Notes that pages went to the store past the cache: the store has to confirm them before the
+    /// file is durable.
     pub(super) fn note_written_through(self: &Arc<Self>, nr: u64, owner: u32) {
         // Release: pairs with the loads in `nr_unclean`.
         self.nr_through.fetch_add(nr, Ordering::Release);

@@ -1,16 +1,16 @@
-//! How many pages of a file were fetched again.
+//! The number of pages of a file fetched again.
 //!
 //! A shadow entry shows that an evicted page comes back, but the number of entries is bounded. When
 //! a file much larger than its group is read again and again, the entry of a page is gone before
-//! the page comes back. Then the number of fetches shows it: of a file with *n* pages, all fetches
-//! after the *n*-th are of pages that were fetched before.
+//! the page comes back. Then the number of fetches shows it: of a file with *n* pages, every fetch
+//! after the *n*-th is of a page fetched before.
 
 use umemcg_base::LeafMutex;
 
 #[derive(Debug, Default)]
 struct Counts {
     nr_fetched: u64,
-    /// Of those, the ones that were counted as refaults.
+    /// The fetches counted as refaults.
     nr_refaults: u64,
 }
 
@@ -19,15 +19,15 @@ struct Counts {
 pub(super) struct FetchCounts(LeafMutex<Counts>);
 
 impl FetchCounts {
-    /// Notes refaults that shadow entries have shown, and that are counted already.
+    /// Notes refaults shown by shadow entries and counted already.
     pub(super) fn note_refaults(&self, nr: u64) {
         if nr > 0 {
             self.0.lock().nr_refaults += nr;
         }
     }
 
-    /// Notes `nr` fetched pages of a file with `nr_of_file` pages. Returns the refaults that are
-    /// not counted yet: a lower bound.
+    /// Notes `nr` fetched pages of a file with `nr_of_file` pages. Returns the refaults not counted
+    /// yet: a lower bound.
     pub(super) fn note_fetched(&self, nr: u64, nr_of_file: u64) -> u64 {
         let mut counts = self.0.lock();
         counts.nr_fetched += nr;
@@ -51,7 +51,7 @@ mod tests {
         let counts = FetchCounts::default();
         assert_eq!((counts.note_fetched(60, 100), counts.note_fetched(40, 100)), (0, 0));
         assert_eq!((counts.note_fetched(8, 100), counts.note_fetched(2, 100)), (8, 2));
-        // A refault that a shadow entry has shown is not counted again.
+        // A refault shown by a shadow entry is not counted again.
         counts.note_refaults(1);
         assert_eq!((counts.note_fetched(1, 100), counts.note_fetched(1, 100)), (0, 1));
         counts.begin_anew();

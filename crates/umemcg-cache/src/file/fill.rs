@@ -1,11 +1,11 @@
-//! A fill: missing pages enter the file locked, the store gives their contents, and they are
+//! A fill: missing pages enter the file locked, the store delivers their contents, and they are
 //! published.
 //!
-//! 1. [`File::insert_locked`] puts them into the index.
-//! 2. The store is asked for one run of pages side by side after the other, and for one part of a
-//!    run after the other, as [`RunFill::part`] says. Either the thread waits for each
-//!    ([`File::fill`]), or the store tells when it has it (`store_fill.rs`).
-//! 3. [`File::end_fill`] publishes what is filled, takes out the rest, and unlocks both.
+//! 1. [`File::insert_locked`] puts the pages into the index.
+//! 2. The store is asked for each run of adjacent pages, one part of the run after the other, as
+//!    decided by [`RunFill::part`]. Either the thread waits for each part ([`File::fill`]), or the
+//!    store reports its end (`store_fill.rs`).
+//! 3. [`File::end_fill`] publishes the filled pages, takes out the rest, and unlocks both.
 
 use std::io;
 use std::ops::{DerefMut, Range};
@@ -20,34 +20,34 @@ use umemcg_reclaim::{GroupReclaim, LruKind, Shadow, StalledHere, advance_age};
 use super::new_pages::NewPages;
 use super::{File, owner_of};
 
-/// A page that a fill put into the file: locked, its contents to come.
+/// A page put into the file by a fill: locked, its contents to come.
 #[derive(Debug)]
 pub(super) struct FillPage {
     page: u64,
     frame: FrameId,
     /// It goes to the active list, by refault distance.
     active: bool,
-    /// The store has given its contents.
+    /// The store has delivered its contents.
     is_filled: bool,
 }
 
-/// What the store is asked for next.
+/// The next request to the store.
 #[derive(Debug, Clone, Copy)]
 enum Attempt {
     /// The run.
     Whole,
-    /// The pages of the run that were asked for, since it refuses the run.
+    /// The pages requested by the reader, since the store refuses the run.
     Asked,
-    /// One of these pages, since it refuses them together.
+    /// One of these pages, since the store refuses them together.
     Page(usize),
     /// Nothing.
     Ended,
 }
 
-/// Returns whether a store that fails so would fail at every place: it does not answer, or does not
-/// give this file to us at all, or gives bytes that are not the file's, which it may do for a part
-/// as well without a way to tell. All other errors may be of one place of a device, or of the size
-/// of the read.
+/// Returns whether this error would recur at every place of the file: the store does not answer, or
+/// refuses the whole file, or delivers bytes that are not the file's (a smaller part could deliver
+/// such bytes unnoticed). All other errors may concern one place of a device, or the size of the
+/// read.
 fn is_of_whole_store(error: &io::Error) -> bool {
     use io::ErrorKind as Kind;
     matches!(
@@ -68,16 +68,16 @@ fn is_of_whole_store(error: &io::Error) -> bool {
     )
 }
 
-/// Pages side by side that the store is asked for together. Of a run that the store refuses, the
-/// pages that were asked for are read one by one up to the first that it cannot give: neither
-/// read-ahead nor a bad place behind them keeps good ones from being read. A store that fails as a
-/// whole is asked for nothing more: each question may take its longest time.
+/// Adjacent pages requested from the store together. If the store refuses the run, the pages
+/// requested by the reader are read one by one, up to the first failure: neither read-ahead nor a
+/// bad place behind them keeps good pages from being read. A store that fails as a whole gets no
+/// further requests: each may last until its timeout.
 ///
-/// The thread that waits for a run borrows the pages; one that no thread waits for has its own.
+/// A thread waiting for a run borrows the pages; a run without a waiting thread owns its pages.
 #[derive(Debug)]
 pub(super) struct RunFill<P> {
     pages: P,
-    /// The pages that were asked for; the others are read ahead.
+    /// Number of pages requested by the reader; the others are read ahead.
     nr_asked: usize,
     attempt: Attempt,
     error: Option<io::Error>,
@@ -86,7 +86,7 @@ pub(super) struct RunFill<P> {
 }
 
 impl<P: DerefMut<Target = [FillPage]>> RunFill<P> {
-    /// Begins with a run of pages side by side, those below `asked_end` asked for.
+    /// Creates a run of adjacent pages. The reader has requested the pages below `asked_end`.
     fn new(pages: P, asked_end: u64) -> Self {
         let nr_asked = pages.partition_point(|page| page.page < asked_end);
         Self { pages, nr_asked, attempt: Attempt::Whole, error: None, store_failed: false }
@@ -106,7 +106,7 @@ impl<P: DerefMut<Target = [FillPage]>> RunFill<P> {
         }
     }
 
-    /// Decides what is next after a refusal.
+    /// Decides the next attempt after a refusal.
     fn refused(&mut self, error: io::Error) {
         self.store_failed = is_of_whole_store(&error);
         self.attempt = match self.attempt {
@@ -129,12 +129,12 @@ impl<P: DerefMut<Target = [FillPage]>> RunFill<P> {
         self.store_failed
     }
 
-    /// Asks the store for nothing more.
+    /// Makes no further request to the store.
     pub(super) fn give_up(&mut self) {
         self.attempt = Attempt::Ended;
     }
 
-    /// Decides what is next when the part has been read.
+    /// Decides the next attempt when the part has been read.
     fn given(&mut self) {
         self.attempt = match self.attempt {
             Attempt::Page(at) if at + 1 < self.nr_asked => Attempt::Page(at + 1),
@@ -143,17 +143,17 @@ impl<P: DerefMut<Target = [FillPage]>> RunFill<P> {
     }
 }
 
-/// The pages that a fill has put into the file.
+/// The pages put into the file by a fill.
 #[derive(Debug)]
 pub(super) struct Fill {
     pages: Vec<FillPage>,
-    /// The first page that the reader lacks, and the end of what it asks for.
+    /// From the first page missing for the reader to the end of its request.
     wanted: Range<u64>,
-    /// The frames that were charged for it.
+    /// The number of frames charged for the fill.
     nr_new: u64,
-    /// They are beyond the limit of their group, and are not kept.
+    /// The pages are beyond the limit of their group, and are not kept.
     is_overrun: bool,
-    /// The first refusal of a page that was asked for.
+    /// The first refusal of a page requested by the reader.
     error: Option<io::Error>,
 }
 
@@ -168,7 +168,7 @@ impl Fill {
         self.pages.iter().any(|page| page.active)
     }
 
-    /// Takes the pages out, in runs of at most `max` side by side.
+    /// Takes the pages out, in runs of at most `max` adjacent pages.
     pub(super) fn split(&mut self, max: usize) -> Vec<RunFill<Vec<FillPage>>> {
         let (mut rest, mut runs) = (std::mem::take(&mut self.pages), Vec::new());
         while let Some(nr) = rest.chunk_by(are_side_by_side).next().map(<[_]>::len) {
@@ -188,22 +188,22 @@ impl Fill {
     }
 }
 
-/// What a reader gets from a fill.
+/// The result of a fill for its reader.
 #[derive(Debug)]
 pub(super) struct Filled {
-    /// The pages from the first that it lacks on, pinned, as far as they are contiguous. None when
-    /// others were faster, or have taken a node out of the index.
+    /// The contiguous filled pages from the first missing page on, pinned. None when others were
+    /// faster, or have taken a node out of the index.
     pub(super) frames: Vec<FrameId>,
-    /// The frames that were charged for the fill.
+    /// The number of frames charged for the fill.
     pub(super) nr_new: u64,
-    /// The store could not give the first page. What it could not give further on is missing, and
-    /// no error.
+    /// The store failed to read the first page. A failure further on only leaves pages missing, and
+    /// is no error.
     pub(super) error: Option<io::Error>,
 }
 
 impl File {
-    /// Fills the pages of `wanted` that are missing, and what is read ahead behind them, as far as
-    /// the new ones reach. Waits for the store.
+    /// Fills the missing pages of `wanted` and the read-ahead behind them, as far as the new pages
+    /// reach. Waits for the store.
     pub(super) fn fill(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -229,16 +229,15 @@ impl File {
                 }
             }
         }
-        // Under `content`: a truncation takes these pages out too, and zeroes what it finds up to
-        // date.
+        // Under `content`: a truncation takes these pages out too, and zeroes up-to-date pages.
         let filled = self.end_fill(group, fill);
         drop(content);
         drop(page_locks);
         filled
     }
 
-    /// Puts locked pages where pages are missing from the start of `wanted` on, as far as the new
-    /// ones reach.
+    /// Puts locked pages in place of missing pages from the start of `wanted` on, as far as the new
+    /// pages reach.
     pub(super) fn insert_locked(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -260,7 +259,7 @@ impl File {
                         pages.push(FillPage { page, frame, active, is_filled: false });
                     });
                 let Some(stop) = stop else { break };
-                // It stopped at a page that is there already.
+                // It stopped at an existing page.
                 at = stop + 1;
             }
         }
@@ -268,8 +267,8 @@ impl File {
         Fill { pages, wanted, nr_new, is_overrun, error: None }
     }
 
-    /// Returns what the store is to be asked for next, and where. Parts that it does not have are
-    /// filled on the way. `None` when the run is over.
+    /// Returns the next segments to read from the store, and their offset. Parts beyond the end of
+    /// the store's file are zeroed on the way. `None` when the run is over.
     pub(super) fn next_part(
         &self,
         run: &mut RunFill<impl DerefMut<Target = [FillPage]>>,
@@ -277,7 +276,7 @@ impl File {
         loop {
             let part = &run.pages[run.part()?];
             let offset = part[0].page << PAGE_SHIFT;
-            // Beyond what the store has, a page is zero, and costs no call.
+            // Beyond the length of the store's file, a page is zero and costs no call.
             let stored = self.store_len.load(Ordering::Relaxed).saturating_sub(offset);
             let in_store = (stored.div_ceil(PAGE_SIZE_U64) as usize).min(part.len());
             if in_store > 0 {
@@ -288,7 +287,7 @@ impl File {
         }
     }
 
-    /// Notes how much the store has given of the part, all or nothing.
+    /// Notes the result of the part: the store has delivered all of it, or nothing.
     pub(super) fn end_part(
         &self,
         run: &mut RunFill<impl DerefMut<Target = [FillPage]>>,
@@ -309,7 +308,7 @@ impl File {
         run.given();
     }
 
-    /// Ends a fill: pages with contents that may be kept are published, the others leave the file.
+    /// Ends a fill: filled pages within the limit are published, the others leave the file.
     pub(super) fn end_fill(&self, group: &Arc<Group>, fill: Fill) -> Filled {
         let Fill { pages, wanted, nr_new, is_overrun, error } = fill;
         let contiguous = pages.iter().zip(wanted.clone()).take_while(|(page, at)| page.page == *at);
@@ -333,7 +332,7 @@ impl File {
         }
     }
 
-    /// Returns whether a page that comes back belongs on the active list, by its refault distance.
+    /// Returns whether a refaulting page belongs on the active list, by its refault distance.
     #[doc(alias = "workingset_refault")]
     pub(super) fn is_workingset_refault(
         &self,
@@ -392,8 +391,8 @@ impl File {
 
     /// Takes locked pages without contents out of the file and unlocks them: their fill failed, or
     /// they are beyond the limit of their group. They never were up to date in the file, so no
-    /// writer has touched them; a thread that waits for one finds it gone and tries for itself. The
-    /// pins stay the caller's.
+    /// writer has touched them; a waiting thread finds its page gone and tries for itself. The pins
+    /// stay the caller's.
     fn take_out_locked<'p>(&self, pages: impl Iterator<Item = &'p FillPage> + Clone) {
         let Some(first) = pages.clone().next() else { return };
         let owner = owner_of(self.record(first.frame));

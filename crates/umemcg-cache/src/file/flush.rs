@@ -6,7 +6,7 @@
 //! 2. It is written. On success the pages are *unstable*; on error they are dirty again and the
 //!    error is noted.
 //! 3. The store is asked to make the range durable. On success the unstable pages are clean; on
-//!    error they are dirty again, so that nothing is lost that the store may have dropped.
+//!    error they are dirty again, so that data dropped by the store is not lost.
 //!
 //! A page may be changed meanwhile: it then becomes dirty again, and is written once more.
 
@@ -38,11 +38,11 @@ pub(crate) enum Durability {
     Full,
 }
 
-/// A flush ends after this many runs that the store refuses; after fewer it continues with the next
-/// run.
+/// A flush ends after this many refused runs; after fewer it continues with the next run.
 const NR_FAILED_RUNS_MAX: u32 = 8;
 
-/// Returns the runs of adjacent pages, of leaves and the pages that are meant of each.
+/// Returns the runs of adjacent pages in leaves. A leaf is given by its first page and a mask of
+/// pages.
 fn runs_of(leaves: &[(u64, u64)]) -> impl Iterator<Item = Range<u64>> {
     let mut pages = leaves.iter().flat_map(|&(first, mask)| runs_of_mask(first, mask)).peekable();
     std::iter::from_fn(move || {
@@ -66,17 +66,17 @@ fn runs_of_mask(first: u64, mut mask: u64) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-/// A run that the store did not take.
+/// A run refused by the store.
 struct FailedRun {
     /// The page after it.
     end: u64,
     error: io::Error,
 }
 
-/// Pages that were written and that the store has not been asked to confirm.
+/// Written pages, their confirmation not yet requested.
 #[derive(Debug, Default, Clone, Copy)]
 struct Piece {
-    /// The range that they are in.
+    /// The range around them.
     span: Option<(u64, u64)>,
     nr: u64,
 }
@@ -91,28 +91,28 @@ impl Piece {
     }
 }
 
-/// The pages that a flush has written so far.
+/// The pages written by a flush so far.
 #[derive(Debug, Default)]
 struct FlushProgress {
     nr: u64,
     /// The page after the last one.
     next: u64,
-    /// The piece that is being written.
+    /// The piece being written.
     piece: Piece,
-    /// The piece before it, which the store has not been asked to confirm yet: it brings this one
-    /// to the device while the next is copied.
+    /// The piece before it, not yet confirmed: the store brings it to the device while the next
+    /// piece is copied.
     before: Piece,
-    /// Runs that were refused, and why the first was.
+    /// The number of refused runs, and the error of the first.
     nr_failed: u32,
     error: Option<io::Error>,
 }
 
-/// Pages that are unstable no more. They are not pinned, so those that are clean may be gone.
+/// Pages no longer unstable. They are not pinned, so clean ones may be gone.
 #[derive(Debug, Default)]
 struct ConfirmedPages {
     /// All of them.
     done: Vec<(u64, FrameId)>,
-    /// Those that are dirty again.
+    /// The pages dirty again.
     dirtied: Vec<(u64, FrameId)>,
 }
 
@@ -121,8 +121,8 @@ impl File {
     /// open file of `cursor`. Sleeps as long as the store needs.
     ///
     /// # Errors
-    /// [`FileError::Writeback`] once per error and open file. What could not be written stays dirty
-    /// and is tried again.
+    /// [`FileError::Writeback`] once per error and open file. Unwritten data stays dirty and is
+    /// tried again.
     pub fn fsync(self: &Arc<Self>, data_only: bool, cursor: &ErrorCursor) -> Result<(), FileError> {
         let durability = if data_only { Durability::Data } else { Durability::Full };
         let flushed = self.flush_range(0, PAGES_END, durability);
@@ -148,17 +148,17 @@ impl File {
         flushed.map_err(FileError::Store)
     }
 
-    /// Writes what is dirty and returns when the store has confirmed it, as background write-back
-    /// does: without committing metadata, and without telling any open file of an error.
+    /// Writes dirty data and returns when the store has confirmed it, as background write-back
+    /// does: without committing metadata, and without reporting an error to any open file.
     ///
     /// # Errors
-    /// The store's. What could not be written stays dirty and is tried again.
+    /// The store's error. Unwritten data stays dirty and is tried again.
     pub fn write_back(self: &Arc<Self>) -> io::Result<()> {
         self.flush_range(0, PAGES_END, Durability::Range)
     }
 
-    /// Gives the store what is dirty, for a reader of the store: without having it confirm
-    /// anything, which background write-back does later.
+    /// Writes dirty data to the store, for a reader of the store. Background write-back has it
+    /// confirmed later.
     ///
     /// # Errors
     /// As [`write_back`](Self::write_back).
@@ -203,7 +203,7 @@ impl File {
 
     fn flush_locked(self: &Arc<Self>, first: u64, end: u64, durability: Durability) -> io::Result<()> {
         let mut written = FlushProgress::default();
-        // Only pages that are dirty now, so that a writer cannot keep a sync from ending.
+        // Only pages dirty now, so that a writer cannot keep a sync from ending.
         let dirty = self.index.lock().marked_leaves(first, end, Mark::Dirty);
         for run in runs_of(&dirty) {
             self.write_dirty(run.start, run.end, &FlushPace::WHOLE, &mut written)?;
@@ -218,9 +218,9 @@ impl File {
         written.error.map_or(Ok(()), Err)
     }
 
-    /// Runs one turn of background write-back, at `pace`, from where the last one stopped. There
-    /// may be more when the pages written are the pace's budget. Less than a run is left for
-    /// [`confirm_written`](Self::confirm_written).
+    /// Runs one turn of background write-back, at `pace`, from where the last one stopped. More
+    /// pages may be dirty when the written pages reach the pace's budget. Less than a run is left
+    /// unconfirmed, for [`confirm_written`](Self::confirm_written).
     ///
     /// # Errors
     /// As [`write_back`](Self::write_back).
@@ -244,7 +244,7 @@ impl File {
         result.map(|()| TurnWritten { pages: written.nr, is_unconfirmed })
     }
 
-    /// Has the store confirm what turns of background write-back have left.
+    /// Has the store confirm the pages left unconfirmed by turns of background write-back.
     ///
     /// # Errors
     /// As [`write_back`](Self::write_back).
@@ -258,8 +258,8 @@ impl File {
 
     /// Writes dirty pages of `first..end` in order until there are no more or the pace's budget is
     /// used up. Confirms pieces on the way, so that during a long flush its pages become evictable
-    /// and their group's writers may continue: each after the next one was written, so that the
-    /// device always has work. Skips refused runs, and records them.
+    /// and their group's writers may continue. A piece is confirmed after the next one was written,
+    /// so that the device always has work. Skips refused runs, and records them.
     fn write_dirty(
         self: &Arc<Self>,
         first: u64,
@@ -287,8 +287,8 @@ impl File {
             if written.piece.nr >= pace.confirm {
                 let before = std::mem::replace(&mut written.before, std::mem::take(&mut written.piece));
                 if let Err(error) = self.confirm(before.span, Durability::Range) {
-                    // The store may have lost the next piece with it. Whatever it says of that one,
-                    // no page waits for an answer when this flush ends.
+                    // The store may have lost the next piece with it. That piece is confirmed, too,
+                    // so that no page waits for an answer when this flush ends.
                     let next = std::mem::take(&mut written.before);
                     return self.confirm(next.span, Durability::Range).and(Err(error));
                 }
@@ -297,8 +297,8 @@ impl File {
         Ok(())
     }
 
-    /// Confirms what `write_dirty` has not; earlier flushes may have left unstable pages anywhere
-    /// in `first..end`.
+    /// Confirms the pages not confirmed by `write_dirty`. Earlier flushes may have left unstable
+    /// pages anywhere in `first..end`.
     fn confirm_rest(self: &Arc<Self>, written: &FlushProgress, first: u64, end: u64) -> io::Result<()> {
         let rest = written.before.with(written.piece);
         let is_more =
@@ -345,8 +345,7 @@ impl File {
             if !self.record(frame).try_pin() {
                 continue;
             }
-            // Acquire in `change`: what was copied before the dirty flag was set is seen by the
-            // write.
+            // Acquire in `change`: data copied before the dirty flag was set is seen by the write.
             self.record(frame).change(Flag::DIRTY, Flag::WRITEBACK);
             index.mark(page, Mark::Dirty, false);
             run.push((page, frame));
@@ -357,7 +356,7 @@ impl File {
         run
     }
 
-    /// Ends a run that has been written, or refused: its pages are unstable, or dirty again.
+    /// Ends a written or refused run: its pages are unstable, or dirty again.
     fn end_run(&self, run: &[(u64, FrameId)], is_written: bool) {
         let index = self.index.lock();
         let (mut changed, mut counted_twice) = (Vec::new(), Vec::new());
@@ -408,8 +407,8 @@ impl File {
         self.write_fully(&segments, offset).1
     }
 
-    /// Writes all segments, even if the store's single writes are short. Returns how many bytes the
-    /// store has accepted, also if it refused the rest.
+    /// Writes all segments, even if the store's single writes are short. Returns the number of
+    /// bytes accepted by the store, even if it refused the rest.
     pub(super) fn write_fully(&self, segments: &[Segment], offset: u64) -> (usize, io::Result<()>) {
         assert_may_wait(Rank::StoreIo, "a write to the store");
         let _idle = Idle::begin(Wait::Perhaps);
@@ -447,7 +446,7 @@ impl File {
     /// again.
     fn confirm(self: &Arc<Self>, span: Option<(u64, u64)>, durability: Durability) -> io::Result<()> {
         let Some((first, end)) = span else { return Ok(()) };
-        // Acquire: pairs with the Release in `note_written_through`; what is counted here is in the
+        // Acquire: pairs with the Release in `note_written_through`; pages counted here are in the
         // store.
         let nr_through = self.nr_through.load(Ordering::Acquire);
         assert_may_wait(Rank::StoreIo, "a sync of the store");
@@ -461,7 +460,7 @@ impl File {
         drop(idle);
         self.writeback.end_io(0);
         if nr_through > 0 && (durability != Durability::Range || (first, end) == (0, PAGES_END)) {
-            // Also when it fails: there is nothing to write again, and the error is told.
+            // Also on failure: there is nothing to write again, and the error is reported.
             self.nr_through.fetch_sub(nr_through, Ordering::Release);
         }
         let ConfirmedPages { done, dirtied } = self.end_unstable(first, end, result.is_ok());
@@ -476,9 +475,9 @@ impl File {
     }
 
     /// Makes the unstable pages of a span clean, or dirty again when the store has refused to make
-    /// them durable. They are counted as not durable until reclaim may take them: the index, which
-    /// is locked, keeps them meanwhile, and no pin does. A thread that waits for what is not
-    /// durable would find all of it in use otherwise.
+    /// them durable. They count as not durable until reclaim may take them. Meanwhile the locked
+    /// index keeps them, not a pin: a thread waiting for durability would otherwise find all these
+    /// pages in use.
     fn end_unstable(&self, first: u64, end: u64, is_durable: bool) -> ConfirmedPages {
         let mut confirmed = ConfirmedPages::default();
         let ConfirmedPages { done, dirtied } = &mut confirmed;

@@ -9,25 +9,25 @@ use umemcg_base::{PAGE_SHIFT, pages_for};
 use super::File;
 use crate::index::{Entry, LockedIndex};
 
-/// What keeps a page here: it is not durable, or it is being filled.
+/// Flags that keep a page here: it is not durable, or is being filled.
 const KEPT: Flag = Flag::from_bits(
     Flag::DIRTY.bits() | Flag::WRITEBACK.bits() | Flag::UNSTABLE.bits() | Flag::LOCKED.bits(),
 );
 
 impl File {
-    /// Says whether another cache has the pages that are read and written here, so that those here
-    /// can go as soon as they are durable. The last page of the file stays: what is appended next
-    /// needs the rest of it.
+    /// Sets whether another cache keeps the pages read and written here. If so, this cache frees
+    /// them as soon as they are durable. The last page of the file stays: the next append needs the
+    /// rest of it.
     pub fn set_kept_above(&self, is_kept_above: bool) {
         self.is_kept_above.store(is_kept_above, Ordering::Relaxed);
     }
 
-    /// Returns whether another cache has the pages that are read and written here.
+    /// Returns whether another cache keeps the pages read and written here.
     pub fn is_kept_above(&self) -> bool {
         self.is_kept_above.load(Ordering::Relaxed)
     }
 
-    /// Frees pages that have become durable, if another cache has them.
+    /// Frees newly durable pages, if another cache has them.
     pub(super) fn give_up_durable(&self, pages: &[(u64, FrameId)]) {
         if !self.is_kept_above() {
             return;
@@ -39,20 +39,19 @@ impl File {
         }
     }
 
-    /// Notes that pages have come back to what has them above, which has counted them.
+    /// Notes refaults in the cache above, which has counted them.
     pub fn note_refaults(&self, nr: u64) {
         self.fetch_counts.note_refaults(nr);
     }
 
-    /// Notes that what has them above drops pages because they are out of date: to fetch them again
-    /// is no refault.
+    /// Notes that the cache above drops outdated pages: to fetch them again is no refault.
     pub fn note_dropped_above(&self) {
         self.fetch_counts.begin_anew();
     }
 
-    /// Frees the pages of `len` bytes from `offset` on that are clean and that nothing else uses.
-    /// Returns how many they were. They leave no shadow: what has them above may give them back
-    /// without a read. Never sleeps; no lock may be held.
+    /// Frees the clean pages of `len` bytes from `offset` on with no other user. Returns the number
+    /// of pages freed. They leave no shadow: the cache above may give them back without a read.
+    /// Never sleeps; no lock may be held.
     pub fn give_up_clean(&self, offset: u64, len: u64) -> u64 {
         if self.is_memory() || len == 0 {
             return 0;
@@ -76,7 +75,7 @@ impl File {
     /// Takes a page out of the file if it is clean and has the base reference alone.
     fn freeze_clean(&self, index: &LockedIndex<'_>, page: u64, frame: FrameId) -> bool {
         let record = self.record(frame);
-        // Before it is frozen, so that a reader seldom finds it so for nothing.
+        // Checked before the freeze, so that a reader seldom meets a page frozen for nothing.
         if record.test(KEPT) || !record.freeze_from(1) {
             return false;
         }

@@ -1,7 +1,7 @@
 //! Reads that hit: every page is cached, so they take no lock and never sleep.
 //!
-//! There are two ways to read a page safely. A caller that passes its frame on (a reply that the
-//! kernel copies) *pins* it. A caller that copies a few bytes reads *optimistically*: its result is
+//! There are two ways to read a page safely. A caller that passes its frame on (a reply copied by
+//! the kernel) *pins* it. A caller that copies a few bytes reads *optimistically*: its result is
 //! valid if the frame has not been frozen meanwhile. An optimistic read writes no shared memory, so
 //! any number of threads read one page at full speed, and the processor fetches record and contents
 //! at the same time.
@@ -21,7 +21,7 @@ use crate::index::Entry;
 use crate::pinned::PinnedPages;
 use crate::readahead::Readahead;
 
-/// A page found without a pin: what is read from it is valid if its record validates afterwards.
+/// A page found without a pin: data read from it is valid if its record validates afterwards.
 struct OptimisticRead<'a> {
     frame: Frame<'a>,
     read_begin: ReadStamp,
@@ -37,9 +37,8 @@ const _: () = assert!(
 
 impl File {
     /// Reads without ever sleeping, if every page is cached; the pages stay pinned while the result
-    /// lives. Clipped at the end of the file. Declines once at each mark of
-    /// read-ahead, so that [`read`](Self::read) or [`step_read`](Self::step_read) begins what is
-    /// next.
+    /// lives. Clipped at the end of the file. Declines once at each mark of read-ahead, so that
+    /// [`read`](Self::read) or [`step_read`](Self::step_read) begins the next window.
     #[inline]
     pub fn try_read(&self, offset: u64, len: usize, readahead: &Readahead) -> Option<PinnedPages<'_>> {
         let end = self.len().min(offset.saturating_add(len as u64));
@@ -66,9 +65,9 @@ impl File {
         Some(pinned)
     }
 
-    /// Copies bytes out without ever sleeping, if every page is cached; returns how many, fewer
-    /// than there is room for at the end of the file. On `None` the buffer's contents are
-    /// unspecified. Declines as [`try_read`](Self::try_read) does.
+    /// Copies bytes out without ever sleeping, if every page is cached; returns the number of
+    /// bytes, fewer than there is room for at the end of the file. On `None` the buffer's contents
+    /// are unspecified. Declines as [`try_read`](Self::try_read) does.
     #[inline]
     pub fn try_read_into(&self, offset: u64, into: &mut [u8], readahead: &Readahead) -> Option<usize> {
         let end = self.len().min(offset.saturating_add(into.len() as u64));
@@ -129,7 +128,7 @@ impl File {
         Some(word)
     }
 
-    /// Returns whether a frame that is pinned, or read optimistically, is this file's page.
+    /// Returns whether a frame, pinned or read optimistically, is this file's page.
     #[inline]
     fn is_page(&self, record: &FrameRecord, page: u64) -> bool {
         record.file.load(Ordering::Relaxed) == self.id && record.index.load(Ordering::Relaxed) == page
@@ -198,7 +197,7 @@ impl File {
     }
 }
 
-/// Returns the part of a page that `offset..end` covers.
+/// Returns the part of a page covered by `offset..end`.
 #[inline]
 pub(super) fn segment_of(page: u64, offset: u64, end: u64, frame: FrameId) -> Segment {
     let start = page << PAGE_SHIFT;
@@ -207,8 +206,8 @@ pub(super) fn segment_of(page: u64, offset: u64, end: u64, frame: FrameId) -> Se
     Segment { frame, offset: from as u16, len: (to - from) as u16 }
 }
 
-/// Marks the first use of a page, then the second: reclaim keeps what was used twice. `flags` are
-/// the page's marks, as the caller has just read them. Returns whether it had been used before.
+/// Marks the first use of a page, then the second: reclaim keeps pages used twice. `flags` are the
+/// page's marks, as the caller has just read them. Returns whether it had been used before.
 #[doc(alias = "mark_page_accessed")]
 #[inline]
 pub(super) fn mark_accessed(record: &FrameRecord, flags: Flag) -> bool {

@@ -1,10 +1,10 @@
-//! Files that live in the pool alone: no store is behind them, a page that is not there is a hole
-//! and reads as zeroes.
+//! Files that live in the pool alone: no store is behind them, and a missing page is a hole and
+//! reads as zeroes.
 //!
 //! Their pages are on no list, so reclaim never meets them; they are counted as `shmem` and as
 //! unevictable, never as dirty, and are gone when they are cut off, punched out, or when the file
-//! is dropped. A [`PageQuota`](crate::PageQuota) bounds them beside the groups: a write that either
-//! refuses fails with [`FileError::NoSpace`] and does not exceed a limit.
+//! is dropped. A [`PageQuota`](crate::PageQuota) bounds them beside the groups: a write refused by
+//! either fails with [`FileError::NoSpace`] and does not exceed a limit.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,10 +18,10 @@ use super::{File, FileError, owner_of};
 use crate::index::Entry;
 use crate::store::FILE_LEN_MAX;
 
-/// Pages that an allocation makes in one go.
+/// Pages made in one batch of an allocation.
 const BATCH_PAGES: u64 = 256;
 
-/// Marks that a page takes with it to its new frame.
+/// Marks kept by a page that moves to a new frame.
 const CARRIED: Flag = Flag::from_bits(
     Flag::UPTODATE.bits() | Flag::ACCESSED.bits() | Flag::REFERENCED.bits() | Flag::UNEVICTABLE.bits(),
 );
@@ -33,7 +33,7 @@ impl File {
         self.quota.is_some()
     }
 
-    /// Returns the page that a hole reads as, pinned; `None` when the page is there after all.
+    /// Returns the zero page for a hole, pinned; `None` when the page is there after all.
     pub(super) fn pin_hole(&self, page: u64) -> Option<FrameId> {
         if let Entry::Page(_) = self.index.lock().get(page) {
             return None;
@@ -42,8 +42,7 @@ impl File {
         self.record(frame).try_pin().then_some(frame)
     }
 
-    /// Takes quota for new pages; returns the pages that it does not allow. `None` when it allows
-    /// none.
+    /// Takes quota for new pages, and frees the pages beyond it. `None` when it allows none.
     pub(super) fn within_quota<'f>(&self, mut new: NewPages<'f>) -> Option<NewPages<'f>> {
         let Some(quota) = &self.quota else { return Some(new) };
         let nr_wanted = new.frames.len() as u64;
@@ -57,7 +56,7 @@ impl File {
     }
 
     /// Makes pages for the holes of a byte range, charged to `group`, and with `grow` extends the
-    /// file to the end of the range. What is there stays. Checks first that there is room for all
+    /// file to the end of the range. Existing pages stay. Checks first that there is room for all
     /// of it, so that a refusal changes nothing. Only if others take the room meanwhile, a part
     /// stays allocated.
     ///
@@ -96,7 +95,7 @@ impl File {
             if wanted == 0 {
                 continue;
             }
-            // The pages that were put aside for them become theirs.
+            // Gives up their share of the charge made above, so that they can be charged.
             let share = wanted.min(nr_missing);
             nr_missing -= share;
             drop(charge.split(share * PAGE_SIZE_U64));
@@ -142,7 +141,7 @@ impl File {
         drop(content);
     }
 
-    /// Returns the number of pages of `first..end` that are holes.
+    /// Returns the number of holes in `first..end`, in pages.
     fn nr_missing(&self, first: u64, end: u64) -> u64 {
         let index = self.index.lock();
         let (mut nr_there, mut from) = (0, first);
@@ -179,8 +178,8 @@ impl File {
         (page << PAGE_SHIFT).max(offset).min(len)
     }
 
-    /// Puts the page that is in `old` into the frozen frame `new`. Returns whether it did; `old` is
-    /// frozen then.
+    /// Moves the page in `old` to the frozen frame `new`. Returns whether it did; `old` is frozen
+    /// then.
     pub(crate) fn move_page(&self, old: FrameId, new: FrameId) -> bool {
         let _content = self.content_alone();
         let index = self.index.lock();
@@ -203,7 +202,7 @@ impl File {
         true
     }
 
-    /// Returns the quota of a page that leaves the file.
+    /// Gives back the quota of `nr` pages that leave the file.
     pub(super) fn give_quota(&self, nr: u64) {
         if let Some(quota) = &self.quota {
             quota.give(nr);

@@ -2,19 +2,18 @@
 //!
 //! Life: [`PageCache::open_file`](crate::PageCache::open_file) makes it, the layer above holds it
 //! while the inode is known, the flusher holds it while it is dirty. The last holder drops it; its
-//! pages go with it. Its number in the table of files is what frame records name as identity.
+//! pages go with it. Frame records name it by its number in the table of files.
 //!
 //! Locks, outermost first: `flush` (one write-back at a time), `content` (shared by reads from the
 //! store, writes and write-back; exclusive for truncation), the page lock flag, the index lock. A
-//! read that hits takes none of them. What is exclusive waits for the fills of the store first.
+//! hit takes none of them. An exclusive operation first waits for the fills of the store.
 //!
-//! Each operation has a file of its own: `hit`, `read`, `write`, `flush`, `truncate`.
-//! A read that misses has pages filled: by its thread (`fill`), or by the store (`store_fill`,
-//! listed in `store_fills`) while no thread waits (`started_read`), or before the read comes
-//! (`read_ahead`).
-//! `write_behind` notices long sequential writes.
-//! `new_pages` takes what a page needs to enter the file, `dirty_pages` counts what is to be
-//! written, and `memory` is what differs when there is no store.
+//! Each operation has a file of its own: `hit`, `read`, `write`, `flush`, `truncate`. A miss has
+//! pages filled: by its thread (`fill`), or by the store (`store_fill`, listed in `store_fills`)
+//! while no thread waits (`started_read`), or before the read comes (`read_ahead`). `write_behind`
+//! notices long sequential writes. `new_pages` takes charge, frames and index nodes for pages to
+//! enter the file, `dirty_pages` counts pages to be written, and `memory` has the operations
+//! special to files without a store.
 
 mod dirty_pages;
 mod fetch_counts;
@@ -92,14 +91,14 @@ pub enum FileError {
     ShutDown,
 }
 
-/// One file's cached content; see the module text. Aligned so that what a writer of one file
-/// changes is on no line that readers of another need.
+/// One file's cached content; see the module text. Aligned so that writers of one file change no
+/// cache line needed by readers of another.
 #[repr(align(64))]
 pub struct File {
     cache: Arc<CacheCore>,
     /// Identity in frame records; never 0. (C)
     pub(crate) id: u32,
-    /// The cache's; here so that a hit reads no line on which others' misses are counted.
+    /// The cache's; here so that a hit reads no cache line with counts of others' misses.
     pub(crate) arena: Arc<Arena>,
     store: GuardedStore,
     /// Bounds the pages of a file that lives in the pool alone; none for all others. (C)
@@ -112,14 +111,14 @@ pub struct File {
     store_len: AtomicU64,
     pub(crate) index: Index,
     content: RankedRwLock<()>,
-    /// Where the store begins reads: what it has begun.
+    /// Where the store begins reads: the fills begun by it.
     store_fills: Option<Arc<StoreFills>>,
-    /// Held by a write that may make the file longer, over charging and reclaim: where an append
-    /// goes is known when it is done, and what is refused leaves no trace.
+    /// Held by a write that may make the file longer, over charging and reclaim: the offset of an
+    /// append is fixed, and a refused write leaves no trace.
     growth: RankedMutex<()>,
     flush: RankedMutex<()>,
     errors: ErrorSequence,
-    /// Of its flushes, since one went well.
+    /// Refusals of its flushes, since one succeeded.
     refusals: Refusals,
     /// Pages with `Flag::DIRTY`. (A)
     nr_dirty: AtomicU64,
@@ -129,11 +128,11 @@ pub struct File {
     nr_unstable: AtomicU64,
     /// Pages that went to the store past the cache since it last confirmed the whole file. (A)
     nr_through: AtomicU64,
-    /// Pages that are not durable and that the store's count does not have yet. (index lock)
+    /// Pages not durable and not yet in the store's count. (index lock)
     uncounted: AtomicI64,
-    /// The group that they belong to. (index lock)
+    /// The owner of these pages. (index lock)
     uncounted_owner: AtomicU32,
-    /// Its mark in its store's queue, and the time since which it has been dirty.
+    /// Its mark in its store's queue, and the time at which it became dirty.
     queue_mark: QueueMark,
     /// Its position in its store's lists. (the lock of the store's queue)
     list_position: ListPosition,
@@ -145,7 +144,7 @@ pub struct File {
     fetch_counts: FetchCounts,
     /// It has no name and is not open, so its data need not be written. (A)
     discarded: AtomicBool,
-    /// Another cache has the pages that are read and written here. (A)
+    /// Another cache keeps the pages read and written here. (A)
     is_kept_above: AtomicBool,
     /// Given back when the file is dropped, after its pages.
     _number: FileNumber<File>,
@@ -153,7 +152,7 @@ pub struct File {
     _page_owner: Arc<dyn PageOwner>,
 }
 
-/// The parts of a new file that its cache provides.
+/// The parts of a new file provided by its cache.
 pub(crate) struct FileParts {
     pub(crate) number: FileNumber<File>,
     pub(crate) cache: Arc<CacheCore>,
@@ -188,7 +187,7 @@ impl File {
             store,
             writeback,
             len: AtomicU64::new(len),
-            // No store has anything of a file in memory.
+            // No store has data of a file in memory.
             store_len: AtomicU64::new(if quota.is_some() { 0 } else { len }),
             quota,
             content: RankedRwLock::new(Rank::FileContent, ()),
@@ -243,11 +242,11 @@ impl File {
         self.dirty_owner.group()
     }
 
-    /// Returns the number of pages that are not durable yet: dirty, under write-back or unstable.
-    /// One on its way from one state to the next may count twice.
+    /// Returns the number of pages not durable yet: dirty, under write-back or unstable. A page on
+    /// its way from one state to the next may count twice.
     pub fn nr_unclean(&self) -> u64 {
         // Acquire: pairs with the Release decrements in `flush`, each after the increment of the
-        // state that follows; the reads go the way that pages go.
+        // next state; the reads follow the order of the states.
         self.nr_dirty.load(Ordering::Acquire)
             + self.nr_writeback.load(Ordering::Acquire)
             + self.nr_unstable.load(Ordering::Acquire)
@@ -261,17 +260,16 @@ impl File {
         self.nr_unclean() == 0 && self.nr_dirty.load(Ordering::Acquire) == 0
     }
 
-    /// Returns the number of pages that the store has not been given yet: dirty, or under
-    /// write-back. One on its way may count twice.
+    /// Returns the number of pages not yet written to the store: dirty, or under write-back. A page
+    /// on its way may count twice.
     pub fn nr_unwritten(&self) -> u64 {
         // Acquire: as in `nr_unclean`.
         self.nr_dirty.load(Ordering::Acquire) + self.nr_writeback.load(Ordering::Acquire)
     }
 
-    /// Returns whether the store has been given everything written so far.
+    /// Returns whether everything written so far is in the store, durable or not.
     pub fn is_in_store(&self) -> bool {
-        // A page that the store refuses goes back from write-back to dirty: one more look at the
-        // first state.
+        // A refused page goes back from write-back to dirty: one more look at the first state.
         self.nr_unwritten() == 0 && self.nr_dirty.load(Ordering::Acquire) == 0
     }
 
@@ -280,7 +278,7 @@ impl File {
         self.store.id()
     }
 
-    /// Returns what an open file that starts now has seen of the file's write-back errors.
+    /// Returns the position of a newly opened file in the sequence of write-back errors.
     pub fn sample_error(&self) -> ErrorCursor {
         self.errors.sample()
     }
@@ -290,7 +288,7 @@ impl File {
         !self.errors.is_clear()
     }
 
-    /// Reports a write-back error that this open file has not seen yet.
+    /// Reports a write-back error not yet seen by this open file.
     ///
     /// # Errors
     /// [`FileError::Writeback`], once per error and open file.
@@ -298,7 +296,7 @@ impl File {
         self.errors.check_and_advance(cursor).map_err(FileError::Writeback)
     }
 
-    /// Records the result of a flush, for open files and for writers that wait for it.
+    /// Records the result of a flush, for open files and for waiting writers.
     fn note_flushed<T>(&self, result: &io::Result<T>) {
         match result {
             Ok(_) => self.refusals.taken(),
@@ -310,7 +308,8 @@ impl File {
         }
     }
 
-    /// Returns the errno with which the store refuses this file's data or all data, if it does.
+    /// Returns the errno of the store's refusal of this file's data, or of all data, if there is
+    /// one.
     fn refusal(&self) -> Option<i32> {
         self.refusals.of_file().or_else(|| self.writeback.refusals.of_store())
     }
@@ -367,7 +366,7 @@ impl Drop for File {
     }
 }
 
-/// Returns the owner handle that a frame is charged to.
+/// Returns the owner handle charged for a frame.
 fn owner_of(record: &FrameRecord) -> OwnerId {
     umemcg_reclaim::owner_from(record.owner.load(Ordering::Relaxed))
 }

@@ -1,4 +1,4 @@
-//! Pages that are about to enter a file: charged, with their frames and index nodes.
+//! Pages about to enter a file: charged, with their frames and index nodes.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,23 +12,23 @@ use crate::index_node::NODE_BYTES;
 use crate::node_pool::NodeReserve;
 use crate::overrun::RequestClaim;
 
-/// The number of times that a charge in flight looks again for frames on their way back.
+/// Most attempts of a charge in flight to find frames on their way back.
 const LATE_FRAMES_TRIES_MAX: u32 = 100_000;
 
-/// Frames charged and taken for pages that are about to enter a file.
+/// Frames charged and taken for pages about to enter a file.
 pub(super) struct NewPages<'f> {
     pub(super) charge: Charge,
     pub(super) frames: Vec<FrameId>,
     /// As many as the index lacked before its lock was taken. When one has left the index
     /// meanwhile, fewer pages enter it, and the caller tries again.
     pub(super) nodes: NodeReserve<'f>,
-    /// They are beyond the limit of their group, and stay in the file only while they are locked.
+    /// The pages are beyond the limit of their group, and stay in the file only while locked.
     pub(super) is_overrun: bool,
 }
 
 impl File {
     /// Charges and takes frames for up to `want` pages from `first` on, which is missing; fewer if
-    /// `group` has no room for all. `None` when it has not room for one.
+    /// `group` has no room for all. `None` when it has no room for one.
     pub(super) fn new_pages(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -67,7 +67,7 @@ impl File {
                 if want <= 1 || !may_sleep {
                     return None;
                 }
-                // Down to what is really needed, then to less: a small group still caches
+                // Down to the pages really needed, then to fewer: a small group still caches
                 // something.
                 want = if want > least { least.max(want / 4) } else { (want / 4).max(1) };
                 continue;
@@ -87,15 +87,15 @@ impl File {
                 want = (want / 2).max(1);
                 continue;
             }
-            // Taken from the end: pages side by side get frames side by side where there are any,
-            // so that one piece of an I/O vector covers many, and the index can tell their place
-            // from their neighbours'.
+            // Taken from the end: adjacent pages get adjacent frames where there are any, so that
+            // one piece of an I/O vector covers many pages, and the index can guess a page's frame
+            // from its neighbours.
             return self.within_quota(NewPages { charge, frames, nodes, is_overrun: false });
         }
     }
 
-    /// Charges and takes frames for `nr` pages from `first` on that no reader waits for; `None`
-    /// when `group` has no room for all of them, or would not have it without an effort.
+    /// Charges and takes frames to read ahead `nr` pages from `first` on. `None` when `group` has
+    /// no room for all of them, or could make it only with some effort.
     pub(super) fn pages_ahead(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -115,7 +115,7 @@ impl File {
         Some(NewPages { charge, frames, nodes, is_overrun: false })
     }
 
-    /// Returns pages `first..` that `group` has no room for, charged to it all the same: up to
+    /// Returns pages from `first` on beyond the limit of `group`, charged to it all the same: up to
     /// `want`, as many as the request's claim has left. `None` when nothing is left.
     ///
     /// # Errors
@@ -151,8 +151,8 @@ impl File {
         Err(no_memory())
     }
 
-    /// Prefetches the records of frames that are about to be written: most were last written by a
-    /// worker on another processor.
+    /// Prefetches the records of frames about to be written: most were last written by a worker on
+    /// another processor.
     pub(super) fn fetch_records(&self, frames: &[FrameId]) {
         frames.iter().for_each(|&frame| prefetch_for_write(self.record(frame)));
     }
@@ -168,8 +168,8 @@ impl File {
         record.unfreeze_to(pins);
     }
 
-    /// Returns what `inserted` pages did not use; the charge of those that did now belongs to their
-    /// frames.
+    /// Gives back everything not used by the `inserted` pages. The charge of these pages now
+    /// belongs to their frames.
     pub(super) fn give_back(&self, new: NewPages<'_>, inserted: u64) {
         let NewPages { mut charge, frames, nodes, .. } = new;
         if !frames.is_empty() {

@@ -1,7 +1,8 @@
-//! Reads that miss: plan a window, charge it, have it filled, and pin what was asked for.
+//! Reads that miss: plan a window, charge it, have it filled, and pin the requested pages.
 //!
 //! There is one loop for both forms of a read. [`File::read`] waits in it for the store and for
-//! pages that others fill. [`File::step_read`] leaves it instead, where the store begins reads.
+//! pages being filled by others. [`File::step_read`] leaves it instead, where the store begins
+//! reads.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use super::{File, FileError};
 use crate::pinned::PinnedPages;
 use crate::readahead::Readahead;
 
-/// A page that a read looks for.
+/// The state of a page that a read needs.
 enum Found {
     /// It is there, pinned; and whether it had been used before, or never was in a store.
     Here(FrameId, bool),
@@ -30,13 +31,13 @@ enum Found {
 
 impl File {
     /// Reads `len` bytes at `offset`, clipped at the end of the file, and before a page that the
-    /// store cannot give. Pages that are missing are charged to `group`; one that has no room for
-    /// them gets at most [`OVERRUN_PAGES_PER_REQUEST`](crate::overrun::OVERRUN_PAGES_PER_REQUEST)
-    /// of them, which are not kept. May sleep for memory and for the store; no lock may be held.
+    /// store fails to read. Missing pages are charged to `group`; a group without room for them
+    /// gets at most [`OVERRUN_PAGES_PER_REQUEST`](crate::overrun::OVERRUN_PAGES_PER_REQUEST) of
+    /// them, which are not kept. May sleep for memory and for the store; no lock may be held.
     ///
     /// # Errors
-    /// [`FileError::Store`] when the store cannot give the first page, [`FileError::NoMemory`] when
-    /// the pool has no index node for it.
+    /// [`FileError::Store`] when the store fails to read the first page, [`FileError::NoMemory`]
+    /// when the pool has no index node for it.
     pub fn read(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -54,10 +55,10 @@ impl File {
         Ok(Self::end_reading(group, state, readahead))
     }
 
-    /// Goes on with a read, as [`read`](Self::read) does it, until it is done or has to wait for
-    /// what its file's store has begun. A step of a file whose store does not
-    /// [begin reads](crate::BackingStore::begins_reads) always is the only one. All steps of a read
-    /// are of one group. May sleep for memory; no lock may be held.
+    /// Continues a read, as [`read`](Self::read) does it, until it is done or has to wait for a
+    /// read begun by its file's store. The first step is always the only one for a store that does
+    /// not [begin reads](crate::BackingStore::begins_reads). All steps of a read are of one group.
+    /// May sleep for memory; no lock may be held.
     ///
     /// # Errors
     /// As for [`read`](Self::read).
@@ -96,8 +97,9 @@ impl File {
         (offset < end).then(|| ReadState::new(&self.cache, at))
     }
 
-    /// Pins page after page, to the last or to the first that is not to be had. Returns what to
-    /// wait for, if the store is to begin what is missing (`by_completion`), else `None`.
+    /// Pins page after page, to the last page or to the first one not available. If the store is to
+    /// begin the reads of missing pages (`by_completion`), returns the wait for them, if any; else
+    /// `None`.
     fn advance(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -136,7 +138,7 @@ impl File {
                 }
                 None => match self.pages_beyond_limit(group, page, last - page + 1, &mut state.claim)? {
                     Some(new) => new,
-                    // As many as one request may have.
+                    // The request has used its whole claim.
                     None => return Ok(None),
                 },
             };
@@ -159,7 +161,7 @@ impl File {
         Ok(None)
     }
 
-    /// Returns what a read has got, and counts it.
+    /// Returns the pages pinned by a read, and counts hits and misses.
     fn end_reading<'f>(group: &Arc<Group>, state: ReadState<'f>, readahead: &Readahead) -> PinnedPages<'f> {
         let ReadState { at, mut pinned, claim, .. } = state;
         let (first, _) = at.first_and_last();
@@ -174,9 +176,9 @@ impl File {
         pinned
     }
 
-    /// Pins a page that is there, or that is a hole of a file in memory, once its contents are.
-    /// Waits for a page that a thread fills, and with `by_completion` not for one that the store
-    /// has begun.
+    /// Pins an existing page, or a hole of a file in memory, once its contents are there. Waits for
+    /// a page being filled by a thread; with `by_completion`, not for a page being filled by the
+    /// store.
     fn find_filled(&self, page: u64, readahead: &Readahead, by_completion: bool) -> Found {
         loop {
             if let Some(frame) = self.pin_page(page) {
@@ -208,8 +210,8 @@ impl File {
         }
     }
 
-    /// Returns pages for a read of `first..=last` that lacks `page`: with what is read ahead, or
-    /// with fewer if the group has not room for all. `None` when it has room for none.
+    /// Returns pages for a read of `first..=last` with `page` missing: with read-ahead, or fewer if
+    /// the group has no room for all of them. `None` when it has room for none.
     fn pages_within(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -218,12 +220,11 @@ impl File {
     ) -> Option<NewPages<'_>> {
         let needed = last - page + 1;
         // Above its `memory.high` a group is slowed in proportion to its charges, so charge only
-        // what was asked for.
+        // the requested pages.
         let is_over_high = self.cache.reclaimer().is_over_high(group);
         let window_max = self.window_max(group, readahead);
         let window = if is_over_high { needed } else { readahead.plan(first, (page, needed), window_max) };
-        // Up to the end of the page that the store ends in; beyond it there is nothing to read
-        // ahead.
+        // Up to the last page of the file; beyond it there is nothing to read ahead.
         let file_end = self.len().div_ceil(PAGE_SIZE_U64);
         let window_end = (page + window).min(file_end).max(last + 1);
         let new = self.new_pages(group, page, window_end - page, needed, true);

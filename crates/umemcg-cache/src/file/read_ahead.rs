@@ -1,16 +1,15 @@
-//! Windows that are begun before their reader comes to them, where the store begins reads.
+//! Windows begun before their reader reaches them, where the store begins reads.
 //!
-//! [`Readahead`] says when, and how far. A window is begun in parts, each of which is a fill of its
-//! own, so that a reader that comes to it waits for the first part alone. What no reader waits for
-//! yet gets only what is left over:
+//! [`Readahead`] says when, and how far. A window is begun in parts, each a fill of its own, so a
+//! reader that reaches it waits for the first part alone. Read-ahead gets only spare resources:
 //!
-//! - memory that the group has free, or that it used once and has no use for; within a quarter of
-//!   the nearest limit
-//! - reads of the store while no other waits to be begun, up to half of what the group may have
+//! - free memory of the group, or memory that it used once and no longer needs; within a quarter of
+//!   the lowest limit
+//! - reads of the store while no other read waits to be begun, up to half of the group's part
 //!
-//! Where it gets less, the window ends there, and the rest is tried again a little later. Where
-//! another cache above has the pages, that cache reads ahead, and here only windows are read of
-//! which a part is asked for.
+//! If it gets less, the window ends there, and the rest is tried again a little later. Where
+//! another cache above has the pages, that cache reads ahead; here a window is read only when a
+//! part of it is requested.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,7 +24,7 @@ use crate::index::Entry;
 use crate::readahead::{AheadBounds, Readahead};
 
 impl File {
-    /// Returns whether windows are begun before their reader comes to them.
+    /// Returns whether windows are begun before their reader reaches them.
     pub(super) fn reads_ahead(&self) -> bool {
         self.begins_reads() && !self.is_kept_above()
     }
@@ -41,8 +40,8 @@ impl File {
         }
     }
 
-    /// Begins the next window if a read of pages `first..=last` comes to where it is due. Waits for
-    /// nothing but a little reclaim, and fails silently; no lock may be held.
+    /// Begins the next window if a read of pages `first..=last` makes it due. Waits for nothing but
+    /// a little reclaim, and fails silently; no lock may be held.
     pub(super) fn read_ahead(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -70,7 +69,7 @@ impl File {
         }
     }
 
-    /// Has the store begin to read what is missing of some pages. Returns whether it need not be
+    /// Has the store begin to read the missing pages among `pages`. Returns whether it need not be
     /// tried again.
     fn begin_part(self: &Arc<Self>, group: &Arc<Group>, pages: Range<u64>, limit: AheadLimit) -> bool {
         let is_missing = |page: &u64| !matches!(self.index.lookup(*page), Entry::Page(_));

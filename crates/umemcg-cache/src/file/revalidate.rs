@@ -1,5 +1,5 @@
-//! A file that was changed in its store, past this cache: what is clean is forgotten, what is not
-//! durable wins.
+//! A file changed in its store, past this cache: clean pages are forgotten, data not yet durable
+//! wins.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use super::{File, PAGES_END};
 use crate::index::{Entry, LockedIndex, Mark};
 
 impl File {
-    /// Drops every clean, unpinned page: the file changed outside. Dirty pages stay.
+    /// Drops every clean page: the file changed outside. Dirty and unstable pages stay.
     pub fn invalidate_clean(self: &Arc<Self>) {
         if self.is_memory() {
             return;
@@ -21,10 +21,10 @@ impl File {
         self.drop_pages(0, PAGES_END, true);
     }
 
-    /// Checks whether the file was changed from outside. `look` finds out with write-back kept out,
-    /// and says how long the store's file is then, or `None` when there is nothing new. Clean pages
-    /// are forgotten. What is not durable stays and wins: it is written again, and the file reaches
-    /// at least as far. `look` may take the store's own locks, none of ours.
+    /// Checks whether the file was changed from outside. `look` finds out, with write-back kept
+    /// out. It returns the length of the store's file, or `None` when nothing has changed. Clean
+    /// pages are forgotten. Data not yet durable stays and wins: it is written again, and the file
+    /// reaches at least to its end. `look` may take the store's own locks, none of ours.
     pub fn revalidate(self: &Arc<Self>, look: impl FnOnce() -> Option<u64>) {
         let content = self.content_alone();
         let Some(len) = look() else { return };
@@ -45,8 +45,8 @@ impl File {
         self.queue_dirty(&dirtied);
     }
 
-    /// Makes pages dirty that were written and have not been confirmed: the store may have lost
-    /// them since. Returns those.
+    /// Makes unstable pages dirty again: the store may have lost them since. Returns the newly
+    /// dirty pages.
     fn redirty_unstable(&self, index: &LockedIndex<'_>) -> Vec<(u64, FrameId)> {
         let (mut unstable, mut dirtied, mut from) = (Vec::new(), Vec::new(), 0);
         while let Some(page) = index.next_marked(from, PAGES_END, Mark::Unstable) {

@@ -1,10 +1,10 @@
-//! A read in steps: between them it belongs to no thread, and waits for what its file's store has
-//! begun.
+//! A read in steps. Between steps it belongs to no thread, and waits for reads begun by its file's
+//! store.
 //!
-//! [`File::step_read`] goes on with a [`StartedRead`] until it is done or has to wait for a store.
-//! Then it returns a [`WaitingRead`], which hands the read over when it can go on. A step charges,
-//! and may reclaim; it never runs on the thread of a store. Pages that have been pinned stay so
-//! between the steps: a read gets on with each, whatever is evicted meanwhile.
+//! [`File::step_read`] continues a [`StartedRead`] until it is done or has to wait for a store.
+//! Then it returns a [`WaitingRead`], which hands the read over when it can continue. A step
+//! charges, and may reclaim; it never runs on the thread of a store. Pinned pages stay pinned
+//! between the steps: every step makes progress, whatever is evicted meanwhile.
 
 use std::fmt;
 use std::io;
@@ -24,7 +24,7 @@ use crate::overrun::{OverrunClaim, RequestClaim};
 use crate::pinned::{KeptPages, PinnedPages};
 use crate::shared_room::Claim;
 
-/// Where a read is.
+/// The position of a read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ReadPosition {
     pub(super) offset: u64,
@@ -32,7 +32,7 @@ pub(super) struct ReadPosition {
     pub(super) end: u64,
     /// The next page.
     pub(super) page: u64,
-    /// Pages that were not cached, or that had only been read ahead.
+    /// Pages not cached, or only read ahead.
     pub(super) nr_missed: u64,
 }
 
@@ -47,13 +47,13 @@ impl ReadPosition {
         last - first + 1
     }
 
-    /// Goes on to the next page, after one that was there.
+    /// Advances past an existing page.
     pub(super) fn pass(&mut self, was_used: bool) {
         self.page += 1;
         self.nr_missed += u64::from(!was_used);
     }
 
-    /// Takes what a fill has got.
+    /// Takes the pages of a fill.
     fn take(&mut self, filled: &Filled, mut push: impl FnMut(Segment)) {
         for &frame in &filled.frames {
             push(segment_of(self.page, self.offset, self.end, frame));
@@ -63,16 +63,16 @@ impl ReadPosition {
     }
 }
 
-/// A read that a thread is about.
+/// The state of a read during a step, on a thread.
 pub(super) struct ReadState<'f> {
     pub(super) at: ReadPosition,
     pub(super) pinned: PinnedPages<'f>,
     pub(super) claim: RequestClaim,
-    /// The claim of a read that may be begun. Given back before the read waits for anything.
+    /// The claim to begin a read of the store. Given back before this read waits for anything.
     pub(super) begun: Option<Claim>,
     /// Given up before the read waits for anything, too.
     pub(super) turn: Option<Turn>,
-    /// Why the store could not give the next page.
+    /// The store's error for the next page.
     pub(super) error: Option<io::Error>,
 }
 
@@ -83,7 +83,7 @@ impl<'f> ReadState<'f> {
         Self { at, pinned, claim: RequestClaim::new(nr_pages), begun: None, turn: None, error: None }
     }
 
-    /// Takes what a fill has got.
+    /// Takes the pages of a fill.
     pub(super) fn take(&mut self, filled: Filled) {
         self.claim.put_back(filled.nr_new - filled.frames.len() as u64);
         self.at.take(&filled, |segment| self.pinned.push(segment));
@@ -98,11 +98,11 @@ impl<'f> ReadState<'f> {
     }
 }
 
-/// A read that no thread is about.
+/// The state of a read between steps, without a thread.
 pub(super) struct KeptRead {
     at: ReadPosition,
     pages: KeptPages,
-    /// What it has waited for.
+    /// The claim for which it has waited.
     begun: Option<Claim>,
     turn: Option<Turn>,
     error: Option<io::Error>,
@@ -117,7 +117,7 @@ impl KeptRead {
         self.error = filled.error;
     }
 
-    /// Returns the read for a thread that goes on with it.
+    /// Returns the read for a thread that continues it.
     pub(super) fn resume(mut self, cache: &CacheCore) -> ReadState<'_> {
         let (pinned, claim) = self.pages.resume(cache);
         let claim = RequestClaim::resume(self.at.nr_pages(), claim);
@@ -126,7 +126,7 @@ impl KeptRead {
     }
 }
 
-/// A read that can go on, on any thread that may sleep.
+/// A read that can continue, on any thread that may sleep.
 #[must_use = "the read is given up"]
 pub struct StartedRead {
     file: u32,
@@ -142,17 +142,17 @@ impl StartedRead {
         self.offset
     }
 
-    /// Returns how many bytes it asks for.
+    /// Returns the number of requested bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns whether it asks for none.
+    /// Returns whether it requests no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns what it has got so far, for a step on its file.
+    /// Returns the read so far, for a step on its file.
     pub(super) fn into_kept(self, file: &File) -> Option<KeptRead> {
         assert_eq!(self.file, file.id, "a read of another file");
         self.kept
@@ -174,26 +174,27 @@ impl fmt::Debug for StartedRead {
 pub enum ReadStep<'f> {
     /// The bytes.
     Done(PinnedPages<'f>),
-    /// The store has begun to read what is missing, for this read or for another.
+    /// The read has to wait: for pages being filled by the store, for this read or another, or
+    /// until it may begin to have them filled.
     Waits(WaitingRead),
 }
 
-/// What a read waits for.
+/// The cause of a read's wait.
 pub(super) enum ReadWait {
-    /// What it has had the store begin.
+    /// Its own fill by the store.
     Fill(Arc<StoreFill>),
-    /// What another has had the store begin.
+    /// Another read's fill by the store.
     OtherFill(FillNumber),
     /// The end of a truncation or the like.
     Alone,
     /// Room among the pages in flight beyond limits.
     Overrun(Arc<Group>),
-    /// The end of other reads that stores have begun.
+    /// The end of other reads begun by stores.
     BegunReads(Arc<Group>),
 }
 
-/// A read that cannot go on yet. When it is dropped, the read is given up; what the store has begun
-/// continues by itself.
+/// A read that cannot continue yet. When it is dropped, the read is given up; a fill begun by the
+/// store continues by itself.
 #[must_use = "the read is given up"]
 pub struct WaitingRead {
     file: Arc<File>,
@@ -204,10 +205,10 @@ pub struct WaitingRead {
 }
 
 impl WaitingRead {
-    /// Calls `then` once, when the read can go on. That may be immediately, or on a thread of the
-    /// store, or on any other thread that ends what the read waits for, which may hold locks of the
-    /// engine. So `then` does not wait and calls nothing of the engine: it hands the read to a
-    /// thread for its next step. When it panics, the read is given up.
+    /// Calls `then` once, when the read can continue. That may be immediately, on a thread of the
+    /// store, or on any other thread that ends the wait and may hold locks of the engine. So `then`
+    /// must neither wait nor call the engine: it hands the read to a thread for its next step. When
+    /// it panics, the read is given up.
     pub fn when_ready(mut self, then: impl FnOnce(StartedRead) + Send + 'static) {
         let Some((mut kept, wait)) = self.kept.take() else { return };
         let (file, offset, len) = (Arc::clone(&self.file), self.offset, self.len);
@@ -257,7 +258,7 @@ impl WaitingRead {
 
 impl Drop for WaitingRead {
     fn drop(&mut self) {
-        // The store still fills pages that are beyond the limit.
+        // The store is still filling pages beyond the limit.
         if let Some((kept, ReadWait::Fill(fill))) = &mut self.kept
             && let Some(claim) = kept.pages.claim.take()
         {

@@ -1,13 +1,12 @@
-//! A fill that no thread waits for: the store says when it has what it was asked for.
+//! A fill without a waiting thread: the store reports the end of each read.
 //!
-//! The runs of a fill are asked for beside each other as far as they may be begun, and one after
-//! the other beyond that: a run has a claim of [`BegunReads`](crate::begun_reads::BegunReads), and
-//! leaves it to the next. A part that the store refuses is followed by the next one on the thread
-//! that tells of the refusal. The thread that ends the last run ends the fill, and hands its pages
-//! to the reader.
+//! The runs of a fill are read in parallel as far as they may be begun, and one after the other
+//! beyond that: a run has a claim of [`BegunReads`](crate::begun_reads::BegunReads), and leaves it
+//! to the next run. After a refused part, the thread that reports the refusal begins the next part.
+//! The thread that ends the last run ends the fill, and hands its pages to the reader.
 //!
-//! A fill that reads ahead has no reader: its pages stay in the cache, and its failure is no
-//! error. A reader that comes to a page that is missing then asks for it itself.
+//! A read-ahead fill has no reader: its pages stay in the cache, and its failure is no error. A
+//! reader of a page still missing then requests it itself.
 
 use std::fmt;
 use std::io;
@@ -28,16 +27,16 @@ use crate::read_pace::ReadPace;
 use crate::shared_room::Claim;
 use crate::store_read::StoreRead;
 
-/// Most pages that a store is asked for at once (2 MiB): it gives several parts of a long run in
+/// Most pages requested from a store at once (2 MiB): it delivers several parts of a long run in
 /// the time of one.
 pub(super) const PART_PAGES: usize = 512;
 
 /// A run that belongs to no thread.
 type Run = RunFill<Vec<FillPage>>;
-/// Takes what a fill has got.
+/// Callback that receives the result of a fill.
 type TakeFilled = Box<dyn FnOnce(Filled) + Send>;
 
-/// A fill under way in the store, or one that has ended and waits for its reader.
+/// A fill under way in the store, or an ended fill waiting for its reader.
 pub(super) struct StoreFill {
     file: Arc<File>,
     group: Arc<Group>,
@@ -50,26 +49,25 @@ pub(super) struct StoreFill {
 struct FillState {
     /// Without its pages. `None` once all runs have ended.
     fill: Option<Fill>,
-    /// Runs that have not been begun.
+    /// Runs not yet begun.
     to_begin: std::vec::IntoIter<Run>,
-    /// The runs that have ended.
+    /// Ended runs.
     runs: Vec<Run>,
-    /// Runs that have not ended.
+    /// The number of runs not yet ended.
     nr_left: usize,
-    /// The store has failed one as a whole: those that have not been begun are not.
+    /// The store has failed a run as a whole: runs not yet begun are given up.
     store_failed: bool,
-    /// For reading a page again that was evicted too soon.
+    /// For a page read again because it was evicted too soon.
     stalled: Option<Stalled>,
     filled: Option<Filled>,
     reader: Option<TakeFilled>,
-    /// Of a reader that has given up; returned after the pages.
+    /// The claim of a reader that has given up; returned after the pages.
     claim: Option<OverrunClaim>,
-    /// Of a fill that reads ahead; returned after the pages are unlocked.
+    /// The claim of a read-ahead fill; returned after the pages are unlocked.
     ahead: Option<AheadClaim>,
 }
 
-/// One part of a run that the store reads: its end may come before the call that began it returns,
-/// or while that runs, or after it.
+/// One part of a run, read by the store. It may end before or after the call that began it returns.
 #[derive(Default)]
 struct PartRead(LeafMutex<PartState>);
 
@@ -110,9 +108,8 @@ impl PartRead {
 }
 
 impl StoreFill {
-    /// Begins to fill the pages of `wanted` that are missing, and what is read ahead behind them.
-    /// `None` when an operation that must be alone is under way, or waits to be, and it is not the
-    /// reader's turn.
+    /// Begins to fill the missing pages of `wanted`, and the read-ahead behind them. `None` when an
+    /// exclusive operation is under way or waiting, and it is not the reader's turn.
     pub(super) fn begin(
         file: &Arc<File>,
         group: &Arc<Group>,
@@ -132,9 +129,8 @@ impl StoreFill {
         Some(this)
     }
 
-    /// Begins to fill what is missing of new pages from `first` on, for a reader that is expected
-    /// there. Its runs follow each other. Returns whether it has: not while an operation that must
-    /// be alone is under way, or waits to be.
+    /// Begins to fill missing pages from `first` on, for a reader expected there. Its runs follow
+    /// each other. Returns `false` while an exclusive operation is under way or waiting.
     pub(super) fn begin_ahead(
         of: (&Arc<File>, &Arc<Group>),
         new: NewPages<'_>,
@@ -184,7 +180,7 @@ impl StoreFill {
         }))
     }
 
-    /// Returns what it has got if it has ended.
+    /// Returns the result if the fill has ended.
     pub(super) fn try_take(&self) -> Option<Filled> {
         self.state.lock().filled.take()
     }
@@ -194,7 +190,7 @@ impl StoreFill {
         self.state.lock().claim = Some(claim);
     }
 
-    /// Calls `reader` when it has ended, on the thread that ends it.
+    /// Calls `reader` when the fill has ended, on the thread that ends it.
     pub(super) fn when_ended(&self, reader: TakeFilled) {
         let filled = {
             let mut state = self.state.lock();
@@ -207,8 +203,8 @@ impl StoreFill {
         reader(filled);
     }
 
-    /// Has the store read runs that have not been begun, one after the other, until it does not end
-    /// one immediately. The thread that ends that one continues.
+    /// Has the store read the runs not yet begun, one after the other, until a run does not end
+    /// immediately. The thread that ends this run continues.
     fn read_runs(self: &Arc<Self>, mut claim: Claim) {
         loop {
             let (next, store_failed) = {
@@ -226,8 +222,8 @@ impl StoreFill {
         }
     }
 
-    /// Has the store read what is left of a run, one part after the other. Returns the claim if the
-    /// run has ended.
+    /// Has the store read the rest of a run, one part after the other. Returns the claim if the run
+    /// has ended.
     fn read_run(self: &Arc<Self>, mut run: Run, mut claim: Claim) -> Option<Claim> {
         while let Some((segments, offset)) = self.file.next_part(&mut run) {
             let part = Arc::new(PartRead::default());
@@ -270,7 +266,7 @@ impl StoreFill {
         fill.join(runs);
         let filled = self.file.end_fill(&self.group, fill);
         drop(ahead);
-        // Not before: what waits for it looks at the pages.
+        // Not before: waiters look at the pages.
         if let Some(fills) = &self.file.store_fills {
             fills.leave(self.number);
         }

@@ -1,13 +1,13 @@
-//! The fills of a file that its store has begun, and the operations that have to wait for them.
+//! The fills of a file begun by its store, and the exclusive operations waiting for them.
 //!
-//! A fill that its thread waits for holds the file's `content` shared. One that no thread waits for
-//! cannot; it is listed here instead. An operation that must be alone closes the list, so that
-//! nothing is added, waits until the list is empty, and takes `content` exclusively. A fill that
-//! finds the list closed is told to come back: no thread waits with it.
+//! A fill with a waiting thread holds the file's `content` shared. A fill without one cannot; it is
+//! listed here instead. An exclusive operation closes the list, so that nothing is added, waits
+//! until the list is empty, and takes `content` exclusively. A fill refused by the closed list
+//! comes back later: no thread waits with it.
 //!
-//! Operations follow each other without an end where several threads make them. So each that ends
-//! gives those that wait then a *turn*: the next operation lets them onto the list before it is
-//! alone, unless they take too long.
+//! Exclusive operations of several threads may follow each other without end. So an operation that
+//! ends gives the reads waiting then a *turn*: the next operation lets them onto the list before it
+//! is alone, unless they take too long.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,23 +19,23 @@ use umemcg_base::{Condvar, Idle, LeafMutex, Rank, Wait, assert_may_wait, contain
 
 use crate::read_pace::ReadPace;
 
-/// Longest time in which the next operation waits for those that have a turn: what continues them
-/// may have something else to do, or be the thread of that operation.
+/// Longest wait of the next operation for reads with a turn: the thread to continue them may be
+/// busy, or be the thread of that operation.
 const TURN_MAX: Duration = Duration::from_millis(100);
 
-/// Continues something that waits; must not wait itself.
+/// Callback that continues a waiter; must not wait itself.
 pub(super) type Wake = Box<dyn FnOnce() + Send>;
 
 /// Names a fill of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct FillNumber(u64);
 
-/// Continues a read that has waited for an operation to end.
+/// Callback that continues a read after an exclusive operation has ended.
 type WakeInTurn = Box<dyn FnOnce(Option<Turn>) + Send>;
 
 struct Listed {
     pages: Range<u64>,
-    /// Those that wait for one of its pages.
+    /// Reads waiting for one of its pages.
     waiting: Vec<Wake>,
 }
 
@@ -43,15 +43,15 @@ struct Listed {
 struct List {
     begun: BTreeMap<FillNumber, Listed>,
     next_number: u64,
-    /// Operations that are alone, or wait to be.
+    /// Exclusive operations, under way or waiting.
     nr_closing: usize,
-    /// One of them is alone.
+    /// One of them is under way.
     is_alone: bool,
-    /// Those that wait until the next one ends.
+    /// Reads waiting until the next one ends.
     at_gate: Vec<WakeInTurn>,
-    /// Turns that have been neither used nor given up, since an operation ended.
+    /// Turns neither used nor given up since an operation ended.
     nr_turns: usize,
-    /// Tells them from those that were cut short.
+    /// Distinguishes these turns from earlier turns cut short.
     turn_number: u64,
     turns_end: Option<Instant>,
 }
@@ -65,14 +65,14 @@ impl List {
 /// See the module text.
 pub(super) struct StoreFills {
     list: LeafMutex<List>,
-    /// Something that an operation waits for has changed.
+    /// Wakes waiting operations to check again.
     emptied: Condvar,
     /// How fast the store fills.
     pub(super) pace: Arc<ReadPace>,
 }
 
-/// A turn of a read: it may begin a fill although an operation waits to be alone, which waits until
-/// this is dropped. So the read waits for nothing with it.
+/// A turn of a read: it may begin a fill although an operation waits to be alone. The operation
+/// waits until the turn is dropped, so the read waits for nothing while it has a turn.
 pub(super) struct Turn {
     fills: Arc<StoreFills>,
     number: u64,
@@ -112,8 +112,7 @@ impl StoreFills {
         Some(number)
     }
 
-    /// Takes a fill off the list, after its pages have been unlocked, and continues what waits for
-    /// it.
+    /// Takes a fill off the list, after its pages have been unlocked, and continues its waiters.
     pub(super) fn leave(&self, number: FillNumber) {
         let mut list = self.list.lock();
         let listed = list.begun.remove(&number);
@@ -150,8 +149,8 @@ impl StoreFills {
         wake_all(vec![Box::new(move || wake(None))]);
     }
 
-    /// Closes the list and waits until it is empty, and until those have been there whose turn it
-    /// is. One operation is alone at a time.
+    /// Closes the list, and waits until it is empty and all turns are used or over. One operation
+    /// is alone at a time.
     pub(super) fn close(self: &Arc<Self>) -> Closed<'_> {
         assert_may_wait(Rank::StoreFills, "a wait for what the store has begun");
         let mut idle = None;
@@ -208,8 +207,8 @@ impl Drop for Closed<'_> {
     }
 }
 
-/// Continues those that waited. They are code of embedders, and this thread is about something
-/// else.
+/// Continues waiters. They call code of embedders, and a panic there must not reach this thread,
+/// which has other work.
 fn wake_all(wakes: Vec<Wake>) {
     for wake in wakes {
         if let Err(panic) = contained(wake) {

@@ -28,7 +28,7 @@ impl File {
         ContentAlone { _content: self.content.write(), _closed: closed }
     }
 
-    /// Cuts or extends the file. Extending adds zeroes; cutting drops what is beyond.
+    /// Cuts or extends the file. Extending adds zeroes; cutting drops the data beyond `len`.
     ///
     /// # Errors
     /// [`FileError::TooLarge`], or the store's refusal, which changes nothing.
@@ -53,9 +53,9 @@ impl File {
     }
 
     /// Makes a range read as zeroes after `store_change` has done so in the store. The store is
-    /// changed with all others else kept out; the length stays as it is. Dirty pages in the range
-    /// are forgotten, so `store_change` also leaves the store's file as long as this one, which it
-    /// might otherwise have become through them only.
+    /// changed with all other operations kept out; the length stays. Dirty pages in the range are
+    /// forgotten, so `store_change` must also make the store's file as long as this one: those
+    /// pages can no longer extend it.
     ///
     /// # Errors
     /// The store's refusal, which changes nothing.
@@ -74,8 +74,7 @@ impl File {
         if first_whole < end_whole {
             self.drop_pages(first_whole, end_whole, false);
         }
-        // The edges: pages that are partly kept. Dirty ones carry the zeroes to the store
-        // themselves.
+        // The edges: pages partly kept. Dirty ones carry the zeroes to the store themselves.
         self.zero_cached(offset, end.min(first_whole << PAGE_SHIFT), true);
         if end_whole >= first_whole {
             self.zero_cached(offset.max(end_whole << PAGE_SHIFT), end, true);
@@ -118,8 +117,8 @@ impl File {
             return;
         }
         let page = from >> PAGE_SHIFT;
-        // Under the lock: a pin without it fails also while reclaim has the page frozen to see
-        // whether it may be dropped.
+        // Under the lock: a pin without it also fails while reclaim has the page frozen for a
+        // check.
         let pin = |index: LockedIndex<'_>| match index.get(page) {
             Entry::Page(frame) => self.record(frame).try_pin().then_some(frame),
             _ => None,

@@ -24,7 +24,7 @@ use crate::store::FILE_LEN_MAX;
 /// Pages handled in one round of charge, insertion and copy.
 const WRITE_BATCH_PAGES: u64 = 256;
 
-/// A page that a write copies into: pinned, and locked by us when it is new.
+/// A page to copy into: pinned, and locked by us when it is new.
 struct WriteTarget {
     page: u64,
     frame: FrameId,
@@ -38,12 +38,12 @@ struct WriteTarget {
 }
 
 impl WriteTarget {
-    /// Returns the target of a page that was there.
+    /// Returns the target of an existing page.
     fn there(page: u64, frame: FrameId) -> Self {
         Self { page, frame, new: false, active: false, is_overrun: false }
     }
 
-    /// Returns the bytes of `offset..end` that lie in it.
+    /// Returns the bytes of `offset..end` in this page.
     fn part_of(&self, offset: u64, end: u64) -> Range<u64> {
         let start = self.page << PAGE_SHIFT;
         offset.max(start)..end.min(start + PAGE_SIZE_U64)
@@ -59,14 +59,14 @@ enum RoundResult {
 }
 
 impl File {
-    /// Writes `data` at `offset`, growing the file when needed; pages that are not there are
-    /// charged to `group`. Returns how much was accepted, always all of it. May sleep for memory
-    /// and for the store; no lock may be held.
+    /// Writes `data` at `offset`, growing the file when needed; missing pages are charged to
+    /// `group`. Returns the number of bytes accepted, less than `data.len()` only if an error
+    /// followed. May sleep for memory and for the store; no lock may be held.
     ///
     /// # Errors
-    /// [`FileError::TooLarge`]; [`FileError::Store`] when a page that is partly overwritten cannot
-    /// be read, or when the store refuses what the group has no room for. What was accepted before
-    /// the error stays.
+    /// [`FileError::TooLarge`]; [`FileError::Store`] when a partly overwritten page cannot be read,
+    /// or when the store refuses data without room in the group. Data accepted before the error
+    /// stays.
     pub fn write(self: &Arc<Self>, group: &Arc<Group>, offset: u64, data: &[u8]) -> Result<usize, FileError> {
         assert_no_locks_held("a write");
         check_range(offset, data.len())?;
@@ -75,14 +75,14 @@ impl File {
         self.write_all(group, offset, data)
     }
 
-    /// Writes at the end of the file. Returns where, and how much.
+    /// Writes at the end of the file. Returns the offset, and the number of bytes accepted.
     ///
     /// # Errors
     /// As [`write`](Self::write).
     pub fn append(self: &Arc<Self>, group: &Arc<Group>, data: &[u8]) -> Result<(u64, usize), FileError> {
         assert_no_locks_held("an append");
         self.check_refusal(group)?;
-        // Nothing else makes the file longer meanwhile, so what is refused leaves no trace.
+        // Nothing else makes the file longer meanwhile, so a refused append leaves no trace.
         let _growth = self.growth.lock();
         let offset = self.len();
         check_range(offset, data.len())?;
@@ -109,8 +109,8 @@ impl File {
         Ok(done)
     }
 
-    /// Writes only if that needs no sleep: every page is there or can be had immediately, nothing
-    /// must be read.
+    /// Writes only if that needs no sleep: every page is cached or available immediately, and
+    /// nothing must be read.
     pub fn try_write(self: &Arc<Self>, group: &Arc<Group>, offset: u64, data: &[u8]) -> Option<usize> {
         if check_range(offset, data.len()).is_err() || batch_len(offset, data.len()) < data.len() {
             return None;
@@ -190,9 +190,9 @@ impl File {
         }
     }
 
-    /// Returns pages for a write that lacks `missing` from `first` on: fewer if the group has not
-    /// room for all; if it has none, and the caller may sleep, beyond its limit. Never that for a
-    /// file that has no store.
+    /// Returns pages for a write with `missing` pages missing from `first` on: fewer if the group
+    /// has no room for all of them. If it has room for none, and the caller may sleep, the pages
+    /// are beyond its limit; never for a file without a store.
     fn pages_to_write(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -213,7 +213,7 @@ impl File {
         }
     }
 
-    /// Returns how many pages from `first` on can be had with `nr_frames` new ones.
+    /// Returns the number of pages from `first` on covered with `nr_frames` new ones.
     fn nr_covered(&self, first: u64, nr_pages: u64, nr_frames: u64) -> u64 {
         let mut left = nr_frames;
         for i in 0..nr_pages {
@@ -239,8 +239,8 @@ impl File {
         let mut targets = Vec::with_capacity((end - first) as usize);
         let mut inserted = 0;
         let mut page = first;
-        // Pages that are there are pinned without the lock; the lock is taken once, for the first
-        // that is missing.
+        // Existing pages are pinned without the lock; the lock is taken once, for the first missing
+        // page.
         while page < end
             && let Some(frame) = self.pin_page(page)
         {
@@ -300,8 +300,8 @@ impl File {
                 let through = &targets[at..at + nr];
                 match self.write_through(through, from, &data[done..]) {
                     (len, Ok(())) => done += len,
-                    // The bytes that the store has taken are in the file. The rest is refused
-                    // again, and then by itself.
+                    // The bytes accepted by the store are in the file. A retry of the rest is
+                    // refused again, and then reported.
                     (len, Err(error)) => {
                         done += len;
                         outcome = Err(error.into());
@@ -336,8 +336,8 @@ impl File {
         }
     }
 
-    /// Copies bytes into one page. Returns `false` if it has left the file, or would have to be
-    /// waited for by a caller that may not sleep.
+    /// Copies bytes into one page. Returns `false` if the page has left the file, or needs a wait
+    /// by a caller that may not sleep.
     fn copy_into(
         &self,
         target: &WriteTarget,
@@ -379,9 +379,9 @@ impl File {
         Ok(true)
     }
 
-    /// Puts bytes into the store through new locked pages that their group has no room for. Only
-    /// what was written goes, so the rest of a page need not be known. Returns how many bytes: all
-    /// that the pages have of `data`, or fewer and why.
+    /// Writes bytes to the store through new locked pages beyond the limit of their group. Only the
+    /// bytes of `data` go, so the rest of a page need not be known. Returns the number of bytes:
+    /// all bytes of `data` in these pages, or fewer and the error.
     fn write_through(
         self: &Arc<Self>,
         through: &[WriteTarget],
@@ -408,8 +408,8 @@ impl File {
         (taken, result)
     }
 
-    /// Fetches the other contents of a new page of which only a part is written. Returns `false` if
-    /// that means I/O and we may not sleep.
+    /// Fetches the other contents of a new page to be written in part. Returns `false` if this
+    /// needs I/O and the caller may not sleep.
     fn prepare_partial(&self, target: &WriteTarget, may_sleep: bool) -> Result<bool, FileError> {
         let arena = self.cache.arena();
         let start = target.page << PAGE_SHIFT;
@@ -427,8 +427,8 @@ impl File {
         Ok(true)
     }
 
-    /// Puts new pages on the lists, unlocks them, drops all pins; pages that were not written
-    /// (`targets[written..]`) and are new leave the file again, and so do those beyond the limit.
+    /// Puts new pages on the lists, unlocks them, drops all pins; new pages not written
+    /// (`targets[written..]`) leave the file again, and so do pages beyond the limit.
     fn release_targets(&self, targets: &[WriteTarget], written: usize) {
         let reclaimer = self.cache.reclaimer();
         let mut lists: [Vec<FrameId>; 2] = [Vec::new(), Vec::new()];
@@ -472,7 +472,8 @@ fn check_range(offset: u64, len: usize) -> Result<(), FileError> {
     }
 }
 
-/// Returns the bytes of a round: up to the end of the batch of pages that `offset` starts in.
+/// Returns the number of bytes of a round: at most to the end of a batch of pages, the first of
+/// them the page of `offset`.
 fn batch_len(offset: u64, len: usize) -> usize {
     let room = WRITE_BATCH_PAGES * PAGE_SIZE_U64 - (offset & (PAGE_SIZE_U64 - 1));
     len.min(room as usize)

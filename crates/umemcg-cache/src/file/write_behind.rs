@@ -1,8 +1,8 @@
 //! Writing behind a long sequential write. A program that writes a long file and syncs it would
-//! otherwise fill memory first and wait for the whole of it afterwards, and every page of it would
-//! be one that was never touched. So the flusher begins whenever another [`STRIDE_BYTES`] have been
+//! otherwise fill memory first and wait for the whole of it afterwards, and every page would need
+//! memory never touched before. So the flusher begins whenever another [`STRIDE_BYTES`] have been
 //! written in sequence: it copies to the store and waits for the device while the program produces
-//! the rest, and pages that are given up when they are durable are soon used again.
+//! the rest, and pages given up once durable are soon used again.
 //!
 //! Files shorter than a stride, and writes at random, wait as before: they may be written again, or
 //! removed, before their data is due.
@@ -10,7 +10,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes written in sequence after which the flusher begins: a few of its longest writes, and more
-/// than most files that live for a moment only.
+/// than most short-lived files have.
 pub(super) const STRIDE_BYTES: u64 = 8 << 20;
 
 /// How far a file is being written in sequence. A hint: writers at the same time may break it.
@@ -18,7 +18,7 @@ pub(super) const STRIDE_BYTES: u64 = 8 << 20;
 pub(super) struct WriteSequence {
     /// The offset at which it continues.
     next: AtomicU64,
-    /// Its bytes that the flusher has not been asked for.
+    /// Its bytes not yet handed to the flusher.
     nr_behind: AtomicU64,
 }
 

@@ -1,26 +1,25 @@
-//! The pause of a writer for the data that it has written: none, as long as its group's pacing
-//! clock says, or until there is room below a limit.
+//! The pause of a writer after a write: none, as long as its group's pacing clock says, or until
+//! there is room below a limit.
 //!
 //! A write spends its group's *credit*, a part of the room below the free run point at the last
 //! check. When the credit is used up, the writer checks the group and every group above it again:
 //!
 //! 1. a level above its background threshold wakes flushers;
 //! 2. a level at its limit holds the writer;
-//! 3. else the least position ratio of all levels is the one that counts (the smaller of the
-//!    group's and the pool's);
+//! 3. else the least position ratio of all levels counts (the smaller of the group's and the
+//!    pool's);
 //! 4. if all levels are below their free run points, there is new credit and no writer waits.
 //!
 //! The credit is an eighth of the smallest gap, 1 MiB at most. So at a level the amount of dirty
-//! data exceeds the free run point by no more than an eighth of the gap for each thread that writes
-//! below it before any writer is paced, and exceeds the limit by no more than that and one write of
-//! each writer (a write is accepted first and answered later).
+//! data exceeds the free run point by no more than an eighth of the gap for each thread writing
+//! below it before any writer is paced, and exceeds the limit by no more than this amount and one
+//! write of each writer (a write is accepted first and answered later).
 //!
 //! No writer waits for a store that refuses data; see `dirty::refusal`.
 //!
-//! A level does not slow writers to a store on which it has less than an eighth of its threshold
-//! dirty: it is over the threshold because of another store, perhaps one that hangs, and only
-//! writers to that store can help. What other groups have dirty on the writer's store makes no
-//! difference.
+//! A level with less than an eighth of its threshold dirty on a store does not slow writers to this
+//! store: it is over the threshold because of another, perhaps hanging, store, and only writers to
+//! the other store can help. Dirty data of other groups on the writer's store makes no difference.
 
 use std::io;
 use std::sync::Arc;
@@ -59,7 +58,7 @@ enum LevelCheck {
     Held(Duration),
 }
 
-/// A write that was accepted and whose writer has to pause.
+/// An accepted write whose writer has to pause.
 #[derive(Debug)]
 #[must_use = "the writer is not slowed by it"]
 pub struct WritePause {
@@ -70,12 +69,12 @@ pub struct WritePause {
 }
 
 impl WritePause {
-    /// Returns how much longer to pause: at most [`PAUSE_MAX`], after which this is called again.
+    /// Returns the remaining pause: at most [`PAUSE_MAX`], after which the caller calls this again.
     /// `None` when the writer may continue.
     pub fn remaining(&mut self) -> Option<Duration> {
         match self.file.look(&self.group) {
             LevelCheck::Free(_) => None,
-            // No writer waits for data that the store refuses; the next write fails instead.
+            // No writer waits for data refused by the store; the next write fails instead.
             LevelCheck::Held(remaining) => self.file.refusal().is_none().then_some(remaining),
             LevelCheck::Paced(_) => {
                 let remaining = self.due.saturating_sub(self.file.cache.writeback().now());
@@ -126,9 +125,9 @@ impl File {
         (due >= now + PAUSE_MIN).then(|| WritePause { file: Arc::clone(self), group: Arc::clone(group), due })
     }
 
-    /// Does the same, and sleeps as long as the writer has to be slowed, in pauses of at most
-    /// [`PAUSE_MAX`] after each of which `cancelled` is asked. Counts as a stall of the group. No
-    /// lock may be held.
+    /// Sleeps as long as the writer has to be slowed after such a write, in pauses of at most
+    /// [`PAUSE_MAX`]. Asks `cancelled` between them. Counts as a stall of the group. No lock may be
+    /// held.
     #[doc(alias = "balance_dirty_pages")]
     pub fn throttle(self: &Arc<Self>, group: &Arc<Group>, written: usize, cancelled: &dyn Fn() -> bool) {
         assert_may_wait(Rank::DirtyRoom, "a dirty throttle");
@@ -141,10 +140,10 @@ impl File {
         }
     }
 
-    /// Refuses a write of a group that is at a dirty limit because the store refuses what is dirty.
+    /// Refuses a write of a group held at a dirty limit because the store refuses its dirty data.
     ///
     /// # Errors
-    /// What the store said last.
+    /// The store's last error.
     pub(super) fn check_refusal(self: &Arc<Self>, group: &Arc<Group>) -> io::Result<()> {
         match self.refusal().filter(|_| !self.is_memory()) {
             Some(errno) if matches!(self.look(group), LevelCheck::Held(_)) => {
@@ -154,8 +153,8 @@ impl File {
         }
     }
 
-    /// Reserves time on the group's virtual clock. What is written near the limit costs no more
-    /// than a whole pause, or than its share of the store if that is longer: at the limit itself
+    /// Reserves time on the group's virtual clock. A write near the limit costs no more than a
+    /// whole pause, or than its share of the store's time if that is longer: at the limit itself
     /// the writer is held anyway, and the state has changed after a pause.
     fn reserve(&self, group: &Group, now: Duration, bytes: u64, rate: f64) -> Duration {
         let at_least = (bytes as f64 / PAUSE_MAX.as_secs_f64()).min(self.rate(1.0));

@@ -1,4 +1,4 @@
-//! The number of nodes that an index lacks for pages that are about to be inserted.
+//! The number of nodes missing from an index for pages about to be inserted.
 
 use std::sync::atomic::Ordering;
 
@@ -6,8 +6,9 @@ use super::{HEIGHT_MAX, HEIGHT_SHIFT, Index, node_of, slot_of};
 use crate::index_node::{FANOUT_SHIFT, NODE_WORDS};
 
 impl Index {
-    /// Returns how many nodes inserting the pages `first..end`, at least one, needs. Takes no lock,
-    /// so others may add some of these nodes before the insertion, or remove one that is there now.
+    /// Returns the number of new nodes needed to insert the pages `first..end`, at least one page.
+    /// Takes no lock, so others may add some of these nodes before the insertion, or remove an
+    /// existing one.
     pub fn nr_missing_nodes(&self, first: u64, end: u64) -> usize {
         let last = end - 1;
         // Acquire: pairs with the Release stores in `LockedIndex::store`.
@@ -26,8 +27,8 @@ impl Index {
         self.nr_missing_below((first_word / NODE_WORDS) as u32, height - 1, first, last)
     }
 
-    /// Returns how many nodes below `node`, which is `level` levels above the leaves, the pages
-    /// `first..=last` lack; all of them are below it.
+    /// Returns the number of nodes missing below `node` for the pages `first..=last`, all of them
+    /// below it. `node` is `level` levels above the leaves.
     fn nr_missing_below(&self, node: u32, level: u32, first: u64, last: u64) -> usize {
         if level == 0 {
             return 0;
@@ -48,7 +49,7 @@ impl Index {
     }
 }
 
-/// Returns the number of nodes that the pages `first..=last` have at the lowest `nr_levels` levels.
+/// Returns the number of nodes for the pages `first..=last` at the lowest `nr_levels` levels.
 fn nodes_of(first: u64, last: u64, nr_levels: u32) -> usize {
     let at_level = |level: u32| {
         let shift = FANOUT_SHIFT * (level + 1);

@@ -1,12 +1,12 @@
-//! The index of a file: page number to frame, or to the shadow of a page that left.
+//! The index of a file: page number to frame, or to the shadow of an evicted page.
 //!
 //! A radix tree of 64-way nodes. The nodes live in type-stable memory, so a reader walks the tree
-//! with plain loads and no lock: a node that was recycled under it leads to an entry that fails the
-//! check which every reader makes anyway (pin the frame, then compare its file and page number).
-//! All changes are made under the file's index lock; a locked look-up is exact.
+//! with plain loads and no lock: a node recycled under it leads to an entry that fails the usual
+//! check of every reader (pin the frame, then compare its file and page number). All changes are
+//! made under the file's index lock; a locked look-up is exact.
 //!
-//! Each node also carries masks: which of its slots are occupied, which hold only shadows, and
-//! which have dirty or unstable pages below, so that write-back finds them without looking at clean
+//! Each node also carries masks of its slots: occupied slots, slots with shadows only, and slots
+//! with dirty or unstable pages below. So write-back finds these pages without looking at clean
 //! ones.
 
 mod missing_nodes;
@@ -25,7 +25,7 @@ use crate::index_node::{
 };
 use crate::node_pool::{NodePool, NodeReserve};
 
-/// Levels that 52-bit page numbers need.
+/// Levels needed for 52-bit page numbers.
 const HEIGHT_MAX: u32 = 9;
 
 const TAG_MASK: u64 = 3;
@@ -50,7 +50,7 @@ pub enum Entry {
     Empty,
     /// A page, in this frame if the frame agrees.
     Page(FrameId),
-    /// The page left.
+    /// The shadow of an evicted page.
     Shadow(Shadow),
 }
 
@@ -83,12 +83,12 @@ fn node_entry(node: u32, base: u32) -> u64 {
     u64::from(base) << 32 | (u64::from(node) * (NODE_WORDS / LINE_WORDS)) << 2 | TAG_NODE
 }
 
-/// Returns the node that an inner entry names.
+/// Returns the node named by an inner entry.
 fn node_of(word: u64) -> Option<u32> {
     (word & TAG_MASK == TAG_NODE).then_some((word as u32 >> 2) / (NODE_WORDS / LINE_WORDS) as u32)
 }
 
-/// Marks that write-back searches for.
+/// Marks searched for by write-back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mark {
     /// Must be written.
@@ -195,20 +195,20 @@ impl Index {
     }
 }
 
-/// A leaf that was found without a lock.
+/// A leaf found without a lock.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Leaf {
     /// The place of its first word, or one beyond the table.
     first_word: u64,
-    /// The base of its run, as the entry that led to it shows it.
+    /// The base of its run, as shown in its parent's entry.
     base: u32,
 }
 
 impl Leaf {
     const NONE: Self = Self { first_word: 1 << 63, base: NO_BASE };
 
-    /// Returns the frame in which a page of the leaf probably is, without looking into the leaf. It
-    /// may not even exist.
+    /// Returns the probable frame of a page of the leaf, without reading the leaf. The frame may
+    /// not even exist.
     #[inline]
     pub(crate) fn guess(self, page: u64) -> FrameId {
         guess(self.base, slot_of(page, 0))
@@ -222,7 +222,7 @@ struct Path {
 }
 
 impl Path {
-    /// Returns the node that leads to the leaf.
+    /// Returns the parent of the leaf.
     fn parent(&self) -> Option<u32> {
         (self.height > 1).then(|| self.nodes[1])
     }
@@ -238,7 +238,7 @@ impl LockedIndex<'_> {
         self.word(node, word).store(value, Ordering::Release);
     }
 
-    /// Changes a slot of a leaf, to which a slot of `parent` leads. Returns what was there.
+    /// Changes a slot of a leaf, a child of `parent`. Returns the old entry.
     fn set_entry(&self, parent: Option<u32>, leaf: u32, page: u64, entry: Entry) -> Entry {
         let slot = slot_of(page, 0);
         let old = Entry::decode(self.word(leaf, slot).load(Ordering::Relaxed));
@@ -248,7 +248,7 @@ impl LockedIndex<'_> {
         old
     }
 
-    /// Records the run of a leaf, in the leaf and in the entry of `parent` that leads to it.
+    /// Records the run of a leaf, in the leaf and in its entry in `parent`.
     fn note_run(&self, parent: Option<u32>, leaf: u32, page: u64, (before, run): (FrameRun, FrameRun)) {
         if run != before {
             self.word(leaf, WORD_RUN).store(run.encode(), Ordering::Relaxed);
@@ -310,7 +310,7 @@ impl LockedIndex<'_> {
     /// at which it stopped, or `None` if the reserve was too small: a node has left since it was
     /// counted.
     ///
-    /// Does work that the pages of a leaf share only once.
+    /// Does the work shared by the pages of a leaf only once.
     pub fn insert_run(
         &self,
         pages: Range<u64>,
@@ -320,7 +320,7 @@ impl LockedIndex<'_> {
     ) -> Option<u64> {
         let mut page = pages.start;
         while page < pages.end && !frames.is_empty() {
-            // A leaf that is made here gets a page.
+            // A leaf made here gets a page.
             let (parent, leaf) = self.leaf_for(page, reserve)?;
             let (first, before) = (page, self.run(leaf));
             let (mut run, mut placed) = (before, 0u64);
@@ -354,16 +354,15 @@ impl LockedIndex<'_> {
         Some(page)
     }
 
-    /// Returns the leaf of a page, and the node that leads to it; made with nodes of `reserve`
-    /// where they are missing.
+    /// Returns the leaf of a page, and its parent. Missing nodes are made from `reserve`.
     fn leaf_for(&self, page: u64, reserve: &mut NodeReserve<'_>) -> Option<(Option<u32>, u32)> {
         let (mut height, mut root) = self.root();
         let reaches = |height: u32| height >= HEIGHT_MAX || page >> (FANOUT_SHIFT * height) == 0;
         while height == 0 || !reaches(height) {
             let node = reserve.pop()?;
             if height == 0 {
-                // Grown to the needed height in one step: below a root that grew there would be
-                // nodes with nothing in them.
+                // Grown to the needed height in one step: a root grown step by step would have
+                // empty nodes below.
                 height = (0..HEIGHT_MAX).find(|&height| reaches(height + 1)).unwrap_or(HEIGHT_MAX - 1);
             } else {
                 self.store(node, 0, node_entry(root, self.run(root).shown_base()));
@@ -395,7 +394,7 @@ impl LockedIndex<'_> {
         Some((parent, node))
     }
 
-    /// Replaces a page's frame by the one that it moves to. The page must be there.
+    /// Replaces a page's frame by the frame to which the page moves. The page must be there.
     pub fn replace(&self, page: u64, frame: FrameId) {
         if let Some(path) = self.path(page) {
             self.set_entry(path.parent(), path.nodes[0], page, Entry::Page(frame));
@@ -445,7 +444,7 @@ impl LockedIndex<'_> {
         }
     }
 
-    /// Forgets a leaf if it still holds nothing but shadows. Returns whether it did.
+    /// Forgets a leaf if it still holds shadows only. Returns whether it did.
     pub fn remove_shadow_leaf(&self, first_page: u64) -> bool {
         let Some(path) = self.path(first_page) else { return false };
         let leaf = path.nodes[0];
@@ -485,7 +484,7 @@ impl LockedIndex<'_> {
         }
     }
 
-    /// Sets or clears a mark of a page that is there.
+    /// Sets or clears a mark of an existing page.
     pub fn mark(&self, page: u64, mark: Mark, on: bool) {
         let Some(path) = self.path(page) else { return };
         let mut on = on;

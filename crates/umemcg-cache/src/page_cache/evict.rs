@@ -12,12 +12,12 @@ use super::PageCache;
 use crate::file::File;
 use crate::index::LockedIndex;
 
-/// Pages that one hold of a file's index lock takes out at most: readers and writers of the file
-/// wait for it.
+/// Most pages evicted under one hold of a file's index lock: readers and writers of the file wait
+/// for it.
 const RUN_PAGES_MAX: usize = 32;
 
-/// Evicts what the first of `frames` have in one file, under one hold of its index. Returns how
-/// many they were, at least one.
+/// Evicts the pages of one file at the start of `frames`, under one hold of its index lock. Returns
+/// the number of frames handled, at least one.
 fn evict_run(
     file: &File,
     frames: &[FrameId],
@@ -67,7 +67,7 @@ impl PageOwner for PageCache {
         while let Some(&first) = left.first() {
             let id = self.arena().record(first).file.load(Ordering::Relaxed);
             let (fate, nr) = match self.file(id).filter(|_| id != 0) {
-                // They come in the order in which they were read or written.
+                // Frames come in the order of their reads or writes.
                 Some(file) => (None, evict_run(&file, left, shadow, (fates, &mut nr_evicted))),
                 None if id == 0 => (Some(Eviction::Gone), 1),
                 None => (Some(Eviction::Busy), 1),

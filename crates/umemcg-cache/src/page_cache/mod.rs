@@ -59,8 +59,7 @@ impl PageCache {
     /// Creates a file of this length that lives in the pool alone. At first it is one hole.
     ///
     /// # Errors
-    /// `Unsupported` when the arena has no frames; else when the pool has no page for holes to read
-    /// as.
+    /// `Unsupported` when the arena has no frames; else when the pool has no zero page for holes.
     pub fn open_memory_file(self: &Arc<Self>, quota: Arc<dyn PageQuota>, len: u64) -> io::Result<Arc<File>> {
         self.check_frames()?;
         self.core.make_zero_page()?;
@@ -132,13 +131,13 @@ impl PageCache {
         self.core.nodes().trim();
     }
 
-    /// Returns how many reads a store has begun and not ended, and how many wait to be begun. The
-    /// store is known by its [`source_id`](BackingStore::source_id).
+    /// Returns the number of reads begun and not ended by a store, and the number waiting to be
+    /// begun. The store is named by its [`source_id`](BackingStore::source_id).
     pub fn nr_reads_begun_and_waiting(&self, source: StoreId) -> (u64, u64) {
         self.core.begun_reads().on_store(source)
     }
 
-    /// Makes all flushers check which files have become due.
+    /// Makes all flushers check for due files.
     pub fn wake_flushers(&self) {
         for store in self.core.stores() {
             store.wake();
@@ -152,13 +151,13 @@ impl PageCache {
         }
     }
 
-    /// Returns every file with data that is not durable.
+    /// Returns every file with data not yet durable.
     pub fn unclean_files(&self) -> Vec<Arc<File>> {
         let numbers = self.core.stores().into_iter().flat_map(|store| store.unclean_files());
         numbers.filter_map(|id| self.file(id)).collect()
     }
 
-    /// Stops the flushers. What is dirty stays in memory.
+    /// Stops the flushers. Dirty data stays in memory.
     pub fn shut_down(&self) {
         for store in self.core.stores() {
             store.stop();
@@ -166,8 +165,8 @@ impl PageCache {
         self.core.writeback().flushers().stop();
     }
 
-    /// Stops the flushers for good, and forgets which files are dirty: at the end of the engine,
-    /// when only users of a file keep it. What is dirty goes with the file.
+    /// Stops the flushers for good, and forgets the list of dirty files: at the end of the engine,
+    /// when only users of a file keep it. Dirty data is lost with its file.
     pub fn close(&self) {
         self.shut_down();
         for store in self.core.stores() {

@@ -1,7 +1,7 @@
-//! The shrinker of index leaves that hold nothing but shadow entries.
+//! The shrinker of index leaves with shadow entries only.
 //!
-//! A group may keep one such leaf for every eight pages that it has cached: enough to judge what
-//! comes back. Shadows above that are dropped under pressure, oldest first, half of it each time
+//! A group may keep one such leaf for every eight of its cached pages: enough to judge refaults.
+//! Shadows above that are dropped under pressure, oldest first, half of it each time
 //! (`kernel-semantics` §2.2).
 
 use std::sync::{Arc, Weak};
@@ -14,10 +14,10 @@ use umemcg_reclaim::shrinker::{Count, Registration, Scan, Scanned, ShrinkTarget,
 use super::PageCache;
 use crate::index_node::NODE_BYTES;
 
-/// Cached pages for which a group may keep a leaf of shadows.
+/// Cached pages of a group for each leaf of shadows that it may keep.
 const PAGES_PER_LEAF: u64 = 8;
 
-/// Leaves of a group; nothing but a load, since every visit of reclaim asks.
+/// Returns the number of leaves of a group. Nothing but a load, since every visit of reclaim asks.
 fn count(group: &Group) -> u64 {
     group.stat_local(StatItem::ShadowNodes).max(0) as u64 / NODE_BYTES
 }
@@ -33,13 +33,13 @@ impl PageCache {
         self.reclaimer().register_shrinker(id, Arc::new(ShadowShrinker(Arc::downgrade(self))))
     }
 
-    /// Returns the number of index leaves that hold nothing but shadow entries.
+    /// Returns the number of index leaves with shadow entries only.
     pub fn nr_shadow_leaves(&self) -> u64 {
         self.core().nodes().shadow_leaves().nr()
     }
 }
 
-/// Leaves that a group may keep.
+/// Returns the number of leaves that a group may keep.
 fn allowance(group: &Group) -> u64 {
     let pages =
         group.stat_local_applied(StatItem::InactiveFile) + group.stat_local_applied(StatItem::ActiveFile);
@@ -57,7 +57,7 @@ impl Shrinker for ShadowShrinker {
         "shadow_nodes".into()
     }
 
-    /// Returns 0: nothing is read again for a shadow that is gone.
+    /// Returns 0: no data is read again for a dropped shadow.
     fn seeks(&self) -> u32 {
         0
     }
@@ -67,7 +67,7 @@ impl Shrinker for ShadowShrinker {
         // All leaves are on node 0's list.
         match count(target.group) {
             _ if target.node != 0 => Count::Empty,
-            // The number of a group that was removed comes to its parent a moment after its list.
+            // The count of a removed group reaches its parent a moment after its list.
             0 if self.list_is_empty(target.group) => Count::Empty,
             0 => Count::NothingNow,
             nr => match nr.saturating_sub(allowance(target.group)) {

@@ -1,10 +1,10 @@
 //! Emptying sparse 2 MiB blocks, so that whole blocks can go back to the operating system and
 //! resident memory follows usage down.
 //!
-//! Pages that a store has are evicted: clean ones immediately, dirty ones once they have been
-//! written. A page of a file in memory has nowhere else to be, so it moves to another frame, with
-//! the file's `content` held exclusively: no thread writes, fills, cuts or punches the file
-//! meanwhile, and a reader that finds the old frame frozen asks the index again.
+//! Pages of files with a store are evicted: clean ones immediately, dirty ones once written. A page
+//! of a file in memory has nowhere else to be, so it moves to another frame, with the file's
+//! `content` held exclusively: no thread writes, fills, cuts or punches the file meanwhile, and a
+//! reader that finds the old frame frozen asks the index again.
 
 use std::sync::atomic::Ordering;
 

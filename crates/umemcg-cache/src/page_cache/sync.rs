@@ -1,4 +1,4 @@
-//! Making everything durable that is dirty, at all stores at the same time.
+//! Making all dirty data durable, at all stores at the same time.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,26 +15,26 @@ use crate::store::StoreId;
 /// Files that are not durable yet, by number, with the store's error if it refused.
 type Unsynced = HashMap<u32, Option<String>>;
 
-/// Most stores that one sync of everything serves at the same time. If this many hang, the others
-/// are not synced.
+/// Most stores served at the same time by one sync of everything. If this many hang, the others are
+/// not synced.
 const NR_SYNC_THREADS_MAX: usize = 64;
 
-/// A file that could not be written in time.
+/// A file not written in time.
 #[derive(Debug, Clone)]
 pub struct LostData {
     /// Its cache; the layer above knows its name.
     pub file: Arc<File>,
-    /// Bytes that are not durable.
+    /// Bytes not yet durable.
     pub bytes: u64,
     /// The store's last error, if there was one.
     pub error: Option<String>,
 }
 
 impl PageCache {
-    /// Makes everything durable that is dirty now. Stores are served at the same time; sleeps until
-    /// all are done or the timeout; where the system has no thread to give, one store after the
-    /// other, until each has answered. Returns what is not durable then. Nothing but its users
-    /// keeps a file that is clean then.
+    /// Makes all data durable that is dirty now. Stores are served at the same time; sleeps until
+    /// all are done or the timeout has passed. Where the system refuses threads, stores are served
+    /// one after the other, until each has answered. Returns the files not durable then. A file
+    /// clean by then is kept by its users alone.
     pub fn sync_all(self: &Arc<Self>, timeout: Duration) -> Vec<LostData> {
         self.sync_where(timeout, |_| true)
     }
@@ -44,8 +44,8 @@ impl PageCache {
         self.sync_where(timeout, |id| id == store)
     }
 
-    /// Lets go of files that are clean. They must not stay with their store until the next round of
-    /// the flusher.
+    /// Releases clean files. They must not stay with their store until the next round of the
+    /// flusher.
     fn forget_clean(&self, is_meant: impl Fn(StoreId) -> bool) {
         for store in self.core().stores().into_iter().filter(|store| is_meant(store.id())) {
             store.forget_clean();
@@ -84,8 +84,8 @@ impl PageCache {
             // A thread of a hanging store is left behind: the caller must not wait longer than the
             // timeout.
             if clock::spawn_detached("umemcg-sync", serve.clone()).is_err() {
-                // Those that were started serve all stores; without one this thread does, and waits
-                // for a store that hangs: what was accepted is written if there is a way.
+                // The threads started so far serve all stores. Without any, this thread does, and
+                // waits for a hanging store: accepted data is written if there is a way.
                 if nr_started == 0 {
                     serve();
                 }

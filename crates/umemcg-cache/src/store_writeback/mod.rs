@@ -1,7 +1,7 @@
 //! Write-back of one backing store: its dirty files in order, and the thread that writes them. A
-//! store that hangs holds up its own thread and no other. The thread comes with the first dirty
-//! file and ends when there has been none for a while (see [`crate::flushers`]), so a store without
-//! writers costs no thread; this lives as long as one of its files.
+//! hanging store holds up its own thread and no other. The thread starts with the first dirty file
+//! and ends after a while without any (see [`crate::flushers`]), so a store without writers costs
+//! no thread. This state lives as long as one of the store's files.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -36,12 +36,12 @@ const RETRY_FIRST: Duration = Duration::from_millis(200);
 /// Longest wait before a failed file is tried again.
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
-/// This many files that fail end a round: the store needs a rest. Fewer keep no other file from
-/// being written.
+/// This many failed files end a round: the store needs a rest. Fewer keep no other file from being
+/// written.
 const NR_FAILED_MAX: u32 = 4;
-/// Most files that wait for their confirmation together.
+/// Most files confirmed together.
 const NR_TOGETHER_MAX: usize = 64;
-/// Pages that a store's dirty data grows by until thresholds are looked at: this part of what was
+/// Growth of a store's dirty data, in pages, before thresholds are checked: this part of the room
 /// left below them …
 const LOOK_SHARE: u64 = 8;
 /// … but not fewer …
@@ -52,13 +52,13 @@ const LOOK_PAGES_MAX: u64 = 256;
 /// The progress of a round.
 #[derive(Debug, Default)]
 struct Round {
-    /// Small files that were written and that the store has still to confirm, and their pages. They
-    /// are confirmed together: while it is asked for the first, the device writes the others.
+    /// Small files written but not yet confirmed by the store, and their pages. They are confirmed
+    /// together: while the store confirms the first, the device writes the others.
     written: Vec<Arc<dyn DirtyFile>>,
     nr_unconfirmed: u64,
     nr_failed: u32,
     error: Option<std::io::Error>,
-    /// Something that was due is left.
+    /// Due files are left.
     is_more: bool,
 }
 
@@ -83,15 +83,15 @@ pub struct StoreWriteback {
     wanted: LeafMutex<Vec<(Arc<Group>, FlushGoal)>>,
     stop: AtomicBool,
     unclean: UncleanCounts,
-    /// Of its files' flushes, since it took something.
+    /// Of its files' flushes, since it last accepted data.
     pub(crate) refusals: Refusals,
     /// Its write bandwidth. A leaf lock.
     bandwidth: LeafMutex<Bandwidth>,
     /// The estimate of `bandwidth`, in bytes a second. (A)
     write_bandwidth: AtomicU64,
-    /// `nr_unclean` at which thresholds are looked at for a writer that dirtied something. (A)
+    /// The value of `nr_unclean` at which a writer has thresholds checked. (A)
     look_at: AtomicU64,
-    /// Groups that the last round served because they were over a threshold; at least 1. (A)
+    /// Groups over a threshold served by the last round; at least 1. (A)
     nr_sharing: AtomicU64,
     /// The virtual clocks of groups whose writers are paced, by group id. A leaf lock.
     clocks: LeafMutex<HashMap<u64, PacingClock>>,
@@ -102,10 +102,10 @@ pub struct StoreWriteback {
 /// The time of the next round.
 #[derive(Debug, Clone, Copy)]
 struct RoundSchedule {
-    /// After an error: not before then, and how long that wait was.
+    /// After an error: the earliest time, and the length of that wait.
     retry: Option<(Instant, Duration)>,
     last_round: Instant,
-    /// It left something that was due.
+    /// It left due files.
     is_more: bool,
 }
 
@@ -137,7 +137,7 @@ impl StoreFlusher for StoreWriteback {
             let timeout = match pace.retry {
                 Some((_, wait)) => wait.min(sleep),
                 None if pace.is_more => Duration::ZERO,
-                // So that stores that take turns do not turn all the time.
+                // So that stores taking turns do not switch all the time.
                 None if awaited => (pace.last_round + TURN_INTERVAL).saturating_duration_since(now),
                 None => sleep,
             };
@@ -197,7 +197,7 @@ impl StoreWriteback {
         self.id
     }
 
-    /// Gets a thread for what is queued.
+    /// Gets a thread for the queued files.
     fn start_flusher(&self) {
         if let Some(me) = self.me.upgrade() {
             self.pool.flushers().start(me);
@@ -218,14 +218,14 @@ impl StoreWriteback {
         self.wake_signal.raise();
     }
 
-    /// Wakes the flusher for a look. It may be waiting for a thread that was refused before.
+    /// Wakes the flusher to check for due files. It may be waiting for a thread refused before.
     pub(crate) fn wake(&self) {
         self.wake_signal.raise();
         self.pool.flushers().start_thread();
     }
 
-    /// Has a group's data written in the next round. When neither the group nor one below it has a
-    /// file here, those are written that several groups share.
+    /// Has a group's data written in the next round. When neither the group nor a group below it
+    /// has a file here, files shared by several groups are written.
     pub(crate) fn want_flushed(&self, group: &Arc<Group>, how: FlushGoal) {
         if group.is_root() && how == FlushGoal::All {
             self.urgent.store(true, Ordering::Release);
@@ -247,17 +247,17 @@ impl StoreWriteback {
         self.unclean.forget(dying);
     }
 
-    /// Returns the number of pages of this store that are not durable yet.
+    /// Returns the number of this store's pages not yet durable.
     pub fn nr_unclean(&self) -> u64 {
         self.unclean.total()
     }
 
-    /// Returns the bytes here of a group, and those below it, that are not durable yet.
+    /// Returns the bytes here of a group, and the groups below it, not yet durable.
     pub(crate) fn unclean_bytes(&self, group: &Group) -> u64 {
         self.unclean.of(group) * PAGE_SIZE_U64
     }
 
-    /// Counts pages of an owner that are not durable yet, or are no longer.
+    /// Adds pages of an owner to the count of pages not yet durable; `pages` may be negative.
     pub(crate) fn add_unclean(&self, owner: u32, pages: i64) {
         let now = owner_from(owner).with_group(|group| self.unclean.add(group, pages));
         if pages < 0 && now + LOOK_PAGES_MIN < self.look_at.load(Ordering::Relaxed) {
@@ -265,7 +265,7 @@ impl StoreWriteback {
         }
     }
 
-    /// Checks the thresholds of a group and those above it, as there is enough dirty data.
+    /// Checks the thresholds of a group and the groups above it, once enough data is dirty.
     #[cold]
     fn look_after(&self, owner: u32) {
         let gap = owner_from(owner).with_group(|group| self.pool.dirty_limits().gap_to_background(group));
@@ -277,7 +277,7 @@ impl StoreWriteback {
             .store(self.nr_unclean() + pages.clamp(LOOK_PAGES_MIN, LOOK_PAGES_MAX), Ordering::Relaxed);
     }
 
-    /// Returns the bytes a second that the store has been taking.
+    /// Returns the write bandwidth of the store, in bytes a second.
     pub fn write_bandwidth(&self) -> u64 {
         self.write_bandwidth.load(Ordering::Relaxed)
     }
@@ -293,7 +293,7 @@ impl StoreWriteback {
         bandwidth.begin(self.pool.now());
     }
 
-    /// Ends a call that has brought this many bytes to the store.
+    /// Ends a call that wrote `bytes` to the store.
     pub(crate) fn end_io(&self, bytes: u64) {
         if bytes > 0 {
             self.refusals.taken();
@@ -326,8 +326,8 @@ impl StoreWriteback {
         if !self.enqueue(&**file, || Arc::<F>::clone(file), || file.dirty_owner().acquire(owner)) {
             file.dirty_owner().note_dirtied(owner);
         }
-        // A writer that asks for a pause after each write has looked at thresholds; thresholds are
-        // looked at here for one that does not.
+        // A writer that asks for a pause after each write has checked thresholds itself. This check
+        // is for all other writers.
         if self.nr_unclean() >= self.look_at.load(Ordering::Relaxed) {
             self.look_after(owner);
         }
@@ -351,7 +351,7 @@ impl StoreWriteback {
         true
     }
 
-    /// Sees to it that a pushed file is written. Called without the lock of the queue.
+    /// Ensures that a pushed file is written. Called without the lock of the queue.
     fn serve(&self, file: &dyn DirtyFile, pushed: Pushed) {
         if !pushed.is_served {
             self.start_flusher();
@@ -360,7 +360,8 @@ impl StoreWriteback {
         }
     }
 
-    /// Lets go of a discarded or clean file now, unless the flusher is at it and does so.
+    /// Releases a discarded or clean file now, unless the flusher is writing it and will release
+    /// it.
     pub(crate) fn forget(&self, file: &dyn DirtyFile) {
         let mut queue = self.queue.lock();
         let Some(file) = queue.dirty.remove(file) else { return };
@@ -371,7 +372,7 @@ impl StoreWriteback {
         }
     }
 
-    /// Lets go of the files that have become clean since the flusher looked at them.
+    /// Releases files that have become clean since the flusher looked at them.
     pub(crate) fn forget_clean(&self) {
         let queue = self.queue.lock();
         let clean: Vec<_> = queue.dirty.files().filter(|file| file.is_stable()).cloned().collect();
@@ -379,7 +380,7 @@ impl StoreWriteback {
         clean.iter().for_each(|file| self.forget(&**file));
     }
 
-    /// Lets go of all files and queues no more: at the end of the engine, since a queued file keeps
+    /// Releases all files and queues no more: at the end of the engine, since a queued file keeps
     /// this queue, and with it the pool.
     pub(crate) fn close(&self) {
         // Dropped without the lock: it may be the last reference to some.
@@ -392,10 +393,10 @@ impl StoreWriteback {
         self.wake();
     }
 
-    /// Runs one round over the files that are queued when it begins: the groups' lists in turn, a
-    /// file of each. A file that fails goes behind the others of its group and stays due; a few of
-    /// them end the round, and the next begins with those that this one has not come to. Returns
-    /// whether something that was due is left.
+    /// Runs one round over the files queued at its beginning: the groups' lists in turn, a file of
+    /// each. A failed file goes behind the others of its group and stays due. A few failures end
+    /// the round, and the next round begins with the files not reached. Returns whether due files
+    /// are left.
     fn round(&self) -> std::io::Result<bool> {
         let urgent = self.urgent.swap(false, Ordering::AcqRel);
         let wanted = std::mem::take(&mut *self.wanted.lock());
@@ -422,7 +423,7 @@ impl StoreWriteback {
                 };
                 let goes = |file: &dyn DirtyFile| due(file) || file.is_stable();
                 let Some(file) = self.take(&turn.group, &mut turn.left, goes) else {
-                    // What a removed group had is its parent's, whose turn may be over.
+                    // The files of a removed group are its parent's, whose turn may be over.
                     if turn.left > 0 && turn.group.is_dead() {
                         self.continue_later(turn, urgent, &mut round);
                     }
@@ -441,8 +442,8 @@ impl StoreWriteback {
         round.error.map_or(Ok(round.is_more), Err)
     }
 
-    /// Has the next round do what was requested of this one and is not done. A removed group's part
-    /// is its parent's.
+    /// Passes the unfinished requests of this round on to the next. A removed group's requests go
+    /// to its parent.
     fn continue_later(&self, turn: &GroupTurn, urgent: bool, round: &mut Round) {
         round.is_more = true;
         self.urgent.fetch_or(urgent, Ordering::Release);
@@ -481,8 +482,8 @@ impl StoreWriteback {
         is_more
     }
 
-    /// Has the store confirm the files that were written in a round: all of them, also after some
-    /// that failed. What the store has lost must be dirty again before a sync asks for it.
+    /// Has the store confirm the files written in a round: all of them, even after failures. Pages
+    /// lost by the store must be dirty again before a sync asks for them.
     fn confirm(&self, round: &mut Round) {
         round.nr_unconfirmed = 0;
         for file in std::mem::take(&mut round.written) {
@@ -529,9 +530,9 @@ impl StoreWriteback {
         }
     }
 
-    /// Retires a file that was taken off its list. If a page has become dirty since, the file is
-    /// pushed again under the same lock: a sync that looks for dirty files finds it at any time.
-    /// Returns its group, too, which is dropped without the lock.
+    /// Retires a file taken off its list. If a page has become dirty since, the file is pushed
+    /// again under the same lock: a sync looking for dirty files finds it at any time. Returns its
+    /// group, too; the caller drops it without the lock.
     fn retire(
         &self,
         queue: &mut DirtyQueue,
@@ -549,7 +550,7 @@ impl StoreWriteback {
         (pushed, group)
     }
 
-    /// Returns the numbers of the files that are not durable yet.
+    /// Returns the numbers of the files not yet durable.
     pub(crate) fn unclean_files(&self) -> Vec<u32> {
         let queue = self.queue.lock();
         queue

@@ -17,8 +17,8 @@ use crate::dirty::queue_mark::QueueMark;
 
 const ID: u32 = 7;
 
-/// A file that becomes dirty while it leaves the queue. Another thread asks then which files
-/// are dirty.
+/// A file that becomes dirty while it leaves the queue. Another thread then asks for the dirty
+/// files.
 #[derive(Debug, Default)]
 struct DirtyAgain {
     mark: QueueMark,

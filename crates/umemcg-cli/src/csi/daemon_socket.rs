@@ -1,4 +1,4 @@
-//! The daemon of the node, asked over the admin socket: what the CSI plugin needs of it.
+//! The CSI plugin's interface to the daemon of the node, over the admin socket.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -12,19 +12,19 @@ use crate::endpoint::{Reply, Request, VolumeSource};
 use crate::stores::{AttributeSource, StoreOptions, StoreSource};
 use crate::writes::Writes;
 
-/// The time that the daemon has for a question, and for a rule.
+/// The timeout of a query, and of a change of rules.
 const QUESTION_WITHIN: Duration = Duration::from_secs(5);
 const RULE_WITHIN: Duration = Duration::from_secs(60);
-/// The time that it has to add a volume, which may wait for a store, or to remove one, which waits
-/// for its data: more than any answer of the plugin has. Until then the volume counts as one that
-/// is worked on. A request that found it gone, while the daemon is still adding it, would leave it
-/// there for ever.
+/// The timeout of adding a volume, which may wait for a store, and of removing one, which waits for
+/// its data. It is longer than any deadline of the plugin. Until then the plugin treats the volume
+/// as busy. Otherwise a later request could find the volume gone while the daemon is still adding
+/// it, and the volume would stay for ever.
 const VOLUME_WITHIN: Duration = Duration::from_mins(15);
 
-/// The way to the daemon.
+/// The address of the daemon.
 #[derive(Debug)]
 pub struct DaemonSocket {
-    /// Its socket, if it is not found by the mount.
+    /// Its socket; if absent, the mount determines the socket.
     pub socket: Option<PathBuf>,
     /// Its mount.
     pub mount: PathBuf,

@@ -1,5 +1,5 @@
-//! `umemcg csi`: the CSI plugin of a node. Its work is in the crate `umemcg-csi`; here it gets the
-//! daemon, over the admin socket, and the signals.
+//! `umemcg csi`: the CSI plugin of a node. The plugin is in the crate `umemcg-csi`; this module
+//! connects it to the daemon's admin socket and to signals.
 
 #[cfg(feature = "csi")]
 mod daemon_socket;
@@ -42,7 +42,7 @@ pub fn csi(arguments: &CsiArguments) -> Result<(), Failure> {
         socket: arguments.socket.clone(),
         mount: arguments.mount.clone(),
     });
-    // The program that started the plugin may have closed the pipe.
+    // The parent process may have closed the pipe.
     let ready = || {
         let line = format!("the CSI plugin {} serves on {}", umemcg_csi::DRIVER, config.socket.display());
         let _ = writeln!(std::io::stdout(), "{line}");
@@ -53,7 +53,7 @@ pub fn csi(arguments: &CsiArguments) -> Result<(), Failure> {
     .map_err(failure)
 }
 
-/// Says that the program cannot do this.
+/// Fails: this program was built without the plugin.
 ///
 /// # Errors
 /// [`Failure::Failed`], always.

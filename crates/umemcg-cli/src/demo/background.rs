@@ -1,8 +1,8 @@
 //! `umemcg demo --background`: repeats the steps of the mail per-memcg-background-reclaim on a real
 //! mount, with a shell, `dd` and `cat`, and prints its two tables next to our figures.
 //!
-//! The limit and the watermark distances are those of the mail: 500 MiB, 50 MiB and 40 MiB. The
-//! file is smaller unless `--scale 1` is given.
+//! The limit and the watermark distances are as in the mail: 500 MiB, 50 MiB and 40 MiB. The file
+//! is smaller unless `--scale 1` is given.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,9 +21,9 @@ const POOL_BYTES: u64 = 768 * MIB;
 const LIMIT_BYTES: u64 = 500 * MIB;
 /// The size of the file at scale 1.
 const FILE_BYTES: u64 = 20 << 30;
-/// With its own pages the daemon counts each page as the kernel of the mail does.
+/// With its own pages, the daemon counts each page like the kernel of the mail.
 const OPTIONS: [&str; 2] = ["--page-cache", "own"];
-/// The watermarks that the distances of the mail result in.
+/// The watermarks for the distances of the mail.
 const MARKS: &str = "low_wmark 482344960\nhigh_wmark 471859200\n";
 
 /// The rows of the mail's tables, by their names in `memory.stat`.
@@ -247,8 +247,8 @@ impl Stand<'_> {
     }
 }
 
-/// Returns the user and system time of a process or thread in seconds, from its `stat` file, which
-/// counts hundredths of a second.
+/// Returns the user and system time of a process or thread in seconds, from its `stat` file, with a
+/// unit of 1/100 s.
 fn cpu_seconds_of(task: &Path) -> Option<f64> {
     let stat = fs::read_to_string(task.join("stat")).ok()?;
     // The name in parentheses may contain any character; utime and stime are the 12th and 13th
@@ -351,7 +351,7 @@ mod tests {
 
     #[test]
     fn the_mails_rows_add_up() {
-        // Nearly all that went out was stolen by one or the other.
+        // Nearly all reclaimed pages were taken by the worker or by the program.
         for mail in [&MAIL_WRITE, &MAIL_READ] {
             for side in [0, 1] {
                 let [out, by_worker, by_program] = [1, 2, 3].map(|row| mail.counters[row][side]);

@@ -2,8 +2,8 @@
 //! the results.
 //!
 //! The group `quiet` reads a small file. Then the group `busy` copies and hashes a file four times
-//! as large as its limit. Then `quiet` reads its file again: if both groups shared one cache, it
-//! would have to read the disk again. The demo checks its own results, and fails if a check fails.
+//! as large as its limit. Then `quiet` reads its file again. With one shared cache, this would read
+//! the disk again. The demo checks its own results, and fails if a check fails.
 
 mod background;
 mod check;
@@ -29,8 +29,8 @@ const BUSY_LIMIT_BYTES: u64 = 32 * MIB;
 const BUSY_FILE_BYTES: u64 = 4 * BUSY_LIMIT_BYTES;
 const QUIET_LIMIT_BYTES: u64 = 96 * MIB;
 const QUIET_FILE_BYTES: u64 = 24 * MIB;
-/// The bytes by which usage may exceed a limit: the charges in flight, here at most four of 1 MiB
-/// each.
+/// The largest excess of usage over a limit, in bytes: the charges in flight, here at most four of
+/// 1 MiB each.
 const SLACK_BYTES: u64 = 4 * MIB;
 /// The kernel's page cache keeps the pages, and no other program changes the directory.
 const OPTIONS: [&str; 3] = ["--page-cache", "kernel", "--exclusive"];
@@ -214,14 +214,14 @@ impl GroupResult {
             failcnt: group.number("memory.failcnt")?,
             written_bytes,
             hash_equal,
-            // For room; compaction of the pool may take a page more.
+            // Pages reclaimed to make room; compaction of the pool may reclaim one more.
             pages_reclaimed: group.stat("pgsteal_direct")? + group.stat("pgsteal_kswapd")?,
             pages_read_again,
         })
     }
 }
 
-/// Polls a number in a file while programs run, and keeps the largest.
+/// Polls a number in a file while programs run, and keeps the maximum.
 struct Sampler {
     stop: Arc<AtomicBool>,
     largest: mpsc::Receiver<u64>,

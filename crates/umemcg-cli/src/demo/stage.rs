@@ -1,5 +1,5 @@
 //! The environment of a demo: a daemon with its two mounts below one directory, groups, and
-//! programs that run in them.
+//! programs running in them.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -117,7 +117,7 @@ pub(super) fn sha256(group: Option<&Group>, path: &Path) -> Result<String, Failu
     Ok(printed.split_whitespace().next().unwrap_or_default().to_owned())
 }
 
-/// The daemon, started as a user would start it. Dropping it ends it.
+/// The daemon, started as a user would start it. Ended on drop.
 pub(super) struct Daemon {
     child: Child,
 }

@@ -1,4 +1,4 @@
-//! The checks of `umemcg doctor`: what the facts mean, and what to do about them.
+//! The checks of `umemcg doctor`: from facts to findings with advice.
 
 use std::time::Duration;
 
@@ -9,26 +9,27 @@ use super::facts::{Facts, StagingFacts, StoreTimes};
 use super::finding::{Finding, Severity};
 use crate::table::human_bytes;
 
-/// The first Linux with the oldest FUSE protocol that is spoken here, 7.31.
+/// The first Linux with FUSE protocol 7.31, the oldest supported here.
 const KERNEL_MIN: (u32, u32) = (5, 4);
-/// The first Linux with which the end of any thread is noticed.
+/// The first Linux with pidfds of threads, to notice the end of any thread.
 const KERNEL_PIDFD_THREAD: (u32, u32) = (6, 9);
 /// The first Linux with uncached buffered I/O.
 const KERNEL_DONTCACHE: (u32, u32) = (6, 14);
-/// Descriptors that a daemon of many clients can use well.
+/// Descriptors sufficient for a daemon with many clients.
 const DESCRIPTORS_WELL: u64 = 65_536;
-/// Descriptors that the daemon needs beside those of its volumes.
+/// Descriptors needed by the daemon beside the descriptors of its volumes.
 const DESCRIPTORS_BESIDE: u64 = 256;
-/// The most directories that a daemon watches for other programs' changes.
+/// The most directories watched by a daemon for other programs' changes.
 const WATCHES_USED: u64 = 4;
-/// What the daemon needs beside its pool, when its metadata fill it as well: see docs/operating.md.
+/// Memory needed by the daemon beside its pool, with the pool full of metadata: see
+/// docs/operating.md.
 const BESIDE_BYTES: u64 = 64 << 20;
-/// Tenths of the pool that suffice for it and all that goes with it.
+/// Memory for the pool and its overhead, in tenths of the pool.
 const POOL_TENTHS: u64 = 12;
-/// The time for a small request from which a store is slow: a bucket in the same region answers
-/// within a tenth of it.
+/// The response time to a small request above which a store counts as slow. A bucket in the same
+/// region answers within a tenth of it.
 const STORE_SLOW: Duration = Duration::from_millis(200);
-/// One part in this many of a staging directory should be free at least.
+/// The reciprocal of the share of a staging directory that should be free.
 const STAGING_PART: u64 = 10;
 
 fn ok(check: &'static str, finding: impl Into<String>) -> Finding {
@@ -43,7 +44,7 @@ fn fail(check: &'static str, finding: impl Into<String>, advice: impl Into<Strin
     Finding { check, severity: Severity::Fail, finding: finding.into(), advice: Some(advice.into()) }
 }
 
-/// Returns what the facts mean, in the order in which a reader should act.
+/// Returns the findings from the facts, in the order in which to act on them.
 pub fn findings(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![
         kernel(&facts.kernel),
@@ -310,7 +311,7 @@ fn staging(facts: &StagingFacts) -> Finding {
     }
 }
 
-/// Files that no daemon stores.
+/// Returns the finding for staged files without a daemon to store them.
 fn waiting(left: &LeftBehind) -> Finding {
     let LeftBehind { dir, volume, nr_files } = left;
     let volume = volume.as_deref().unwrap_or("an unknown store");
@@ -366,7 +367,7 @@ mod tests {
         Ok(Usable::new(bytes, Some("/sys/fs/cgroup/job/memory.max".into())))
     }
 
-    /// A change that makes a machine bad.
+    /// A change of the facts to a broken machine.
     type Spoil = fn(&mut Facts);
 
     #[test]

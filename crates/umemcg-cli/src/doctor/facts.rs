@@ -1,4 +1,4 @@
-//! What `umemcg doctor` knows of the machine.
+//! Facts about the machine, gathered by `umemcg doctor`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use crate::reload::check_limits;
 use crate::stores::{StoreOptions, StoreSource, spec_of, staging_of};
 use crate::writes::Writes;
 
-/// Programs that mount for ordinary users.
+/// Programs to mount for ordinary users.
 const MOUNT_HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
 const FUSE_DEVICE: &str = "/dev/fuse";
 const FUSE_CONFIG: &str = "/etc/fuse.conf";
@@ -43,40 +43,40 @@ pub struct Facts {
     pub fuse_device: Answer<()>,
     /// Root runs the program.
     pub is_root: bool,
-    /// The program that mounts for an ordinary user.
+    /// The program to mount for an ordinary user.
     pub mount_helper: Option<PathBuf>,
-    /// Other users are to use the mount.
+    /// The mount is for other users, too.
     pub wants_others: bool,
     /// `/etc/fuse.conf` lets ordinary users mount for others.
     pub may_mount_for_others: bool,
     /// The most descriptors of a process; none without a limit.
     pub descriptors_max: Option<u64>,
-    /// The most watches of file systems that a user may have; none if the kernel has no such watch.
+    /// The most watches of file systems for one user; none if the kernel has no such watches.
     pub watches_max: Option<u64>,
-    /// Whether the kernel tells which processes are in a group.
+    /// The method of tracking the processes of a group, or the error of starting it.
     pub tracking: Answer<Tracking>,
-    /// The pool that is wanted.
+    /// The requested pool.
     pub pool: PoolSize,
-    /// The memory that the daemon may use.
+    /// The memory usable by the daemon.
     pub usable: Answer<Usable>,
     /// The modes of transparent huge pages, the chosen one in brackets; none without them.
     pub huge_pages: Option<String>,
-    /// Whether the configuration is valid; none if none is given.
+    /// The result of checking the configuration; none if no configuration is given.
     pub config: Option<Answer<()>>,
     /// The volumes in directories, and whether each can be listed.
     pub directories: Vec<(String, Answer<()>)>,
-    /// The volumes of objects, and how fast their stores answer.
+    /// The volumes of objects, and the response times of their stores.
     pub stores: Vec<(String, Answer<StoreTimes>)>,
     /// The staging directories.
     pub stagings: Vec<StagingFacts>,
 }
 
-/// How long a store takes to answer a small request.
+/// The response times of a store to a small request.
 #[derive(Debug, Clone, Copy)]
 pub struct StoreTimes {
-    /// The first, which also finds the server and credentials, and connects.
+    /// The first request, including name resolution, credentials and connection.
     pub first: Duration,
-    /// The median of those that follow.
+    /// The median of the following requests.
     pub further: Duration,
 }
 
@@ -87,16 +87,17 @@ pub struct StagingFacts {
     pub volume: String,
     /// The directory.
     pub dir: PathBuf,
-    /// The most bytes that the volume may hold there.
+    /// The volume's size limit there, in bytes.
     pub max_bytes: u64,
-    /// The bytes that are free, if files can be made there.
+    /// The free bytes, if files can be created there.
     pub free_bytes: Answer<u64>,
-    /// The files in it that wait for a daemon that serves their volume.
+    /// The directories in it with accepted files that no volume serves.
     pub left_behind: Vec<LeftBehind>,
 }
 
 impl Facts {
-    /// Reads the machine, and the configuration if one is given. Asks each store a few times.
+    /// Inspects the machine, and reads the configuration if one is given. Sends each store a few
+    /// requests.
     pub fn gather(arguments: &DoctorArguments) -> Self {
         let read = arguments.config.as_deref().map(read_config);
         let config = match &read {
@@ -141,7 +142,7 @@ impl Facts {
                     self.stagings.extend(staging_facts(&volume, &source.options));
                     self.stores.push((volume, ask(&source)));
                 }
-                // What is wrong with an entry is wrong with the configuration.
+                // An invalid entry is already reported as an invalid configuration.
                 Ok(VolumeSource::Tmpfs { .. }) | Err(_) => {}
             }
         }
@@ -181,7 +182,7 @@ fn allows_others(text: &str) -> bool {
     text.lines().any(|line| line.trim() == "user_allow_other")
 }
 
-/// Returns how membership of groups would be kept.
+/// Returns the method of tracking the processes of a group.
 fn tracking() -> Answer<Tracking> {
     let engine = trial_engine()?;
     let processes = ProcessClassifier::new(engine, Vec::new()).map_err(|error| error.to_string())?;
@@ -192,7 +193,7 @@ fn trial_engine() -> Answer<Arc<Engine>> {
     Engine::new(EngineConfig::new(MIN_POOL_BYTES)).map_err(|error| error.to_string())
 }
 
-/// Asks the store of a volume of objects, as its start does, and then a few times more.
+/// Opens the store of a volume of objects, as a start does, and measures a few requests.
 fn ask(source: &StoreSource) -> Answer<StoreTimes> {
     match spec_of(&read_only(source)?)? {
         VolumeSpec::Objects(config) => times_of(&*config.bucket),
@@ -200,7 +201,7 @@ fn ask(source: &StoreSource) -> Answer<StoreTimes> {
     }
 }
 
-/// Returns how long a bucket takes to list one name.
+/// Returns the response times of a bucket to listings of one name.
 fn times_of(bucket: &dyn Bucket) -> Answer<StoreTimes> {
     let request = || {
         let begun = Instant::now();
@@ -216,7 +217,7 @@ fn times_of(bucket: &dyn Bucket) -> Answer<StoreTimes> {
     Ok(StoreTimes { first, further: further[NR_FURTHER_REQUESTS / 2] })
 }
 
-/// Returns a volume without its writes: what is staged belongs to the daemon that serves it.
+/// Returns a volume with writes off: staged files belong to the serving daemon.
 fn read_only(source: &StoreSource) -> Answer<StoreSource> {
     Writes::checked(source.options.writes, source.options.staging.is_some())?;
     staging_of(&source.options)?;

@@ -1,29 +1,29 @@
-//! What a check of `umemcg doctor` has found.
+//! The result of a check of `umemcg doctor`.
 
 use serde::Serialize;
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// It is as it should be.
+    /// No problem.
     Ok,
     /// A daemon works, but not as well as it could.
     Warn,
-    /// A daemon as it is wanted does not work.
+    /// The requested daemon does not work.
     Fail,
 }
 
 /// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What was checked.
+    /// The name of the check.
     pub check: &'static str,
-    /// How bad it is.
+    /// Its severity.
     pub severity: Severity,
-    /// What was found, and what it means.
+    /// The finding, and its meaning.
     pub finding: String,
-    /// What to do; none if it is well.
+    /// The advice; none if there is no problem.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub advice: Option<String>,
 }

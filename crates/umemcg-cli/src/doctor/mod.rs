@@ -1,7 +1,7 @@
-//! `umemcg doctor`: whether this machine can run a daemon as it is wanted, and what to do if not.
+//! `umemcg doctor`: checks whether this machine can run the requested daemon, with advice if not.
 //!
-//! `facts` reads the machine, `checks` judges. So the checks can be tested with the facts of bad
-//! machines. Nothing is changed: no mount, no staging directory is touched.
+//! `facts` inspects the machine, `checks` judges the facts. So tests can run the checks on facts of
+//! broken machines. The command changes nothing: it touches no mount and no staging directory.
 
 pub mod arguments;
 mod checks;

@@ -10,11 +10,11 @@ use ratatui::text::{Line, Span};
 use super::text::{fit, printable, right, width};
 use super::theme::Theme;
 
-/// The cells of a terminal, and what it can show.
+/// The cells of a terminal, and its capabilities.
 #[derive(Debug)]
 pub struct Canvas<'a> {
     buffer: &'a mut Buffer,
-    /// What the terminal can show.
+    /// The capabilities of the terminal.
     pub theme: Theme,
 }
 
@@ -29,7 +29,7 @@ impl<'a> Canvas<'a> {
         usize::from(self.buffer.area.width)
     }
 
-    /// Writes a text from a column on. What does not fit is left out.
+    /// Writes a text from a column on, clipped at the right edge.
     pub fn text(&mut self, column: usize, line: u16, text: &str, style: Style) {
         let Rect { width, height, .. } = self.buffer.area;
         if let Ok(column) = u16::try_from(column)
@@ -40,7 +40,7 @@ impl<'a> Canvas<'a> {
         }
     }
 
-    /// Writes a text that fills the line.
+    /// Writes a text over the whole line.
     pub fn line(&mut self, line: u16, text: &str, style: Style) {
         let filled = self.fit(text, self.columns());
         self.text(0, line, &filled, style);
@@ -60,17 +60,17 @@ impl<'a> Canvas<'a> {
         self.buffer.set_style(Rect { x: 0, y: line, width, height: 1 }, style);
     }
 
-    /// Returns a text in exactly so many columns.
+    /// Returns a text in exactly `columns` columns.
     pub fn fit(&self, text: &str, columns: usize) -> String {
         fit(text, columns, self.theme.is_unicode)
     }
 
-    /// Returns a text at the right of exactly so many columns.
+    /// Returns a text right-aligned in exactly `columns` columns.
     pub fn right(&self, text: &str, columns: usize) -> String {
         right(text, columns, self.theme.is_unicode)
     }
 
-    /// Returns a name that cannot disturb the screen.
+    /// Returns a name with its control characters replaced.
     pub fn name(&self, name: impl AsRef<OsStr>) -> String {
         printable(name.as_ref(), self.theme.is_unicode)
     }

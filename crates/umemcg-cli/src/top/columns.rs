@@ -1,17 +1,17 @@
-//! The columns of the page of groups, and which of them a terminal has room for.
+//! The columns of the page of groups, and the choice of columns by the width of the terminal.
 
 use crate::args::TopSort;
 
 use super::row::Row;
 use super::text::{percent, short_bytes, short_count};
 
-/// Columns that the name of a group gets at least; fewer on a narrow terminal.
+/// Least width of the name of a group; less on a narrow terminal.
 const NAME_MIN: usize = 24;
 const NAME_MIN_NARROW: usize = 12;
 /// A terminal of fewer columns is narrow.
 const NARROW: usize = 64;
 
-/// What a column shows of a group.
+/// The content of a column for a group.
 #[derive(Debug, Clone, Copy)]
 pub enum Content {
     /// A figure.
@@ -29,9 +29,9 @@ pub struct Column {
     pub width: usize,
     /// Columns of a higher rank are left out first.
     rank: u8,
-    /// The order that goes by it.
+    /// The sort order by this column, if there is one.
     pub sort: Option<TopSort>,
-    /// What it shows.
+    /// Its content.
     pub content: Content,
 }
 
@@ -70,16 +70,16 @@ pub fn optional(bytes: Option<u64>) -> String {
     bytes.map_or_else(|| "-".into(), short_bytes)
 }
 
-/// Formats a number of bytes of which 0 means none.
+/// Formats a number of bytes; 0 means none.
 pub fn some(bytes: u64) -> String {
     optional((bytes > 0).then_some(bytes))
 }
 
-/// Returns the columns that fit, and the width of the names.
+/// Returns the fitting columns, and the width of the names.
 pub fn that_fit(width: usize, sort: TopSort) -> (Vec<&'static Column>, usize) {
     let name_min = if width < NARROW { NAME_MIN_NARROW } else { NAME_MIN };
     let mut by_rank: Vec<&Column> = COLUMNS.iter().collect();
-    // The order is of no use if the column that it goes by cannot be seen.
+    // Keep the sort column visible: the order makes no sense without it.
     by_rank.sort_by_key(|column| (column.sort != Some(sort), column.rank));
     let mut left = width.saturating_sub(name_min);
     let mut fitting = Vec::new();

@@ -1,9 +1,8 @@
-//! What the page of one group shows beyond its line: everything that `umemcg.stat` counts, events,
-//! pressure, and its objects.
+//! The content of the page of one group: all lines of `umemcg.stat`, events, pressure, and objects.
 
 use crate::group_sample::GroupSample;
 
-/// The most kinds of objects that are shown.
+/// The most kinds of objects shown.
 const NR_OBJECTS: usize = 12;
 
 /// The files of one group.
@@ -19,7 +18,7 @@ pub struct Detail {
     pub objects: Vec<Objects>,
 }
 
-/// The share of time that was lost for lack of memory.
+/// The share of stall time for lack of memory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pressure {
     /// `some` or `full`.
@@ -33,14 +32,14 @@ pub struct Pressure {
 pub struct Objects {
     /// The kind.
     pub name: String,
-    /// How many.
+    /// The number of objects.
     pub nr: u64,
     /// Their bytes.
     pub bytes: u64,
 }
 
 impl Detail {
-    /// Returns what these texts of control files say. Lines that are not understood are left out.
+    /// Parses these texts of control files. Skips malformed lines.
     pub fn parse(sample: GroupSample, events: &str, pressure: &str, slabinfo: &str) -> Self {
         let event = |line: &str| {
             let (name, count) = line.split_once(' ')?;
@@ -66,7 +65,7 @@ fn pressure_of(line: &str) -> Option<Pressure> {
     Some(Pressure { name, averages: [average("avg10=")?, average("avg60=")?, average("avg300=")?] })
 }
 
-/// `dentry 12 3 4096`: a kind, objects, those that can be reclaimed, bytes.
+/// `dentry 12 3 4096`: a kind, objects, reclaimable objects, bytes.
 fn objects_of(line: &str) -> Option<Objects> {
     let mut words = line.split_whitespace();
     let name = words.next().filter(|name| *name != "#")?.to_owned();

@@ -1,5 +1,4 @@
-//! The page of one group: what it holds, what happens to it, and from which of its children memory
-//! is reclaimed.
+//! The page of one group: its memory by kind, its activity, and reclaim from each of its children.
 
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
@@ -14,12 +13,12 @@ use super::row::Row;
 use super::text::{fit, percent, printable, right, short_bytes, short_count, sparkline};
 use super::theme::Theme;
 
-/// From so many columns on, two blocks stand beside each other.
+/// The width from which on two blocks stand beside each other.
 const WIDE: usize = 72;
 const LABEL_COLUMNS: usize = 26;
 const FIGURE_COLUMNS: usize = 8;
 
-/// A label, what it shows of each interval, and how that is written.
+/// A label, its figure of each interval, and the format of the figure.
 type Figure = (&'static str, fn(&Point) -> f32, fn(f64) -> String);
 
 /// The kinds of memory, by the line of `umemcg.stat`.
@@ -74,7 +73,7 @@ fn plain(label: &str, text: &str) -> Line<'static> {
     figure(label, text, Style::new())
 }
 
-/// What it holds, by kind, with the groups below.
+/// The memory of the subtree, by kind.
 fn held(detail: &Detail, theme: Theme) -> Vec<Line<'static>> {
     let sample = &detail.sample;
     let stat = |name: &str| sample.stat(name);
@@ -92,7 +91,7 @@ fn held(detail: &Detail, theme: Theme) -> Vec<Line<'static>> {
     lines
 }
 
-/// What happens in it now.
+/// The current activity.
 fn activity(row: Option<&Row>, theme: Theme) -> Vec<Line<'static>> {
     let mut lines = vec![heading("Each second", theme)];
     let Some(row) = row else { return lines };
@@ -165,7 +164,7 @@ fn history(model: &Model, inode: u64, width: usize, theme: Theme) -> Vec<Line<'s
     lines
 }
 
-/// What is reclaimed from the group itself, and from each child with those below it.
+/// Reclaim from the group itself, and from the subtree of each child.
 fn reclaimed(model: &Model, inode: u64, width: usize, theme: Theme) -> Vec<Line<'static>> {
     let mut lines = vec![heading("Reclaimed from, pages each second", theme)];
     let name_width = width.saturating_sub(40).clamp(8, 60);
@@ -181,7 +180,7 @@ fn reclaimed(model: &Model, inode: u64, width: usize, theme: Theme) -> Vec<Line<
         .filter_map(|&child| Some((model.groups.get(child)?, model.groups.get(child)?.row.as_ref()?)))
         .collect();
     let own = model.groups.get(inode).and_then(|group| group.row.as_ref());
-    // What is left is its own, if all children are known.
+    // The rest is the group's own, if all children are known.
     if let Some(own) = own.filter(|_| rows.len() == children.len() && children.len() < NR_CHILDREN) {
         let rest = |figure: fn(&Row) -> f64| {
             let below: f64 = rows.iter().map(|(_, row)| figure(row)).sum();

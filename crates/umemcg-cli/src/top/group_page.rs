@@ -55,7 +55,7 @@ fn draw_headings(canvas: &mut Canvas<'_>, model: &Model, line: u16, columns: &[&
     canvas.text(0, line, &text, canvas.theme.heading());
 }
 
-/// Returns the name of a group below its parent's, with a mark that says whether it is unfolded.
+/// Returns the name of a group, indented below its parent's, with a mark for folded or unfolded.
 fn name_cell(canvas: &Canvas<'_>, group: &Group, columns: usize) -> String {
     let mark = match (group.has_children == Some(true), group.is_unfolded(), canvas.theme.is_unicode) {
         (false, _, _) => "  ",
@@ -97,7 +97,7 @@ fn usage_style(theme: Theme, row: &Row) -> Style {
     }
 }
 
-/// Returns the style of a share of time in which requests waited.
+/// Returns the style of a share of stall time.
 pub fn stalled_style(theme: Theme, percent: f64) -> Style {
     match percent {
         _ if percent >= 10.0 => theme.alarm(),

@@ -1,8 +1,8 @@
-//! What is known of the groups: their tree, the last figures of each, and which are unfolded.
+//! The known state of the groups: their tree, the last figures of each, and their folding.
 //!
-//! Only directories of unfolded groups are listed, and only groups that are shown are sampled
-//! often, so a tree of thousands costs little. What is known of a group may be some intervals old;
-//! its rates are over the time between its own samples. Nothing here reads a file.
+//! Only directories of unfolded groups are listed, and only visible groups are sampled often, so a
+//! tree of thousands costs little. The figures of a group may be some intervals old; its rates are
+//! over the time between its own samples. Nothing here reads a file.
 
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
@@ -20,7 +20,7 @@ pub const ROOT: u64 = 1;
 /// Groups above this depth are unfolded until they are folded: the root and its children.
 const UNFOLDED_DEPTH: usize = 2;
 
-/// A group, as far as it is known.
+/// The known state of a group.
 #[derive(Debug)]
 pub struct Group {
     /// Its name; empty for the root.
@@ -31,15 +31,15 @@ pub struct Group {
     pub depth: usize,
     /// Inodes of its children, as far as they have been listed.
     pub children: Vec<u64>,
-    /// Whether it has children, listed or not; `None` if that is not known.
+    /// Whether it has children, listed or not; `None` if not known.
     pub has_children: Option<bool>,
-    /// The interval in which its children were listed; 0 for never.
+    /// The interval of the last listing of its children; 0 for never.
     pub listed_tick: u64,
-    /// The interval in which it was sampled; 0 for never.
+    /// The interval of its last sample; 0 for never.
     pub sampled_tick: u64,
     /// Its figures; `None` before the first sample.
     pub row: Option<Row>,
-    /// Its usage, which may be newer than its figures; `None` if it is not known.
+    /// Its usage, possibly newer than its figures; `None` if not known.
     pub usage_bytes: Option<u64>,
     last: Option<(Instant, GroupSample)>,
     /// Whether the user has folded or unfolded it.
@@ -69,7 +69,7 @@ impl Group {
     }
 
     fn weight(&self, sort: TopSort) -> f64 {
-        // What is not known comes last.
+        // Groups with an unknown weight come last.
         let weight = match sort {
             TopSort::Usage => self.usage_bytes.map(|bytes| bytes as f64),
             _ => self.row.as_ref().map(|row| row.weight(sort)),
@@ -78,14 +78,14 @@ impl Group {
     }
 }
 
-/// How lines are ordered and which are left out.
+/// The order and the filter of the lines.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Order {
     /// The column to sort by.
     pub sort: TopSort,
     /// The smallest comes first.
     pub is_reversed: bool,
-    /// Only groups whose path contains this are shown, and those above them.
+    /// Only groups with this text in their path are shown, and their ancestors.
     pub filter: String,
 }
 
@@ -99,7 +99,7 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Creates a tree of which only the root is known.
+    /// Creates a tree with only the root known.
     pub fn new() -> Self {
         let root = Group { has_children: Some(true), ..Group::new(OsString::new(), ROOT, 0) };
         Self { known: HashMap::from([(ROOT, root)]), histories: Histories::default(), tick: 1 }
@@ -127,7 +127,7 @@ impl Groups {
         let now: HashSet<u64> = listed.iter().map(|(inode, _)| *inode).collect();
         before.iter().filter(|inode| !now.contains(inode)).for_each(|&inode| self.remove(inode));
         for (inode, name) in &listed {
-            // An inode is used again when its group is gone.
+            // The inode of a removed group is reused.
             let is_same =
                 self.known.get(inode).is_some_and(|known| known.parent == group && known.name == *name);
             if !is_same {
@@ -140,7 +140,7 @@ impl Groups {
         }
     }
 
-    /// Forgets a group and those below it; the root stays.
+    /// Forgets the subtree of a group; the root stays.
     pub fn remove(&mut self, group: u64) {
         let mut left = if group == ROOT { Vec::new() } else { vec![group] };
         while let Some(inode) = left.pop() {
@@ -216,7 +216,7 @@ impl Groups {
         }
     }
 
-    /// Folds or unfolds all groups that are known at or below one.
+    /// Folds or unfolds all known groups in the subtree of a group.
     pub fn unfold_all(&mut self, group: u64, is_unfolded: bool) {
         let mut left = vec![group];
         while let Some(inode) = left.pop() {
@@ -249,7 +249,7 @@ impl Groups {
         while let Some((inode, path)) = left.pop() {
             let Some(group) = self.known.get(&inode) else { continue };
             lines.push((inode, path.contains(&filter)));
-            // While there is a filter everything is searched.
+            // A filter searches all groups.
             if group.is_unfolded() || !filter.is_empty() {
                 let below = |child: u64| {
                     let name = self.known.get(&child).map_or(OsStr::new(""), |known| &known.name);
@@ -266,8 +266,7 @@ impl Groups {
         self.with_groups_above(&lines)
     }
 
-    /// Returns the lines that match, and those of the groups above them. Parents come first in
-    /// `lines`.
+    /// Returns the matching lines, and the lines of their ancestors. Parents come first in `lines`.
     fn with_groups_above(&self, lines: &[(u64, bool)]) -> Vec<u64> {
         let mut shown = HashSet::new();
         for &(inode, is_match) in lines.iter().rev() {
@@ -361,7 +360,7 @@ mod tests {
         assert_eq!(groups.get(2).unwrap().row.as_ref().unwrap().pages_in_per_second, 20.0);
         assert_eq!(groups.history(2, 3, |point| point.pages_in), [Some(0.0), None, Some(20.0)]);
         assert_eq!(groups.lines(&order(TopSort::Refaults))[1], 2, "what is not known comes last");
-        // A sample of a group that has gone meanwhile.
+        // A sample of a group removed meanwhile.
         groups.take_sample(99, start, sample(1), false);
         assert!(groups.get(99).is_none());
     }

@@ -1,7 +1,7 @@
-//! The last figures of the groups that were shown, for sparklines.
+//! The last figures of the visible groups, for sparklines.
 //!
 //! Memory is bounded: a history has at most [`NR_POINTS`] points, and there are at most
-//! [`NR_HISTORIES`]; the one that was written to longest ago makes room.
+//! [`NR_HISTORIES`]; the history with the oldest last point makes room.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -22,7 +22,7 @@ pub struct Point {
     pub pages_in: f32,
     /// Pages fetched again after they were evicted, each second.
     pub refaults: f32,
-    /// Percent of the time in which a request waited for memory.
+    /// Stall time of requests for lack of memory, in percent.
     pub stalled: f32,
     /// Pages reclaimed, each second.
     pub reclaimed: f32,
@@ -64,7 +64,7 @@ impl Histories {
     }
 
     /// Returns a figure of the last `nr` intervals up to `tick`, the oldest first; `None` for an
-    /// interval in which the group was not sampled.
+    /// interval without a sample of the group.
     pub fn last(&self, group: u64, tick: u64, nr: usize, figure: fn(&Point) -> f32) -> Vec<Option<f64>> {
         let mut values = vec![None; nr];
         for point in self.0.get(&group).into_iter().flatten() {

@@ -1,6 +1,6 @@
-//! Which line of a terminal shows what. What matters least goes first on a terminal that is small.
+//! The layout of a terminal by lines. On a small terminal, the least important lines are left out.
 
-/// The lines of a terminal by what they show.
+/// The lines of a terminal by their content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     /// The line of the title.
@@ -18,7 +18,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Returns the layout of a terminal with so many lines.
+    /// Returns the layout of a terminal with `height` lines.
     pub fn of(height: u16) -> Self {
         let mut next = 0;
         let mut line = |height_min: u16| {

@@ -1,7 +1,7 @@
 //! The loop of the live view: keys, signals, samples and the time, each an event.
 //!
-//! Threads of their own wait for keys, for signals and for the daemon. The loop waits for events
-//! alone, so a daemon that does not answer delays neither keys nor signals.
+//! Separate threads wait for keys, for signals and for the daemon. The loop waits for events only,
+//! so a silent daemon delays neither keys nor signals.
 
 use std::io;
 use std::path::Path;
@@ -20,12 +20,12 @@ use super::row::INTERVAL_MIN;
 use super::sampler::{Sampler, Taken, Wanted};
 use super::screen::Screen;
 
-/// A daemon that has not answered for so long is said to be silent.
+/// The time without an answer after which the daemon is shown as silent.
 const SILENCE_MIN: Duration = Duration::from_secs(3);
-/// How often the duration of a silence is shown anew.
+/// The interval of updates of the shown silence.
 const SILENCE_STEP: Duration = Duration::from_secs(1);
 
-/// What the loop waits for.
+/// An event of the loop.
 enum Event {
     Terminal(TerminalEvent),
     Taken(io::Result<Box<Taken>>),
@@ -49,7 +49,7 @@ pub fn run(arguments: &TopArguments, control: &Path) -> Result<(), Failure> {
     let interval = arguments.interval.max(INTERVAL_MIN);
     let model = Model::new(control.display().to_string(), arguments.sort, interval);
     let mut live = Live { model, sampler, asked: None, due: Instant::now() };
-    // What is no control tree is said before the screen is taken.
+    // Report a path without a control tree before taking the screen.
     live.ask_when_due()?;
     match events.recv() {
         Ok(Event::Taken(taken)) => live.take(taken.map_err(|error| {
@@ -67,7 +67,7 @@ fn terminal_failure(error: &io::Error) -> Failure {
     Failure::Failed(format!("cannot use the terminal: {error}; with `--once` it is not needed"))
 }
 
-/// Starts the thread that waits for keys and for changes of the terminal's size.
+/// Starts the thread for keys and for changes of the terminal's size.
 fn read_terminal(events: Sender<Event>) -> io::Result<()> {
     std::thread::Builder::new().name("umemcg-keys".into()).spawn(move || {
         loop {
@@ -84,9 +84,9 @@ fn read_terminal(events: Sender<Event>) -> io::Result<()> {
 struct Live {
     model: Model,
     sampler: Sampler,
-    /// When the request was made that has not been answered.
+    /// The time of the unanswered request.
     asked: Option<Instant>,
-    /// When the next interval begins.
+    /// The beginning of the next interval.
     due: Instant,
 }
 
@@ -94,14 +94,14 @@ impl Live {
     fn run(&mut self, screen: &mut Screen, events: &Receiver<Event>, control: &Path) -> Result<(), Failure> {
         loop {
             screen.draw(&mut self.model).map_err(|error| terminal_failure(&error))?;
-            // The size may show groups that were never read.
+            // A new size may show groups not read yet.
             self.ask_for_missing();
             let first = match events.recv_timeout(self.patience()) {
                 Ok(event) => Some(event),
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             };
-            // Keys that are held down are drawn once.
+            // Draw once for all pending events, such as repeated keys.
             for event in first.into_iter().chain(std::iter::from_fn(|| events.try_recv().ok())) {
                 match event {
                     Event::Ended => return Ok(()),
@@ -119,7 +119,7 @@ impl Live {
         }
     }
 
-    /// Returns how long to wait for an event.
+    /// Returns the timeout of the wait for an event.
     fn patience(&self) -> Duration {
         match self.asked {
             Some(_) => SILENCE_STEP,
@@ -134,11 +134,11 @@ impl Live {
         self.ask_for_missing();
     }
 
-    /// Asks for the next interval's figures, unless the last request has not been answered.
+    /// Requests the figures of the next interval, unless a request is unanswered.
     fn ask_when_due(&mut self) -> Result<(), Failure> {
         let now = Instant::now();
         if let Some(asked) = self.asked {
-            // It panicked.
+            // The thread has panicked.
             if self.sampler.has_ended() {
                 return Err(Failure::Failed("the thread that reads the control files has ended".into()));
             }
@@ -177,11 +177,11 @@ fn ended(control: &Path, error: &io::Error) -> Failure {
     ))
 }
 
-/// Gives the terminal back and stops, as the shell's job control expects; takes the terminal again
-/// when the program continues.
+/// Restores the terminal and stops, for the shell's job control; takes the terminal again when the
+/// program continues.
 fn suspend(screen: &mut Screen) -> io::Result<()> {
     screen.give_back();
-    // To this thread, which does not go on before it has been stopped.
+    // Raised for this thread, so it does not go on before the stop.
     signal_hook::low_level::raise(signal_hook::consts::SIGTSTP)?;
     screen.take_again()
 }

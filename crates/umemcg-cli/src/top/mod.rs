@@ -1,12 +1,13 @@
 //! `umemcg top`: the groups of a control tree and their activity, refreshed at an interval.
 //!
-//! It uses the control files, so every user that may read them can run it; the page of volumes asks
-//! the daemon, which answers its owner and root. Rates are differences between two samples.
+//! It uses the control files, so every user with read access to them can run it. The page of
+//! volumes asks the daemon; the daemon answers only its owner and root. Rates are differences
+//! between two samples.
 //!
 //! On a terminal it is a program of pages (`live`); elsewhere it prints tables (`plain`). The live
-//! view has four parts. `model` is the state: what is known of the groups, what is selected and
-//! unfolded. `requests` chooses what to read next. `view` draws a state. `sampler` reads on a
-//! thread of its own, so that a daemon that does not answer leaves the keys at work.
+//! view has four parts. `model` is the state: the known groups, the selection, the folding.
+//! `requests` chooses the next reads. `view` draws a state. `sampler` reads on a thread of its own,
+//! so keys work even if the daemon does not answer.
 
 mod canvas;
 mod columns;
@@ -38,7 +39,7 @@ use umemcg_fuse::mountinfo;
 use crate::args::TopArguments;
 use crate::exit::Failure;
 
-/// Returns the control tree to use: the given one, or the only one that is mounted.
+/// Returns the control tree to use: the given tree, else the only mounted one.
 pub fn control_tree(given: Option<&Path>) -> Result<PathBuf, Failure> {
     if let Some(path) = given {
         return Ok(path.to_owned());

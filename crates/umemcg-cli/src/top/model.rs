@@ -1,6 +1,6 @@
-//! The state of the live view: which page is shown, and what is selected.
+//! The state of the live view: the current page, and the selection.
 //!
-//! It changes by keys, by the size of the terminal and by what was read; it reads nothing and draws
+//! It changes by keys, by the size of the terminal and by new samples; it reads nothing and draws
 //! nothing.
 
 use std::time::{Duration, Instant};
@@ -16,12 +16,12 @@ use super::layout::Layout;
 use super::sampler::Taken;
 use super::volume_rates::Volumes;
 
-/// The most children of a group that its page shows.
+/// The most children shown on the page of a group.
 pub const NR_CHILDREN: usize = 100;
 /// The longest filter, in characters.
 const FILTER_CHARS_MAX: usize = 200;
 
-/// The order in which `s` goes through the columns.
+/// The sort columns in the order of the key `s`.
 const SORTS: [TopSort; 9] = [
     TopSort::Usage,
     TopSort::Limit,
@@ -34,7 +34,7 @@ const SORTS: [TopSort; 9] = [
     TopSort::Name,
 ];
 
-/// What the terminal shows.
+/// A page of the terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Page {
     /// All groups.
@@ -47,33 +47,33 @@ pub enum Page {
     Help,
 }
 
-/// What a key asks of the program.
+/// The effect of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// To show the model as it is now.
+    /// Show the model.
     Show,
-    /// To end.
+    /// End.
     Quit,
-    /// To draw everything anew.
+    /// Draw everything anew.
     Redraw,
-    /// To stop as Ctrl-Z stops programs.
+    /// Stop, as Ctrl-Z stops programs.
     Suspend,
 }
 
 /// The state of the live view.
 #[derive(Debug)]
 pub struct Model {
-    /// The control tree, as the user named it.
+    /// The path of the control tree, as given by the user.
     pub control: String,
     /// The time between two samples.
     pub interval: Duration,
-    /// What is known of the groups.
+    /// The known groups.
     pub groups: Groups,
     /// The order of the groups.
     pub order: Order,
-    /// The groups of the tree.
+    /// The number of groups of the tree.
     pub nr_groups: u64,
-    /// The page that is shown.
+    /// The current page.
     pub page: Page,
     /// Whether keys are added to the filter.
     pub is_typing: bool,
@@ -83,27 +83,27 @@ pub struct Model {
     pub detail: Option<(u64, Detail)>,
     /// The volumes.
     pub volumes: Volumes,
-    /// Why the volumes cannot be listed.
+    /// The reason why the volumes cannot be listed.
     pub volumes_trouble: Option<String>,
-    /// Something the user should know, until the next key.
+    /// A message for the user, until the next key.
     pub message: Option<String>,
-    /// How long the daemon has not answered, if that is long.
+    /// The duration of a long silence of the daemon.
     pub silence: Option<Duration>,
     /// The groups to show.
     lines: Vec<u64>,
     selected: usize,
-    /// The line that is selected stays with its group.
+    /// The group of the selected line. The selection stays with it.
     selected_group: u64,
     first: usize,
     selected_volume: usize,
     has_volumes: bool,
-    /// Where `Help` goes back to.
+    /// The page behind `Help`.
     behind_help: Page,
     layout: Layout,
 }
 
 impl Model {
-    /// Creates a model of which nothing has been read.
+    /// Creates a model without any samples.
     pub fn new(control: String, sort: TopSort, interval: Duration) -> Self {
         Self {
             control,
@@ -130,7 +130,7 @@ impl Model {
         }
     }
 
-    /// Takes the height of the terminal.
+    /// Sets the height of the terminal.
     pub fn resize(&mut self, height: u16) {
         self.layout = Layout::of(height);
         self.follow();
@@ -141,28 +141,28 @@ impl Model {
         self.layout
     }
 
-    /// Returns the groups on the screen, and the place of the selected one among them.
+    /// Returns the groups on the screen, and the index of the selected group among them.
     pub fn visible(&self) -> (&[u64], usize) {
         let end = (self.first + self.layout.nr_lines()).min(self.lines.len());
         (&self.lines[self.first.min(end)..end], self.selected.saturating_sub(self.first))
     }
 
-    /// Returns the number of groups that can be scrolled to, and which of them is selected.
+    /// Returns the index of the selected line, and the number of lines.
     pub fn place(&self) -> (usize, usize) {
         (self.selected, self.lines.len())
     }
 
-    /// Returns the place of the selected volume.
+    /// Returns the index of the selected volume.
     pub fn selected_volume(&self) -> usize {
         self.selected_volume
     }
 
-    /// Returns whether the volumes have been listed, or it is known why not.
+    /// Returns whether the volumes have been listed, or listing has failed.
     pub fn knows_volumes(&self) -> bool {
         self.has_volumes
     }
 
-    /// Takes what was read.
+    /// Applies an answer of the sampler.
     pub fn take(&mut self, taken: Taken) {
         self.nr_groups = taken.nr_groups;
         taken.listings.into_iter().for_each(|(group, listed)| self.groups.take_listing(group, listed));
@@ -193,7 +193,7 @@ impl Model {
         self.refresh();
     }
 
-    /// Takes a listing of the volumes. The selection stays with its volume.
+    /// Applies a listing of the volumes. The selection stays with its volume.
     fn take_volumes(&mut self, at: Instant, rows: Vec<VolumeRow>) {
         let name = self.volumes.list.get(self.selected_volume).map(|volume| volume.row.name.clone());
         self.volumes.take(at, rows);
@@ -207,12 +207,12 @@ impl Model {
         self.groups.begin_tick();
     }
 
-    /// Returns the groups that can be scrolled to.
+    /// Returns all lines, also those outside the screen.
     pub fn lines(&self) -> &[u64] {
         &self.lines
     }
 
-    /// Returns the children that a group's page shows, those first of which most is reclaimed.
+    /// Returns the children for a group's page, by the reclaim rate, highest first.
     pub fn children(&self, group: u64) -> Vec<u64> {
         let order = Order { sort: TopSort::Reclaim, is_reversed: false, filter: String::new() };
         let mut children = self.groups.sorted_children(group, &order);
@@ -220,7 +220,7 @@ impl Model {
         children
     }
 
-    /// Takes a key.
+    /// Handles a key.
     pub fn key(&mut self, key: KeyEvent) -> Outcome {
         if key.kind == KeyEventKind::Release {
             return Outcome::Show;
@@ -335,7 +335,8 @@ impl Model {
         }
     }
 
-    /// Orders the lines again. The selection stays with its group, or in its place if that is gone.
+    /// Orders the lines again. The selection stays with its group, or at its index if the group is
+    /// gone.
     fn refresh(&mut self) {
         self.lines = self.groups.lines(&self.order);
         let place = self.lines.iter().position(|&group| group == self.selected_group);
@@ -344,7 +345,7 @@ impl Model {
         self.follow();
     }
 
-    /// Scrolls so that the selected line is on the screen, and the screen full.
+    /// Scrolls to keep the selected line on the screen and the screen full.
     fn follow(&mut self) {
         let nr_lines = self.layout.nr_lines().max(1);
         self.first = self.first.min(self.lines.len().saturating_sub(nr_lines)).min(self.selected);
@@ -352,7 +353,7 @@ impl Model {
     }
 }
 
-/// Returns the place that a key goes to from `at`.
+/// Returns the new index for a key pressed at index `at`.
 fn moved(at: usize, code: KeyCode, last: usize, nr_lines: usize) -> usize {
     let page = nr_lines.max(2) - 1;
     let to = match code {
@@ -384,7 +385,7 @@ mod tests {
         }
     }
 
-    /// A model of a tree in which the root has the groups from 2 to `last`.
+    /// A model of a tree with the groups from 2 to `last` below the root.
     fn model(last: u64) -> Model {
         let mut model = Model::new("/cg".into(), TopSort::Name, Duration::from_secs(1));
         model.resize(24);

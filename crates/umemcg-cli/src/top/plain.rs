@@ -32,7 +32,7 @@ fn table(rows: &[Row]) -> String {
     table.to_string()
 }
 
-/// Prints tables until the reader has gone or a signal ends it, or once.
+/// Prints tables until the reader has gone or a signal arrives, or once. Blocks.
 ///
 /// # Errors
 /// [`Failure`].

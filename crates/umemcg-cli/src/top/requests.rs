@@ -1,7 +1,7 @@
-//! What the live view reads next.
+//! The next reads of the live view.
 //!
-//! In each interval everything on the screen is read, and of the groups that are not on it as much
-//! as a part of the interval allows, so a tree of thousands costs little more than a small one.
+//! In each interval all groups on the screen are read. Other groups are read for a part of the
+//! interval, so a tree of thousands costs little more than a small tree.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -12,15 +12,15 @@ use super::groups::{Group, ROOT};
 use super::model::{Model, Page};
 use super::sampler::{Asked, Round, Wanted};
 
-/// The most groups that one request has read beside those on the screen.
+/// The most groups off the screen to read in one request.
 const NR_ROUND: usize = 1024;
-/// The most directories that one request lists beside those on the screen.
+/// The most directories off the screen to list in one request.
 const NR_LISTINGS: usize = 64;
-/// The part of an interval in which groups that are not on the screen are read.
+/// The divisor of an interval for reads of groups off the screen.
 const ROUND_PART: u32 = 8;
 const ROUND_TIME_MAX: Duration = Duration::from_millis(200);
 
-/// Returns what to read in an interval.
+/// Returns the reads for an interval.
 pub fn for_interval(model: &Model) -> Wanted {
     let shown: Vec<u64> = match model.page {
         Page::Groups => model.visible().0.to_vec(),
@@ -48,7 +48,7 @@ pub fn for_interval(model: &Model) -> Wanted {
     }
 }
 
-/// Returns what to read at once because the screen shows it and it is not known.
+/// Returns the reads to make at once, for figures and listings still missing on the screen.
 pub fn for_screen(model: &Model) -> Option<Wanted> {
     let (visible, _) = model.visible();
     let has_no_figures = |group: u64| model.groups.get(group).is_some_and(|known| known.row.is_none());
@@ -88,7 +88,7 @@ pub fn for_screen(model: &Model) -> Option<Wanted> {
     (is_any || wanted.detail.is_some() || wanted.volumes).then_some(wanted)
 }
 
-/// Returns whether a group's children are listed: they are shown, or searched.
+/// Returns whether to list a group's children: they are visible, or searched.
 fn lists(model: &Model, group: u64) -> bool {
     let is_open = |known: &Group| {
         known.is_unfolded() || !model.order.filter.is_empty() || model.page == Page::Group(group)
@@ -96,7 +96,7 @@ fn lists(model: &Model, group: u64) -> bool {
     model.groups.get(group).is_some_and(|known| is_open(known) && known.has_children != Some(false))
 }
 
-/// Returns the groups that are not on the screen, those first that were read longest ago.
+/// Returns the groups off the screen, ordered by the time of their last read, oldest first.
 fn round(model: &Model) -> Vec<Asked> {
     if model.page != Page::Groups || model.order.sort == TopSort::Name {
         return Vec::new();
@@ -142,7 +142,7 @@ mod tests {
         }
     }
 
-    /// Answers a request as a tree would in which the root has the groups from 2 to `last`.
+    /// Answers a request like a tree with the groups from 2 to `last` below the root.
     fn answer(wanted: &Wanted, last: u64) -> Taken {
         let groups = || 2..=last;
         let list = |asked: &Asked| match asked.group {

@@ -1,4 +1,4 @@
-//! The figures of one group between two samples, as every form of `umemcg top` shows them.
+//! The figures of one group between two samples, for every form of `umemcg top`.
 
 use std::time::Duration;
 
@@ -22,29 +22,29 @@ pub struct Row {
     pub limit_bytes: Option<u64>,
     /// `memory.high`, if it is set.
     pub high_bytes: Option<u64>,
-    /// The usage at which background reclaim starts, if it does.
+    /// The usage at which background reclaim starts; `None` while it is off.
     pub low_wmark_bytes: Option<u64>,
-    /// The part of the usage that reclaim of the pool spares.
+    /// The part of the usage protected from reclaim of the pool.
     pub min_bytes: u64,
-    /// The part that it takes last.
+    /// The part reclaimed last.
     pub low_bytes: u64,
-    /// Bytes above the soft limit, which are reclaimed first.
+    /// Bytes above the soft limit; reclaimed first.
     pub excess_bytes: u64,
-    /// Bytes that are not in the store.
+    /// Bytes not written back yet.
     pub dirty_bytes: u64,
-    /// The share of pages read that were cached; `None` if none were read.
+    /// The share of cached pages among the pages read; `None` if none were read.
     pub hit_percent: Option<f64>,
-    /// Pages read that were not cached.
+    /// Pages read and not cached.
     pub misses_per_second: f64,
     /// Pages brought into the cache.
     pub pages_in_per_second: f64,
     /// Pages fetched again after they were evicted.
     pub refaults_per_second: f64,
-    /// The share of time in which a request waited for memory.
+    /// The share of stall time of requests for lack of memory.
     pub stalled_percent: f64,
     /// Pages reclaimed in the background.
     pub background_reclaim_per_second: f64,
-    /// Pages reclaimed by the requests that needed memory.
+    /// Pages reclaimed by requests in need of memory.
     pub direct_reclaim_per_second: f64,
 }
 
@@ -116,7 +116,7 @@ impl Row {
     }
 }
 
-/// The lines of `umemcg.stat` that a row is made of.
+/// The lines of `umemcg.stat` used for a row.
 pub const ROW_STATS: [&str; 10] = [
     "total_cache_hit",
     "total_cache_miss",

@@ -1,7 +1,7 @@
-//! Reads what the live view wants to know, on a thread of its own.
+//! Reads control files for the live view, on a thread of its own.
 //!
-//! A request names what to read, the most important first. Groups that are not on the screen are
-//! read for a bounded time only; the rest of them has its turn in later requests.
+//! A request lists the reads, the most important first. Groups off the screen are read for a
+//! bounded time only; later requests read the rest.
 
 use std::ffi::OsString;
 use std::io;
@@ -23,13 +23,13 @@ use super::detail::Detail;
 /// A group to read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked {
-    /// Its inode, which comes back with the answer.
+    /// Its inode; returned with the answer.
     pub group: u64,
     /// The names on the way to it from the root.
     pub names: Vec<OsString>,
 }
 
-/// What is read of each group that is not on the screen.
+/// The figures to read of each group off the screen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Round {
     /// Its usage: one file.
@@ -38,45 +38,45 @@ pub enum Round {
     Figures,
 }
 
-/// What to read.
+/// A request to the sampler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
-    /// Groups whose figures are read in any case.
+    /// Groups to sample in any case.
     pub samples: Vec<Asked>,
-    /// Groups whose children are listed in any case.
+    /// Groups to list the children of, in any case.
     pub listings: Vec<Asked>,
-    /// The group whose page is shown.
+    /// The group of the current page.
     pub detail: Option<Asked>,
-    /// Whether the volumes are shown.
+    /// Whether to list the volumes.
     pub volumes: bool,
-    /// Groups of which something is read while there is time.
+    /// Groups off the screen, to read within `round_time`.
     pub round: Vec<Asked>,
-    /// What is read of them.
+    /// The figures to read of these groups.
     pub round_reads: Round,
-    /// How long to go on with them.
+    /// The time limit of reading these groups.
     pub round_time: Duration,
 }
 
-/// What was read.
+/// The answer to a request.
 #[derive(Debug)]
 pub struct Taken {
-    /// The groups of the tree, the root included.
+    /// The number of groups of the tree, the root included.
     pub nr_groups: u64,
-    /// Figures: the group, when, and whether it has children.
+    /// Samples: the group, the time, the figures, and whether it has children.
     pub samples: Vec<(u64, Instant, GroupSample, bool)>,
     /// The usage of groups.
     pub usages: Vec<(u64, u64)>,
     /// The children of groups.
     pub listings: Vec<(u64, Vec<(u64, OsString)>)>,
-    /// Groups that are not there any more.
+    /// Groups that no longer exist.
     pub gone: Vec<u64>,
-    /// The group whose page is shown.
+    /// The group of the current page.
     pub detail: Option<(u64, Detail)>,
-    /// The volumes, or why they cannot be listed.
+    /// The volumes, or the reason why they cannot be listed.
     pub volumes: Option<(Instant, Result<Vec<VolumeRow>, String>)>,
 }
 
-/// The thread that reads.
+/// The reading thread.
 #[derive(Debug)]
 pub struct Sampler {
     requests: mpsc::Sender<Wanted>,
@@ -84,8 +84,8 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Starts the thread. It hands each answer to `forward`, and ends when that returns `false` or
-    /// the sampler is dropped.
+    /// Starts the thread. It passes each answer to `forward`, and ends when `forward` returns
+    /// `false` or the sampler is dropped.
     ///
     /// # Errors
     /// When no thread can be started.
@@ -105,12 +105,12 @@ impl Sampler {
         Ok(Self { requests: sender, thread })
     }
 
-    /// Asks for something. One answer comes for each request, unless the thread ends.
+    /// Sends a request. The thread answers each request once, unless it ends.
     pub fn ask(&self, wanted: Wanted) {
         let _ = self.requests.send(wanted);
     }
 
-    /// Returns whether no answer will come any more.
+    /// Returns whether the thread has ended: no answer will follow.
     pub fn has_ended(&self) -> bool {
         self.thread.is_finished()
     }
@@ -118,19 +118,19 @@ impl Sampler {
 
 struct Reader {
     control: PathBuf,
-    /// The mount of the control files, once it was needed.
+    /// The mount of the control files, after its first use.
     mount: Option<Mount>,
 }
 
 impl Reader {
-    /// Reads what is wanted.
+    /// Carries out a request.
     ///
     /// # Errors
     /// When the root cannot be read: no daemon serves it.
     fn read(&mut self, wanted: &Wanted) -> io::Result<Taken> {
         // Opened anew each time: an open directory would keep the mount busy.
         let root = open_directory(rustix::fs::CWD, &self.control)?;
-        // An empty directory stands where a control tree was unmounted.
+        // After an unmount of the control tree, its path is an empty directory.
         read_text(&root, "umemcg.stat")?;
         let mut taken = Taken {
             nr_groups: nr_groups(&root),
@@ -192,7 +192,7 @@ impl Taken {
 
     fn read_round(&mut self, root: &OwnedFd, wanted: &Wanted) -> io::Result<()> {
         let until = Instant::now() + wanted.round_time;
-        // One in any case, so that each has its turn however slow the daemon is.
+        // Read at least one group, so that every group has its turn however slow the daemon is.
         for (place, asked) in wanted.round.iter().enumerate() {
             if place > 0 && Instant::now() >= until {
                 break;
@@ -210,7 +210,7 @@ impl Taken {
         Ok(())
     }
 
-    /// Returns what was read; `None` if the group is gone, which is noted.
+    /// Returns the result of a read; `None` if the group is gone. Notes such a group in `gone`.
     ///
     /// # Errors
     /// When no daemon serves the tree any more.
@@ -267,7 +267,7 @@ mod tests {
         Asked { group, names: vec![name.into()] }
     }
 
-    /// A directory that looks like a control tree with the groups `a` and `b`.
+    /// A directory with the files of a control tree with the groups `a` and `b`.
     fn tree() -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
         for group in ["", "a", "b"] {

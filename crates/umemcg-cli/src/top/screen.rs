@@ -1,4 +1,4 @@
-//! The terminal as a full screen, which is restored however the program ends.
+//! The terminal as a full screen, restored however the program ends.
 
 use std::io::{self, Stdout};
 
@@ -11,13 +11,13 @@ use super::model::Model;
 use super::theme::Theme;
 use super::view;
 
-/// Returns whether the terminal can place text: a dumb one only prints lines.
+/// Returns whether the terminal can position text: a dumb terminal only prints lines.
 pub fn can_draw() -> bool {
     std::env::var_os("TERM").is_some_and(|kind| !kind.is_empty() && kind != "dumb")
 }
 
-/// The terminal in raw mode, with a screen of its own. Dropping it restores what was there before;
-/// a panic does so before its message is printed.
+/// The terminal in raw mode, with a screen of its own. Dropping it restores the terminal; a panic
+/// restores it before printing its message.
 #[derive(Debug)]
 pub struct Screen {
     terminal: Terminal<CrosstermBackend<Stdout>>,
@@ -30,12 +30,12 @@ impl Screen {
     /// # Errors
     /// The system's, for example if the terminal is gone.
     pub fn take() -> io::Result<Self> {
-        // What has been set up by then is undone.
+        // Undo a partial setup.
         let terminal = ratatui::try_init().inspect_err(|_| restore())?;
         Ok(Self { terminal, theme: Theme::of(|name| std::env::var_os(name)) })
     }
 
-    /// Draws the model, in the size that the terminal has now.
+    /// Draws the model, in the current size of the terminal.
     ///
     /// # Errors
     /// The system's.
@@ -48,7 +48,7 @@ impl Screen {
         Ok(())
     }
 
-    /// Restores what was there before, for as long as the program is stopped.
+    /// Restores the terminal while the program is stopped.
     pub fn give_back(&mut self) {
         let _ = self.terminal.show_cursor();
         restore();
@@ -63,13 +63,13 @@ impl Screen {
         self.clear()
     }
 
-    /// Has the next drawing begin with an empty screen.
+    /// Clears the screen before the next drawing.
     ///
     /// # Errors
     /// The system's.
     pub fn clear(&mut self) -> io::Result<()> {
-        // `Terminal::clear` asks the terminal where its cursor is, and the thread that waits for
-        // keys would take the answer.
+        // `Terminal::clear` queries the cursor position, and the thread waiting for keys would
+        // consume the answer.
         execute!(io::stdout(), Clear(ClearType::All))?;
         self.terminal = Terminal::new(CrosstermBackend::new(io::stdout()))?;
         Ok(())
@@ -82,7 +82,7 @@ impl Drop for Screen {
     }
 }
 
-/// Restores the terminal. Errors are of no use: it may be gone.
+/// Restores the terminal. Ignores errors: the terminal may be gone.
 fn restore() {
     let _ = ratatui::try_restore();
 }

@@ -1,8 +1,8 @@
-//! Text in cells of a terminal: names that cannot disturb the screen, figures and sparklines of a
-//! known width.
+//! Text in cells of a terminal: names without control characters, figures and sparklines of a known
+//! width.
 //!
-//! A name may hold anything but `/`: control characters, bytes that are not UTF-8, characters of
-//! two columns or of none. What is returned here has exactly the width that was asked for.
+//! A name may contain any byte but `/` and NUL: control characters, bytes outside UTF-8, characters
+//! of two columns or of none. The returned texts have exactly the requested width.
 
 use std::ffi::OsStr;
 
@@ -12,11 +12,11 @@ use crate::plain_text::is_invisible;
 
 /// The bars of a sparkline, from the lowest to the highest.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// The same for terminals that have only ASCII.
+/// The bars for ASCII-only terminals.
 const ASCII_BARS: [char; 8] = ['_', '.', ':', '-', '=', '+', '*', '#'];
 
-/// Returns a name as it is shown. Control characters and those that change the direction or the
-/// shape of their neighbours become `?`.
+/// Returns a printable name. Control characters, and characters changing the direction or the shape
+/// of their neighbours, become `?`.
 pub fn printable(name: &OsStr, is_unicode: bool) -> String {
     let text = name.to_string_lossy();
     let shown = |c: char| match c {
@@ -56,7 +56,7 @@ pub fn fit(text: &str, columns: usize, is_unicode: bool) -> String {
     cut + &" ".repeat(room - used)
 }
 
-/// Returns a text in exactly `columns` columns, at the right of them.
+/// Returns a text right-aligned in exactly `columns` columns.
 pub fn right(text: &str, columns: usize, is_unicode: bool) -> String {
     let full = width(text);
     if full > columns { fit(text, columns, is_unicode) } else { " ".repeat(columns - full) + text }
@@ -95,8 +95,8 @@ pub fn percent(value: f64) -> String {
     if value >= 99.95 { "100%".into() } else { format!("{value:.1}%") }
 }
 
-/// Returns a sparkline of these values, one column each, relative to `most` or, if that is lower,
-/// to the highest of them. A value that is not known leaves a gap.
+/// Returns a sparkline of these values, one column each, relative to the greater of `most` and the
+/// highest value. An unknown value leaves a gap.
 pub fn sparkline(values: &[Option<f64>], most: f64, is_unicode: bool) -> String {
     let bars = if is_unicode { BARS } else { ASCII_BARS };
     let highest = values.iter().flatten().fold(most, |a, &b| a.max(b));

@@ -1,4 +1,4 @@
-//! What the terminal can show: colours, and characters beyond ASCII.
+//! The capabilities of the terminal: colours, and characters beyond ASCII.
 
 use std::ffi::OsString;
 
@@ -14,10 +14,10 @@ pub struct Theme {
 }
 
 impl Theme {
-    /// Returns what the environment says: `NO_COLOR`, and the locale's character set.
+    /// Returns the theme for the environment: `NO_COLOR`, and the locale's character set.
     pub fn of(variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let set = |name: &str| variable(name).filter(|value| !value.is_empty());
-        // The first that is set counts, as in the C library.
+        // The first set variable counts, as in the C library.
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default();
         let charset = locale.to_string_lossy().to_lowercase();
         Self {
@@ -45,7 +45,7 @@ impl Theme {
         Style::new().add_modifier(Modifier::REVERSED)
     }
 
-    /// The style of what is less important.
+    /// The style of less important text.
     pub fn faint(self) -> Style {
         self.colour(Color::DarkGray)
     }
@@ -55,12 +55,12 @@ impl Theme {
         self.colour(Color::Green)
     }
 
-    /// The style of a figure that deserves a look.
+    /// The style of a figure worth a look.
     pub fn warning(self) -> Style {
         self.colour(Color::Yellow)
     }
 
-    /// The style of a figure or message that says that something is wrong.
+    /// The style of an alarming figure or message.
     pub fn alarm(self) -> Style {
         self.colour(Color::Red).add_modifier(Modifier::BOLD)
     }

@@ -13,7 +13,7 @@ use super::text::{percent, short_bytes, short_count};
 use super::theme::Theme;
 use super::{detail_page, group_page, volume_page};
 
-/// Draws everything. A page without a selection is scrolled back to its last line if it is scrolled
+/// Draws everything. Scrolls a page without a selection back to its last line if it is scrolled
 /// beyond.
 pub fn draw(model: &mut Model, buffer: &mut Buffer, theme: Theme) {
     let mut canvas = Canvas::new(buffer, theme);
@@ -72,7 +72,7 @@ fn draw_title(canvas: &mut Canvas<'_>, model: &Model, line: u16) {
     canvas.text(column, line, &news, style);
 }
 
-/// The figures of the root, which are those of the pool.
+/// The figures of the root: they cover the whole pool.
 fn draw_summary(canvas: &mut Canvas<'_>, model: &Model, line: u16) {
     let Some(row) = model.groups.get(ROOT).and_then(|root| root.row.as_ref()) else { return };
     let hits = row.hit_percent.map_or_else(|| "-".into(), percent);

@@ -1,4 +1,4 @@
-//! The page of volumes: what each holds, and what its store was asked each second.
+//! The page of volumes: the data of each volume, and the request rates of its store.
 
 use ratatui::style::Style;
 
@@ -10,16 +10,16 @@ use super::model::Model;
 use super::text::{short_bytes, short_count};
 use super::volume_rates::Volume;
 
-/// Columns that the names get at least.
+/// Least width of the names.
 const NAME_MIN: usize = 10;
-/// Columns that the place of the data gets at least, or none.
+/// Least width of the data column, unless it is left out.
 const DATA_MIN: usize = 12;
-/// On a terminal of fewer columns figures go before it.
+/// On a terminal with fewer columns, figures take precedence over the data column.
 const NARROW: usize = 64;
 
 type Cell = fn(&Volume) -> String;
 
-/// The headings and widths of the figures, those that matter least last.
+/// The headings and widths of the figures, the least important last.
 const FIGURES: [(&str, usize, Cell); 9] = [
     ("GET/s", 7, |volume| rate(volume, volume.rates.gets)),
     ("PUT/s", 7, |volume| rate(volume, volume.rates.puts)),
@@ -44,12 +44,12 @@ fn byte_rate(volume: &Volume, rate: f64) -> String {
     volume.store().map_or_else(dash, |_| short_bytes(rate as u64))
 }
 
-/// Bytes that are not in the store.
+/// Staged bytes, not in the store yet.
 fn staged(volume: &Volume) -> String {
     volume.store().map_or_else(dash, |state| some(state.staged.iter().map(|file| file.bytes).sum()))
 }
 
-/// Returns where a volume's data is kept.
+/// Returns the text of the data column: the location of a volume's data.
 fn data(volume: &Volume) -> String {
     match &volume.row.data {
         VolumeSource::Dir { path } => path.to_string_lossy().into_owned(),
@@ -61,7 +61,7 @@ fn data(volume: &Volume) -> String {
     }
 }
 
-/// Returns what the operator should know of a volume; `None` if it is well.
+/// Returns the trouble of a volume; `None` if there is none.
 fn trouble(volume: &Volume) -> Option<String> {
     let state = volume.store()?;
     let lost = state.staged.iter().filter(|file| file.is_lost).count();
@@ -74,7 +74,7 @@ fn trouble(volume: &Volume) -> Option<String> {
     }
 }
 
-/// Draws the headings, the volumes, and the trouble of the selected one.
+/// Draws the headings, the volumes, and the trouble of the selected volume.
 pub fn draw(canvas: &mut Canvas<'_>, model: &Model) {
     let layout = model.layout();
     let width = canvas.columns();
@@ -109,7 +109,7 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model) {
         return canvas.line(layout.body, &text, Style::new());
     }
     let list = &model.volumes.list;
-    // The last line is for what is wrong with the selected one.
+    // The last line is for the trouble of the selected volume.
     let nr_lines = if layout.nr_lines() > 2 { layout.nr_lines() - 1 } else { layout.nr_lines() };
     let selected = model.selected_volume();
     let first = (selected + 1).saturating_sub(nr_lines);
@@ -131,7 +131,7 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model) {
     }
 }
 
-/// Returns why there is no list.
+/// Returns the reason for an empty list.
 fn empty(model: &Model) -> Option<String> {
     match (&model.volumes_trouble, model.volumes.list.is_empty()) {
         (Some(trouble), _) => Some(format!("the volumes cannot be listed: {trouble}")),

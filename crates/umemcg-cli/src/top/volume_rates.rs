@@ -6,24 +6,24 @@ use std::time::Instant;
 use crate::endpoint::{VolumeRow, VolumeSource};
 use crate::stores::StoreState;
 
-/// What a store was asked, each second.
+/// The request rates of a store, each second.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StoreRates {
     /// Requests for bytes.
     pub gets: f64,
     /// Requests for attributes and listings.
     pub looks: f64,
-    /// Requests that store an object or a part of one.
+    /// Requests to store an object or a part of it.
     pub puts: f64,
-    /// Bytes that came.
+    /// Bytes received.
     pub read_bytes: f64,
-    /// Bytes that the store took.
+    /// Bytes accepted by the store.
     pub written_bytes: f64,
 }
 
 impl StoreRates {
     fn between(before: &StoreState, now: &StoreState, seconds: f64) -> Self {
-        // A volume that was added again counts from zero.
+        // A volume added again counts from zero.
         let rate =
             |figure: fn(&StoreState) -> u64| figure(now).saturating_sub(figure(before)) as f64 / seconds;
         Self {
@@ -36,7 +36,7 @@ impl StoreRates {
     }
 }
 
-/// A volume, and what its store was asked.
+/// A volume, and the request rates of its store.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Volume {
     /// The volume.
@@ -46,7 +46,7 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Returns what the daemon knows of its store; `None` if it has none.
+    /// Returns the state of its store; `None` if it has none.
     pub fn store(&self) -> Option<&StoreState> {
         store_of(&self.row)
     }
@@ -65,10 +65,10 @@ fn store_of(row: &VolumeRow) -> Option<&StoreState> {
     }
 }
 
-/// The volumes, as they were listed last.
+/// The volumes of the last listing.
 #[derive(Debug, Default)]
 pub struct Volumes {
-    /// Those in trouble first, then the busiest.
+    /// The volumes, in trouble first, then the busiest.
     pub list: Vec<Volume>,
     at: Option<Instant>,
 }

@@ -1,11 +1,9 @@
-//! The tree of directories and files: look-up, permissions, and the dispatch to the rows'
-//! functions.
+//! The tree of directories and files: look-up, permissions, and dispatch to the rows' functions.
 //!
-//! Groups come and go without this layer (rules create them, too), so the tree stores nothing but
-//! the map from node numbers to groups. Permissions of directories are checked here although a
-//! mount may have checked them already; permissions of files are checked at open, against the
-//! opener, and hold for the life of the open file. Polls are in `polling`, extended attributes in
-//! `xattrs`.
+//! Groups come and go without this layer (rules create them, too), so the tree stores only the map
+//! from node numbers to groups. Permissions of directories are checked here, although a mount may
+//! have checked them already. Permissions of files are checked at open, against the opener, and
+//! hold for the life of the open file. Polls are in `polling`, extended attributes in `xattrs`.
 
 mod polling;
 mod xattrs;
@@ -34,7 +32,7 @@ use crate::table::{ROWS, find, row_of};
 
 /// Longest name, in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
-/// Longest text that a control file takes in one write.
+/// Longest text of one write to a control file.
 pub const WRITE_BYTES_MAX: usize = 4096;
 /// Listing position behind `.` and `..`; the first row's entry follows.
 pub const FIRST_COOKIE: u64 = 2;
@@ -58,7 +56,7 @@ pub struct SetAttr {
 #[derive(Debug)]
 pub struct ControlTree {
     state: ControlState,
-    /// Groups whose nodes were handed out, by serial. Groups that the engine alone removed are
+    /// Groups whose nodes were handed out, by serial. Groups removed by the engine alone are
     /// dropped when the map doubles.
     known: LeafRwLock<KnownGroup>,
 }
@@ -73,8 +71,8 @@ struct KnownGroup {
 const PRUNE_MIN: usize = 64;
 
 impl ControlTree {
-    /// Returns the tree over an engine's groups. What was not made by hand belongs to the process'
-    /// own user.
+    /// Returns the tree over an engine's groups. Groups not made through the tree belong to the
+    /// user of this process.
     pub fn new(engine: Arc<Engine>, membership: Arc<dyn Membership>) -> Self {
         let files = ROWS.iter().enumerate().map(|(number, row)| row.id(number as u8)).collect();
         Self { state: ControlState::new(engine, membership, files), known: LeafRwLock::default() }
@@ -110,9 +108,9 @@ impl ControlTree {
         Ok(self.attr_of(node, &group, row))
     }
 
-    /// Returns at most `nr_max` entries of a directory behind the position `after`, `.` and `..`
-    /// left out: control files first, then groups by age. A position stays good while names come
-    /// and go. [`FIRST_COOKIE`] and below are the beginning.
+    /// Returns at most `nr_max` entries of a directory behind the position `after`, without `.` and
+    /// `..`: control files first, then groups by age. A position stays valid while names come and
+    /// go. [`FIRST_COOKIE`] and below are the beginning.
     ///
     /// # Errors
     /// `NotFound`, `NotDirectory`.
@@ -133,7 +131,7 @@ impl ControlTree {
                 DirEntry { name: row.name.into(), node, is_directory: false, cookie }
             });
         let mut entries: Vec<_> = files.filter(|entry| entry.cookie > after).take(nr_max).collect();
-        // Children come oldest first, so their serials, and with them the positions, rise.
+        // Children come oldest first, so their serials and positions rise.
         let children = group.children().into_iter().filter(|child| FIRST_CHILD_COOKIE + child.id() > after);
         entries.extend(children.take(nr_max - entries.len()).map(|child| {
             let (name, cookie) = (OsString::from(&*child.name()), FIRST_CHILD_COOKIE + child.id());
@@ -142,7 +140,7 @@ impl ControlTree {
         Ok(entries)
     }
 
-    /// Returns the directory above, for `..`; the top is its own.
+    /// Returns the parent directory, for `..`; the top directory is its own parent.
     ///
     /// # Errors
     /// `NotFound`, `NotDirectory`.
@@ -151,12 +149,12 @@ impl ControlTree {
         Ok(group.parent().map_or(NodeId::ROOT, |parent| self.remember(parent)))
     }
 
-    /// Makes a group, which belongs to the user that makes it. May reclaim to make room for the
-    /// group's own state.
+    /// Makes a group, owned by the calling user. May reclaim to make room for the group's own
+    /// state.
     ///
     /// # Errors
-    /// `Denied`, `Exists`, `Invalid` for a name that cannot be, `NameTooLong`, `NoMemory`,
-    /// `NotFound` for the parent.
+    /// `Denied`, `Exists`, `Invalid` for an impossible name, `NameTooLong`, `NoMemory`, `NotFound`
+    /// for the parent.
     pub fn mkdir(
         &self,
         parent: NodeId,
@@ -178,16 +176,15 @@ impl ControlTree {
         let above = self.state.control(&parent);
         above.note_changed_entry();
         let above = above.owner(None);
-        // As on other file systems, a directory with that bit hands on its owning group, and
-        // directories the bit, too.
+        // As on other file systems, entries of a set-gid directory inherit its owning group, and
+        // subdirectories the bit.
         let (gid, set_gid) = if above.mode & SET_GID != 0 { (above.gid, SET_GID) } else { (caller.gid, 0) };
         self.state.control(&group).give_all_to(Owner { uid: caller.uid, gid, mode: mode & 0o7777 | set_gid });
         let node = self.remember(&group);
         Ok(self.attr_of(node, &group, None))
     }
 
-    /// Removes a group that has no groups below and no living process in it. What it holds goes to
-    /// its parent.
+    /// Removes a group without child groups or living processes. Its charges move to its parent.
     ///
     /// # Errors
     /// `Busy` for children or processes, `NotFound`, `NotDirectory`, `Denied`.
@@ -219,7 +216,7 @@ impl ControlTree {
     ///
     /// # Errors
     /// `NotPermitted` in that style, `OtherParent`, `Exists` (also for the name of a control file),
-    /// `NotDirectory` for a control file, `Invalid` and `NameTooLong` for a name that cannot be,
+    /// `NotDirectory` for a control file, `Invalid` and `NameTooLong` for an impossible name,
     /// `Denied`.
     pub fn rename(
         &self,
@@ -254,8 +251,8 @@ impl ControlTree {
         Ok(())
     }
 
-    /// Changes owner and mode bits: root may do all, the owner may change the mode bits, and give
-    /// to a user group that it is in.
+    /// Changes owner and mode bits. Root may change all; the owner may change the mode bits, and
+    /// the owning group to a group of its own.
     ///
     /// # Errors
     /// `NotPermitted`, `NotFound`.
@@ -278,7 +275,8 @@ impl ControlTree {
         Ok(self.attr_of(node, &group, row))
     }
 
-    /// Opens a control file for `opener`; later reads and writes are judged by these credentials.
+    /// Opens a control file for `opener`; later reads and writes are checked against these
+    /// credentials.
     ///
     /// # Errors
     /// `Denied`, `IsDirectory`, `NotFound`.
@@ -286,7 +284,7 @@ impl ControlTree {
         self.open_for(node, access, opener, None)
     }
 
-    /// Like [`open`](Self::open), for `payer`, which is charged for the text that is being read.
+    /// Like [`open`](Self::open). Charges the text being read to `payer`.
     ///
     /// # Errors
     /// `Denied`, `IsDirectory`, `NotFound`.
@@ -315,11 +313,11 @@ impl ControlTree {
         })
     }
 
-    /// Returns the bytes of the content from `offset`. A read that continues where the last one
-    /// ended sees the same content; any other makes it anew.
+    /// Returns the bytes of the content from `offset`. A read at the end of the previous read sees
+    /// the same content; any other read generates it anew.
     ///
     /// # Errors
-    /// `Invalid` for a file that cannot be read, `Gone`, and what the file's row says.
+    /// `Invalid` for an unreadable file, `Gone`, and the errors of the row's read function.
     pub fn read(
         &self,
         file: &OpenFile,
@@ -332,7 +330,7 @@ impl ControlTree {
         let mut content = file.content.lock();
         let goes_on = content.goes_on_at(offset);
         let mut outdated = None;
-        // The rest of a text does not depend on the group any more.
+        // The rest of a text no longer depends on the group.
         if !goes_on || content.is_read() {
             let group = file.group()?;
             if !goes_on {
@@ -348,12 +346,11 @@ impl ControlTree {
         Ok(piece)
     }
 
-    /// Does what the text says. All of it is taken, or nothing; where in the file it was written
-    /// does not matter.
+    /// Applies a written text, all of it or nothing. The file offset of the write does not matter.
     ///
     /// # Errors
-    /// `TooLong` for more than [`WRITE_BYTES_MAX`], `Invalid` for a file that cannot be written,
-    /// `Gone`, and what the file's row says.
+    /// `TooLong` for more than [`WRITE_BYTES_MAX`], `Invalid` for a read-only file, `Gone`, and the
+    /// errors of the row's write function.
     pub fn write(&self, file: &OpenFile, text: &[u8], request: &Request<'_>) -> Result<(), ControlError> {
         if text.len() > WRITE_BYTES_MAX {
             return Err(ControlError::TooLong);
@@ -378,7 +375,7 @@ impl ControlTree {
         Attr { node, is_directory, mode, uid, gid, nlink, size, created: part.created, modified, changed }
     }
 
-    /// Returns what a name in a group's directory stands for.
+    /// Returns the node, group and file of a name in a group's directory.
     fn find(
         &self,
         group: &Arc<Group>,
@@ -428,7 +425,7 @@ impl ControlTree {
         Ok(group)
     }
 
-    /// Returns the node of a group, which can from now on be resolved.
+    /// Returns the node of a group, and remembers the group for [`resolve`](Self::resolve).
     fn remember(&self, group: &Arc<Group>) -> NodeId {
         let serial = serial_of(group);
         if serial != 0 && !self.known.read().groups.contains_key(&serial) {
@@ -442,8 +439,7 @@ impl ControlTree {
         NodeId::directory(serial)
     }
 
-    /// Forgets a removed group, whose node leads nowhere. An entry for it, weak as it is, would
-    /// keep the group's memory.
+    /// Forgets a removed group. Even a weak reference would keep the allocation of the group.
     fn forget(&self, group: &Group) {
         let mut known = self.known.write();
         known.groups.remove(&serial_of(group));

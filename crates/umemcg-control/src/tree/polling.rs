@@ -1,10 +1,10 @@
-//! Polls of open files: which files have changed, and how a waiting poller is woken.
+//! Polls of open files: detection of changes, and the wake-up of waiting pollers.
 //!
-//! A file counts as changed when its content has changed since it was last read through that open
-//! file. For the event files that is a sum of counts that only rise, taken before the text is made.
-//! A poller leaves a waker with the group; the group's wake signal calls all wakers at the first
-//! event after a look, and a poller that is woken looks again. So the order is: leave the waker,
-//! take the signal, look.
+//! A file counts as changed when its content has changed since the last read through that open
+//! file. For the event files, the measure is a sum of rising counts, taken before the text is made.
+//! A poller leaves a waker with the group. The group's wake signal calls all wakers at the first
+//! event after a look, and a woken poller looks again. So the order is: leave the waker, take the
+//! signal, look.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -54,9 +54,9 @@ impl ControlTree {
         if has_news || group.is_dead() { PollResult::Changed } else { PollResult::None }
     }
 
-    /// Follows an event file without reading it: from now on `waker` is called when there may be a
-    /// change, and [`take_change`](Self::take_change) says whether there is one. None for a file
-    /// that has no events. May sleep.
+    /// Follows an event file without reading it. From now on `waker` is called when there may be a
+    /// change, and [`take_change`](Self::take_change) returns whether there is one. Returns `None`
+    /// for a file without events. May sleep.
     pub fn follow(&self, node: NodeId, waker: Waker) -> Option<OpenFile> {
         let file = self.open(node, Access { read: true, write: false }, Credentials::ROOT).ok()?;
         let group = file.group().ok().filter(|_| is_event_file(file.id.name.as_ref()))?;
@@ -72,15 +72,15 @@ impl ControlTree {
         Some(file)
     }
 
-    /// Returns whether what a followed file shows has changed since the last call, or since it is
-    /// followed. Does not sleep.
+    /// Returns whether the content of a followed file has changed since the last call, or since
+    /// [`follow`](Self::follow). Does not sleep.
     pub fn take_change(&self, file: &OpenFile) -> bool {
         let Ok(group) = file.group() else { return false };
         let part = self.state.control(&group);
         let now = if file.id.name == POPULATED_FILE {
             Some(part.populated.last())
         } else {
-            // Before the look, so that what comes after it wakes.
+            // Arm before the look: a later event then wakes the waker.
             part.event_waiters.arm(&group);
             nr_changes(file.id.name, &group)
         };

@@ -1,9 +1,9 @@
-//! Extended attributes of groups and control files: notes that programs leave there for one
-//! another, such as systemd's `trusted.delegate` and `user.oomd_omit`.
+//! Extended attributes of groups and control files: notes of programs to each other, such as
+//! systemd's `trusted.delegate` and `user.oomd_omit`.
 //!
-//! The kernel's rules hold: `user.` is for every user that may read or write the directory or file,
-//! `trusted.` for root alone, and other names there are none. What an attribute takes is charged to
-//! the group, and goes with it.
+//! The kernel's rules hold: `user.` is for every user with read or write access to the directory or
+//! file, `trusted.` for root alone, and other names are refused. The memory of an attribute is
+//! charged to the group, and freed with the group.
 
 use std::ffi::OsStr;
 
@@ -21,7 +21,7 @@ impl ControlTree {
     /// Returns the value of an attribute.
     ///
     /// # Errors
-    /// `NoAttribute`, also for a `trusted.` one when another than root asks; `Denied`,
+    /// `NoAttribute`, also for a `trusted.` attribute unless the caller is root; `Denied`,
     /// `NotSupported`, `Invalid`, `NotFound`.
     #[doc(alias = "kernfs_xattr_get")]
     pub fn xattr(&self, node: NodeId, name: &OsStr, caller: &Credentials) -> Result<Vec<u8>, ControlError> {
@@ -33,7 +33,7 @@ impl ControlTree {
         names.get(&key(file, name)).map(|xattr| xattr.value.to_vec()).ok_or(ControlError::NoAttribute)
     }
 
-    /// Returns the names of all attributes that `caller` may know of, each with a NUL behind it.
+    /// Returns the names of all attributes visible to `caller`, each followed by a NUL.
     ///
     /// # Errors
     /// `NotFound`.
@@ -51,12 +51,12 @@ impl ControlTree {
         Ok(list)
     }
 
-    /// Sets an attribute. What it takes is charged to the group, which may first have to reclaim.
+    /// Sets an attribute. Charges its memory to the group. May wait for reclaim.
     ///
     /// # Errors
     /// `Exists` and `NoAttribute` as `how` says; `NoSpace` for more than `NR_XATTRS_MAX` or
-    /// `XATTR_VALUES_BYTES_MAX`, `NoMemory`; `NotPermitted` for a `trusted.` one when another
-    /// than root asks; `Denied`, `NotSupported`, `Invalid`, `NotFound`.
+    /// `XATTR_VALUES_BYTES_MAX`, `NoMemory`; `NotPermitted` for a `trusted.` attribute unless the
+    /// caller is root; `Denied`, `NotSupported`, `Invalid`, `NotFound`.
     #[doc(alias = "kernfs_xattr_set")]
     pub fn set_xattr(
         &self,
@@ -69,7 +69,7 @@ impl ControlTree {
         let (group, file) = self.resolve(node)?;
         self.check_change_of_xattr(&group, file, name, caller)?;
         let xattrs = &self.state.control(&group).xattrs;
-        // A refusal costs no reclaim. What others do meanwhile is looked at again below.
+        // Refuse before any reclaim. `insert` checks again for concurrent changes.
         admit(&xattrs.0.lock(), file, name, value.len(), how)?;
         let bytes = XATTR_BYTES + (name.len() + value.len()) as u64;
         let charge = self.state.engine().charge(&group, bytes).map_err(|_| ControlError::NoMemory)?;
@@ -80,8 +80,8 @@ impl ControlTree {
     /// Removes an attribute.
     ///
     /// # Errors
-    /// `NoAttribute`; `NotPermitted` for a `trusted.` one when another than root asks; `Denied`,
-    /// `NotSupported`, `Invalid`, `NotFound`.
+    /// `NoAttribute`; `NotPermitted` for a `trusted.` attribute unless the caller is root;
+    /// `Denied`, `NotSupported`, `Invalid`, `NotFound`.
     pub fn remove_xattr(&self, node: NodeId, name: &OsStr, caller: &Credentials) -> Result<(), ControlError> {
         let (group, file) = self.resolve(node)?;
         self.check_change_of_xattr(&group, file, name, caller)?;

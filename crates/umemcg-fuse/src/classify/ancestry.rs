@@ -1,10 +1,10 @@
 //! Membership without the kernel's help, for daemons that may not create a cgroup hierarchy. A
-//! process belongs to the group that it was put into, otherwise to the group of its nearest known
-//! ancestor, otherwise to that of its session's leader.
+//! process moved into a group belongs to it. Any other process belongs to the group of its nearest
+//! known ancestor, otherwise to the group of its session's leader.
 //!
 //! The answer for a process is kept for as long as it lives, so that it stays in its group when its
-//! parents die or are moved. A process that has left its session, and whose parents have all died,
-//! before the daemon looked cannot be followed: it belongs to the root. With the hierarchy
+//! parents die or are moved. A process cannot be followed if it left its session, and lost all its
+//! parents, before the daemon looked: it belongs to the root. With the hierarchy
 //! ([`mirror`](super::mirror)) there is no such gap.
 
 use std::collections::HashMap;
@@ -13,15 +13,15 @@ use umemcg_base::LeafMutex;
 
 use super::proc_files::{Identified, Identity, identify, read_status, read_threads, walk_processes};
 
-/// Most generations of parents that are examined.
+/// The most generations of parents examined.
 const DEPTH_MAX: usize = 64;
-/// Fewest known processes for which dead ones are pruned.
+/// The number of known processes at which dead ones are first pruned.
 const PRUNE_MIN: usize = 256;
 
-/// The serial that stands for the root.
+/// The serial of the root.
 const ROOT: u64 = 0;
 
-/// A known process or thread, with the identity that distinguishes it from a later one with the
+/// A known process or thread, with its identity, which distinguishes it from a later one with the
 /// same id.
 #[derive(Debug, Clone)]
 struct KnownThread {
@@ -49,7 +49,7 @@ pub struct Ancestry {
 #[derive(Debug, Default)]
 struct KnownProcesses {
     processes: HashMap<u32, KnownThread>,
-    /// Threads that are in another group than their process.
+    /// Threads in another group than their process.
     threads: HashMap<u32, KnownThread>,
     /// The group of each session's leader when last seen. The identity is the leader's.
     sessions: HashMap<u32, KnownThread>,
@@ -57,8 +57,7 @@ struct KnownProcesses {
 }
 
 impl Ancestry {
-    /// Returns the serial of the group that a thread is in, 0 for none; `None` if there is no such
-    /// thread.
+    /// Returns the serial of a thread's group, 0 for none; `None` if there is no such thread.
     pub fn serial_of(&self, tid: u32) -> Option<u64> {
         let mut state = self.state.lock();
         state.prune_sometimes();
@@ -75,8 +74,8 @@ impl Ancestry {
             state.threads.insert(id, KnownThread::new(&found, serial));
             return true;
         }
-        // Descendants that would follow this process to its new group are recorded in their present
-        // group first.
+        // Descendants are first recorded in their present group: otherwise they would follow this
+        // process to its new one.
         let processes: HashMap<u32, Identified> =
             walk_processes().into_iter().filter_map(|pid| Some((pid, identify(pid)?))).collect();
         let Some(found) = processes.get(&id).filter(|found| !found.status.is_zombie) else { return false };
@@ -141,8 +140,8 @@ impl KnownProcesses {
         // Orphans are reparented to the first process, and do not belong to its group.
         while way.len() < DEPTH_MAX && (at > 1 || at == pid) {
             let Some(found) = identify(at) else { break };
-            // The kernel does not record the thread that made a child: the child follows its
-            // parent's first one. The other threads of a process do not.
+            // The kernel does not record the thread that forked a child: the child follows its
+            // parent's first thread. The other threads of a process do not.
             if at != pid
                 && let Some(known) = self.threads.get(&at).filter(|known| known.is_still(&found))
             {
@@ -172,13 +171,13 @@ impl KnownProcesses {
     }
 
     fn serial_of_session(&self, session: u32) -> Option<u64> {
-        // All sessions whose leader is outside the daemon's pid namespace have the same id here.
+        // All sessions with a leader outside the daemon's pid namespace have the same id here.
         if session == 0 {
             return None;
         }
         let known = self.sessions.get(&session)?;
-        // While members live, the id is not given to a new process, so a living one of that id is
-        // the leader.
+        // While members live, the id is not given to a new process, so a living process with the id
+        // is the leader.
         let leader_is_same = identify(session).is_none_or(|leader| known.is_still(&leader));
         leader_is_same.then_some(known.serial)
     }
@@ -254,8 +253,8 @@ mod tests {
         assert!(ancestry.attach(7, child.id(), true));
         child.tell("go");
         let orphan = child.read_number();
-        // Its first parent is gone; whether it was seen in time is a race that only the hierarchy
-        // wins.
+        // Its first parent is gone. A race decides whether it was seen in time; only the hierarchy
+        // always wins.
         let seen = ancestry.serial_of(orphan);
         assert!(seen == Some(7) || seen == Some(0), "{seen:?}");
         assert!(ancestry.attach(8, orphan, true));
@@ -285,7 +284,7 @@ mod tests {
             found
         };
         state.learn(one.id(), &outside(&one), 7);
-        // As if the id that stands for them all had been taken for a leader's.
+        // As if their common id had been taken for a leader's.
         state.sessions.insert(0, state.processes[&one.id()].clone());
         assert_eq!(state.serial_of_session(outside(&other).status.session), None);
         let processes = HashMap::from([(one.id(), outside(&one)), (other.id(), outside(&other))]);
@@ -295,7 +294,7 @@ mod tests {
     #[test]
     fn children_from_before_a_move_stay_where_they_are() {
         let ancestry = Ancestry::default();
-        // The early one must not read what the parent waits for; it ends when its parent does.
+        // The early child must not read the input of its parent; it ends with its parent.
         let early = "sh -c 'echo $$; while kill -0 $PPID 2>/dev/null; do sleep 0.1; done' <&- &";
         let child = Child::shell(&format!("{early} read go; sh -c 'echo $$; read end'; :"));
         let early = child.read_number();
@@ -322,7 +321,7 @@ mod tests {
     #[test]
     fn children_follow_the_first_thread_of_their_parent() {
         let ancestry = Ancestry::default();
-        // The early one must not read what the parent waits for; it ends when its parent does.
+        // The early child must not read the input of its parent; it ends with its parent.
         let early = "sh -c 'echo $$; while kill -0 $PPID 2>/dev/null; do sleep 0.1; done' <&- &";
         let child = Child::shell(&format!("{early} read go; sh -c 'echo $$; read end'; :"));
         let early = child.read_number();

@@ -1,8 +1,8 @@
-//! The descriptors that a process passes to request events: the control file that one refers to,
-//! and a copy of its eventfd.
+//! The descriptors passed by a process to request events: the control file behind one, and a copy
+//! of the other, its eventfd.
 //!
-//! A control file is found without a copy of its descriptor. `fdinfo` has the inode number, which
-//! is the node's, and the mount, whose device is in the process's own mount table. None of this
+//! A control file is found without a copy of its descriptor. `fdinfo` has the inode number, equal
+//! to the node's, and the mount, whose device is in the process's own mount table. None of this
 //! sends a request to a file system, and none of these files of `/proc` takes the thread's mmap
 //! lock.
 
@@ -24,7 +24,7 @@ use crate::mountinfo;
 /// The text of an eventfd's link in `/proc`.
 const EVENTFD: &str = "anon_inode:[eventfd]";
 
-/// The descriptors of processes that use the control files mounted from one device.
+/// The descriptors of processes using the control files mounted from one device.
 #[derive(Debug)]
 pub struct ProcessDescriptors {
     /// `major:minor`.
@@ -33,7 +33,7 @@ pub struct ProcessDescriptors {
 }
 
 impl ProcessDescriptors {
-    /// Serves control files that are mounted from `device`, as the mount table spells it.
+    /// Serves control files mounted from `device`, in the spelling of the mount table.
     pub fn new(device: &str) -> Self {
         Self { device: device.to_owned(), writer: Arc::default() }
     }
@@ -78,11 +78,11 @@ impl Descriptors for ProcessDescriptors {
     }
 }
 
-/// Distinguishes a descriptor that is not open from a process that may not be inspected.
+/// Distinguishes a closed descriptor from a process that may not be inspected.
 fn refusal(error: io::Error) -> DescriptorError {
     match Errno::from_io_error(&error).unwrap_or(Errno::IO) {
         Errno::NOENT | Errno::BADF => DescriptorError::NotOpen,
-        // The daemon may not inspect the process, which is no error of the descriptor.
+        // The daemon may not inspect the process. The descriptor may be valid.
         Errno::ACCESS => DescriptorError::System(Errno::PERM),
         errno => DescriptorError::System(errno),
     }
@@ -110,7 +110,7 @@ pub(crate) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
 }
 
-/// Returns the number that identifies an eventfd and all its copies (Linux 5.2).
+/// Returns the id of an eventfd, common to all its copies (Linux 5.2).
 fn eventfd_id(tid: u32, fd: u32) -> Option<u64> {
     let info = read_fdinfo(tid, fd).ok()?;
     parse_decimal(field(&info, "eventfd-id")?.as_bytes())
@@ -259,7 +259,8 @@ mod tests {
         assert_eq!(count(&other), 1);
         drop(to_full);
         for theirs in &full {
-            // Two of them are ours; before them, what filled it, which may have been read for it.
+            // Two of them are ours; before them come the events that filled it, perhaps read by the
+            // writer.
             let mut events = count(theirs);
             if events == u64::MAX - 2 {
                 events = count(theirs);

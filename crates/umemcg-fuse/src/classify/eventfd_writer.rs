@@ -1,14 +1,14 @@
-//! Writes to eventfds of other processes, none of which can delay the others.
+//! Writes to eventfds of other processes. No eventfd can delay the others.
 //!
 //! A copied descriptor shares its file description with the process, so it cannot be made
-//! non-blocking here, and `RWF_NOWAIT` does not work on an eventfd. A writer that checks for room
-//! first may still block, because the process can fill its eventfd in between. So dedicated threads
-//! write, and other threads only queue events. One thread writes one eventfd after another. If a
-//! write does not return soon, another thread continues with the queue. Events that arrive
-//! meanwhile for the blocked eventfd are added up and written by the blocked thread afterwards.
+//! non-blocking here, and `RWF_NOWAIT` does not work on an eventfd. A writer may block even after a
+//! check for room, because the process can fill its eventfd in between. So dedicated threads write,
+//! and other threads only queue events. One thread writes one eventfd after another. If a write
+//! does not return soon, another thread continues with the queue. Events that arrive meanwhile for
+//! the blocked eventfd are added up and written by the blocked thread afterwards.
 //!
-//! So there are at most two threads, and one more for each eventfd that a process keeps full, which
-//! ends when the process reads. If the registration ends first, the daemon reads the eventfd
+//! So there are at most two threads, and one more for each eventfd kept full by its process. That
+//! thread ends when the process reads. If the registration ends first, the daemon reads the eventfd
 //! itself.
 
 use std::collections::VecDeque;
@@ -21,21 +21,21 @@ use rustix::io::ReadWriteFlags;
 use umemcg_base::clock::spawn_detached;
 use umemcg_base::{Condvar, LeafMutex};
 
-/// The time after which another thread continues with the next write. A short time costs an extra
-/// thread now and then; a long time delays other events by that much for each full eventfd.
+/// The time until another thread continues with the next write. A short time costs an extra thread
+/// now and then; each full eventfd delays other events by this time.
 const WRITE_TIMEOUT: Duration = Duration::from_millis(2);
 /// A thread ends after this time without events.
 const IDLE: Duration = Duration::from_secs(2);
-/// The time that a write may take after its listener has ended before it counts as stuck.
+/// The time until a write counts as stuck after the end of its listener.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(50);
-/// Most times that a full eventfd is read to unblock a write.
+/// The most reads of a full eventfd to unblock a write.
 const NR_RELEASES_MAX: u32 = 100;
-/// Number of checks within `RELEASE_TIMEOUT` whether the write has ended.
+/// The number of checks for the end of the write within `RELEASE_TIMEOUT`.
 const NR_LOOKS: u32 = 50;
 /// An eventfd with a count up to this one does not block writers.
 const ROOMY: u64 = u64::MAX / 2;
 
-/// An eventfd that is written to.
+/// An eventfd of another process.
 #[derive(Debug)]
 pub(super) struct Eventfd {
     pub(super) copy: OwnedFd,
@@ -45,7 +45,7 @@ pub(super) struct Eventfd {
 #[derive(Debug, Default)]
 struct Unwritten {
     nr_events: u64,
-    /// It is queued, or a thread is writing it and will check for more events afterwards.
+    /// The eventfd is queued, or a thread is writing it and will check for more events afterwards.
     is_taken: bool,
 }
 
@@ -54,14 +54,15 @@ impl Eventfd {
         Self { copy, unwritten: LeafMutex::default() }
     }
 
-    /// Adds events; returns `true` if it has to be queued for a thread.
+    /// Adds events. Returns `true` if the eventfd must be queued for a thread.
     fn add(&self, nr_events: u64) -> bool {
         let mut unwritten = self.unwritten.lock();
         unwritten.nr_events = unwritten.nr_events.saturating_add(nr_events);
         !std::mem::replace(&mut unwritten.is_taken, true)
     }
 
-    /// Returns the events to be written next. If there are none, the thread is done with it.
+    /// Returns the number of events to write next. If there are none, the thread is done with the
+    /// eventfd.
     fn take(&self) -> Option<u64> {
         let mut unwritten = self.unwritten.lock();
         let nr_events = std::mem::take(&mut unwritten.nr_events);
@@ -92,22 +93,22 @@ impl Eventfd {
     }
 }
 
-/// The threads that write; started when first needed.
+/// The writing threads; started when first needed.
 #[derive(Debug, Default)]
 pub(super) struct EventfdWriter {
     state: LeafMutex<WriteQueue>,
     wake: Condvar,
 }
 
-/// The eventfds to be written, and the threads that write.
+/// The eventfds to be written, and the writing threads.
 #[derive(Debug, Default)]
 struct WriteQueue {
     queue: VecDeque<Arc<Eventfd>>,
     /// Writes that have begun.
     nr_begun: u64,
-    /// The write that others wait for, by its number, and until when.
+    /// The number of the write that the others wait for, and the end of their wait.
     current: Option<(u64, Instant)>,
-    /// Threads that have nothing to write.
+    /// Threads with nothing to write.
     nr_idle: u32,
 }
 
@@ -137,7 +138,7 @@ impl EventfdWriter {
     }
 
     /// Runs a thread, which begins idle. Apart from stuck threads, one thread writes and one
-    /// watches that it does not get stuck.
+    /// watches it for a stuck write.
     fn run(self: &Arc<Self>) {
         let mut state = self.state.lock();
         loop {
@@ -180,8 +181,8 @@ impl EventfdWriter {
         }
     }
 
-    /// Unblocks a stuck write whose events no process waits for any more. Earlier events are
-    /// written first. May take long if the process fills the eventfd again and again.
+    /// Unblocks a stuck write after the end of its listener. Earlier events are written first. May
+    /// take long if the process fills the eventfd again and again.
     pub(super) fn release(self: &Arc<Self>, target: &Arc<Eventfd>) {
         for _ in 0..NR_RELEASES_MAX {
             if target.is_soon_written() {
@@ -199,7 +200,7 @@ impl EventfdWriter {
         }
     }
 
-    /// Does the work of `release`, by a thread of its own.
+    /// Runs `release` on a separate thread.
     pub(super) fn start_release(self: &Arc<Self>, target: &Arc<Eventfd>) {
         if target.is_taken() {
             let (writer, target) = (Arc::clone(self), Arc::clone(target));

@@ -1,17 +1,16 @@
-//! Membership kept by the kernel: a named cgroup hierarchy without controllers, whose directories
-//! stand for our groups. A process that is put into one stays there, and so do all processes that
-//! it forks, even after double forks and in new sessions. Nothing is polled, and no process is
-//! missed.
+//! Membership kept by the kernel: a named cgroup hierarchy without controllers, with a directory
+//! for each of our groups. A process moved into one stays there, and so do all processes forked by
+//! it, even after double forks and in new sessions. Nothing is polled, and no process is missed.
 //!
 //! The hierarchy is mounted detached: it is reachable through a descriptor of this daemon and
-//! appears in no mount table. A user that mounts it in a namespace of its own sees the root
-//! directory, which only the daemon's user may enter. Its directories are flat and named by the
-//! serial id of the group, so that a group may have any name and be renamed; a directory appears
-//! when the first process is put into its group.
+//! appears in no mount table. A user mounting it in another namespace sees the root directory,
+//! which only the daemon's user may enter. Its directories are flat and named by the serial id of
+//! the group, so that a group may have any name and be renamed; a directory appears when the first
+//! process is moved into its group.
 //!
-//! Every daemon has a hierarchy of its own, with a unique name. If the daemon is killed, a
-//! hierarchy with directories stays. Its owner holds a lock on the root directory. A daemon that
-//! can take the lock of another hierarchy knows that its owner is gone, and removes it.
+//! Every daemon has a hierarchy of its own, with a unique name, and holds a lock on its root
+//! directory. If the daemon is killed, a hierarchy with directories stays. If another daemon can
+//! take the lock, the owner is gone, and the daemon removes the hierarchy.
 
 use std::ffi::OsString;
 use std::io;
@@ -25,31 +24,31 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
 use super::proc_files;
 
-/// Names of our hierarchies start with this.
+/// The prefix of our hierarchies' names.
 const NAME_PREFIX: &str = "umemcg.";
-/// The number of names that are tried for a fresh hierarchy.
+/// The most names tried for a new hierarchy.
 const NAME_TRIES_MAX: u32 = 16;
-/// The time that the removal of a hierarchy may take. The kernel frees removed directories after a
+/// The longest time for the removal of a hierarchy. The kernel frees removed directories after a
 /// grace period.
 const TEARDOWN_MAX: Duration = Duration::from_secs(3);
 /// The time for which a directory may stay busy after its last process has left its list.
 const REMOVE_MAX: Duration = Duration::from_millis(200);
 /// Rounds of moving processes out of a directory: they may fork while they are moved.
 const EVICT_ROUNDS_MAX: u32 = 100;
-/// The interval at which state is polled that only the kernel changes.
+/// The interval between polls of the kernel's state.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A named hierarchy, and the lock that shows that its owner lives.
+/// A named hierarchy, and the lock as the sign of a living owner.
 #[derive(Debug)]
 pub struct Mirror {
     name: String,
-    /// `None` only while it is dropped.
+    /// `None` only during the drop.
     root: Option<OwnedFd>,
 }
 
 impl Mirror {
-    /// Mounts a new hierarchy, and removes those of dead daemons. Needs root in the initial cgroup
-    /// namespace and a kernel with version 1 hierarchies.
+    /// Mounts a new hierarchy, and removes the hierarchies of dead daemons. Needs root in the
+    /// initial cgroup namespace and a kernel with version 1 hierarchies.
     pub fn mount() -> io::Result<Self> {
         static NR_MADE: AtomicU32 = AtomicU32::new(0);
         clean_stale();
@@ -59,8 +58,7 @@ impl Mirror {
             let name =
                 format!("{NAME_PREFIX}{}.{nonce}.{:x}{:08x}", std::process::id(), now.tv_sec, now.tv_nsec);
             let root = mount_detached(&name)?;
-            // Another daemon that is cleaning up may have taken the lock first; then another name
-            // is tried.
+            // Another daemon's cleanup may have taken the lock first; then another name is tried.
             if rustix::fs::flock(&root, FlockOperation::NonBlockingLockExclusive).is_ok() {
                 return Ok(Self { name, root: Some(root) });
             }
@@ -72,8 +70,8 @@ impl Mirror {
         self.root.as_ref().expect("the root is open until the mirror is dropped").as_fd()
     }
 
-    /// Returns the serial id of the group that a thread is in, from the text of its `cgroup` file;
-    /// 0 when it is in none.
+    /// Returns the serial id of a thread's group, from the text of its `cgroup` file; 0 if it is in
+    /// none.
     pub fn serial_in(&self, cgroups: &[u8]) -> u64 {
         proc_files::cgroup_lines(cgroups)
             .find(|(controllers, _)| {
@@ -112,8 +110,7 @@ impl Mirror {
         loop {
             match rustix::fs::unlinkat(self.root(), serial.to_string(), AtFlags::REMOVEDIR) {
                 Ok(()) | Err(Errno::NOENT) => return Ok(()),
-                // A process that has just died may leave the list a moment before it leaves the
-                // kernel's count.
+                // A dying process may leave the list a moment before it leaves the kernel's count.
                 Err(Errno::BUSY) if self.list(serial, false).is_empty() && Instant::now() < deadline => {
                     std::thread::sleep(POLL_INTERVAL);
                 }
@@ -132,7 +129,7 @@ impl Drop for Mirror {
 }
 
 /// Mounts the hierarchy of this name without attaching it anywhere; the descriptor is its root
-/// directory. If a hierarchy of that name exists, it is mounted.
+/// directory. An existing hierarchy of that name is mounted.
 fn mount_detached(name: &str) -> Result<OwnedFd, Errno> {
     let context = rustix::mount::fsopen("cgroup", FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::mount::fsconfig_set_flag(context.as_fd(), "none")?;
@@ -140,7 +137,7 @@ fn mount_detached(name: &str) -> Result<OwnedFd, Errno> {
     rustix::mount::fsconfig_create(context.as_fd())?;
     let flags = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
     let mount = rustix::mount::fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, flags)?;
-    // A descriptor that can list and be locked, unlike the mount's own.
+    // Unlike the mount's own descriptor, this one can list and be locked.
     let root =
         rustix::fs::openat(&mount, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     // The hierarchy can be mounted by its name in any cgroup namespace.
@@ -164,7 +161,8 @@ fn list_at(root: BorrowedFd<'_>, path: &str) -> Vec<u32> {
     ids
 }
 
-/// Returns whether a line of a `cgroup` file is about a hierarchy of a daemon; rules ignore those.
+/// Returns whether a line of a `cgroup` file is about a hierarchy of a daemon; rules ignore such
+/// lines.
 pub fn is_ours(controllers: &[u8]) -> bool {
     controllers.strip_prefix(b"name=").is_some_and(|name| name.starts_with(NAME_PREFIX.as_bytes()))
 }
@@ -192,8 +190,8 @@ fn clean_stale() {
 }
 
 /// Moves all processes out, removes all directories, and closes the root, which should end the
-/// hierarchy. But the kernel frees a removed directory only after a grace period, and a hierarchy
-/// that still has one when its last mount ends stays. Then it is mounted again to end it.
+/// hierarchy. But the kernel frees a removed directory only after a grace period. If the last mount
+/// ends earlier, the hierarchy stays, and is mounted again to end it.
 fn tear_down(name: &str, root: OwnedFd) {
     for directory in directories(root.as_fd()) {
         let Some(path) = directory.to_str() else { continue };
@@ -201,7 +199,7 @@ fn tear_down(name: &str, root: OwnedFd) {
             for tid in list_at(root.as_fd(), &format!("{path}/tasks")) {
                 let file =
                     rustix::fs::openat(&root, "tasks", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
-                // A thread that has ended meanwhile need not be moved.
+                // A thread that has ended need not be moved.
                 let _ = file.and_then(|file| rustix::io::write(file, tid.to_string().as_bytes()));
             }
             if !matches!(rustix::fs::unlinkat(&root, path, AtFlags::REMOVEDIR), Err(Errno::BUSY)) {
@@ -325,8 +323,8 @@ mod tests {
         let names = [one.name.clone(), two.name.clone()];
         assert!(names.iter().all(|name| existing_names().contains(name)));
         drop((one, two));
-        // Other daemons look at all hierarchies for those that were left behind, and keep one that
-        // ends for a moment. Processes inside do not prevent the end.
+        // Other daemons look for abandoned hierarchies, and keep an ending one for a moment.
+        // Processes inside do not prevent the end.
         wait_until(|| !names.iter().any(|name| existing_names().contains(name)));
     }
 
@@ -341,7 +339,7 @@ mod tests {
         // stay.
         drop(dead.root.take());
         clean_stale();
-        // Another daemon that starts at the same time may have come first with the cleaning.
+        // Another daemon started at the same time may have been first to clean up.
         wait_until(|| !existing_names().contains(&dead.name));
         let cgroups = proc_files::read_cgroups(child.id()).unwrap();
         assert_eq!(alive.serial_in(&cgroups), 4);

@@ -1,9 +1,8 @@
-//! The classifier: finds the group that pays for a request.
+//! The classifier: finds the paying group of a request.
 //!
-//! It is called once for each request, on the thread that has received the request
-//! ([`Classifier::payer`]), and the answer is kept with the request. Later the requesting thread
-//! may have ended, and another thread may have its id. [`ProcessClassifier`] does this for the
-//! processes of this machine.
+//! It is called once for each request, on the reader ([`Classifier::payer`]), and its answer is
+//! kept with the request. Later the requesting thread may have ended, and another thread may have
+//! its id. [`ProcessClassifier`] does this for the processes of this machine.
 
 mod ancestry;
 pub(crate) mod descriptors;
@@ -37,19 +36,19 @@ pub use rules::{Rule, RuleError, RuleKind};
 /// The known facts about a request when it arrives.
 #[derive(Clone, Copy)]
 pub struct Requester<'a> {
-    /// The thread that made it; 0 when there is none, or none that is visible from here.
+    /// The requesting thread; 0 if there is none, or if it is not visible from here.
     pub tid: u32,
     /// Its user id.
     pub uid: u32,
     /// Its group id.
     pub gid: u32,
-    /// The kernel queued the request after this time, in nanoseconds since boot. A thread that
-    /// started earlier and has that id now is the one that made the request.
+    /// The kernel queued the request after this time, in nanoseconds since boot. If the thread with
+    /// this id started earlier, it made the request.
     pub queued_after_ns: u64,
-    /// The group that opened the file which the request goes through, if it goes through one.
+    /// The group that opened the file of the request, if it names an open file.
     pub opener: Option<&'a Arc<Group>>,
-    /// The path of the object inside the volume. Does not sleep; asked for only when a rule wants
-    /// it.
+    /// Returns the path of the object inside the volume. Does not sleep; called only if a rule
+    /// needs it.
     pub path: &'a dyn Fn() -> Option<PathBuf>,
 }
 
@@ -62,20 +61,19 @@ impl fmt::Debug for Requester<'_> {
 /// The group that pays for a request.
 #[derive(Debug, Clone)]
 pub enum Payer {
-    /// This group, or the nearest one above when it has been removed meanwhile.
+    /// This group, or its nearest living ancestor if it has been removed.
     Group(Arc<Group>),
-    /// A group that a rule names and that does not exist yet. [`Classifier::make_group`] creates
-    /// it.
+    /// A group named by a rule, not yet in existence. [`Classifier::make_group`] creates it.
     Unmade {
         /// The names of the group, from the root down.
         names: Vec<OsString>,
-        /// The deepest group on the path that exists.
+        /// The deepest existing group on the path.
         above: Arc<Group>,
     },
 }
 
 impl Payer {
-    /// Returns the group that is charged for the request until it is served.
+    /// Returns the group charged for the request until it is served.
     pub fn group_for_now(&self) -> &Arc<Group> {
         match self {
             Self::Group(group) | Self::Unmade { above: group, .. } => group,
@@ -86,13 +84,13 @@ impl Payer {
 /// Finds the group of a thread. Never touches our own mounts, and never fails: the root group is
 /// the fallback.
 pub trait Classifier: Send + Sync + fmt::Debug {
-    /// Returns the group that pays for what thread `tid` with these ids does now; `tid` is 0 when
-    /// the thread is not visible from here. May read `/proc` and create groups when the thread was
-    /// not seen before; nearly free afterwards.
+    /// Returns the paying group for the present work of thread `tid` with these ids; `tid` is 0 if
+    /// the thread is not visible from here. May read `/proc` and create groups for a new thread;
+    /// nearly free afterwards.
     fn classify(&self, tid: u32, uid: u32, gid: u32) -> Arc<Group>;
 
-    /// Returns the group that pays for a request that has just been received. Does not sleep,
-    /// because it runs on a thread that other requests wait for.
+    /// Returns the paying group of a newly received request. Does not sleep, because it runs on a
+    /// reader, which keeps other requests waiting.
     fn payer(&self, requester: &Requester<'_>) -> Payer {
         match requester.opener {
             Some(opener) if requester.tid == 0 => Payer::Group(Arc::clone(opener)),
@@ -100,7 +98,7 @@ pub trait Classifier: Send + Sync + fmt::Debug {
         }
     }
 
-    /// Creates the group with these names, or returns the nearest ancestor that exists. May sleep.
+    /// Creates the group with these names, or returns its nearest existing ancestor. May sleep.
     fn make_group(&self, names: &[OsString], above: &Arc<Group>) -> Arc<Group> {
         let _ = names;
         Arc::clone(above)
@@ -122,7 +120,7 @@ pub trait Classifier: Send + Sync + fmt::Debug {
     }
 }
 
-/// A classifier for which all processes are in one group.
+/// A classifier with all processes in one group.
 #[derive(Debug)]
 pub struct RootOnly(pub Arc<Group>);
 

@@ -1,11 +1,11 @@
 //! Translation of process ids between pid namespaces. A container writes and reads the ids of its
-//! own namespace, which belong to other processes on the host.
+//! own namespace; on the host these ids belong to other processes.
 
 use super::proc_files::{Status, pid_namespace, read_status, read_threads, walk_processes};
 
-/// Returns the id in the daemon's namespace of the process that has `id` in the namespace of
-/// `viewer`; `None` if there is none or it cannot be determined. Walks `/proc` if `viewer` is in a
-/// namespace of its own; processes in namespaces below that one are not found.
+/// Returns the id in the daemon's namespace of the process with `id` in the namespace of `viewer`;
+/// `None` if there is none or it cannot be determined. Walks `/proc` if `viewer` is in another
+/// namespace than the daemon; processes in namespaces below it are not found.
 pub fn from_viewer(viewer: u32, id: u32) -> Option<u32> {
     let status = read_status(viewer)?;
     if sees_as_we_do(&status) {
@@ -16,7 +16,7 @@ pub fn from_viewer(viewer: u32, id: u32) -> Option<u32> {
         walk_processes().into_iter().filter(|&pid| pid_namespace(pid) == Some(namespace)).collect();
     let is_meant =
         |tid: &u32| read_status(*tid).is_some_and(|status| status.ids_of_thread.last() == Some(&id));
-    // Most ids are those of processes, so threads are searched only if no process has the id.
+    // Most ids belong to processes, so threads are searched only if no process has the id.
     inside
         .iter()
         .copied()
@@ -24,8 +24,7 @@ pub fn from_viewer(viewer: u32, id: u32) -> Option<u32> {
         .or_else(|| inside.iter().flat_map(|&pid| read_threads(pid)).find(is_meant))
 }
 
-/// Returns the ids of these threads in the namespace of `viewer`; 0 for those that are not visible
-/// there.
+/// Returns the ids of these threads in the namespace of `viewer`; 0 for a thread invisible there.
 pub fn for_viewer(viewer: u32, ids: Vec<u32>) -> Vec<u32> {
     let Some(status) = read_status(viewer).filter(|status| !sees_as_we_do(status)) else { return ids };
     let depth = status.ids_of_thread.len();

@@ -1,8 +1,8 @@
-//! Rules for the pods of Kubernetes, which come and go while a mount is served: a pod's uid, and
+//! Rules for the pods of Kubernetes, added and removed while a mount is served: a pod's uid, and
 //! its group.
 //!
-//! Kubelet names the cgroup of a pod by its uid, in one of two forms, by its cgroup driver. Pods
-//! that are guaranteed what they ask for have no level of their class:
+//! Kubelet names the cgroup of a pod by its uid, in one of two forms, by its cgroup driver. Pods of
+//! the class Guaranteed have no level for it:
 //!
 //! ```text
 //! systemd    /kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod9c69_45ba.slice/…
@@ -13,9 +13,9 @@
 //!
 //! Some installations put `kubelet` in front (`/kubelet.slice/kubelet-kubepods.slice/…`), and a
 //! daemon in a cgroup namespace of its own sees `..` in front. A `kubepods` anywhere else does not
-//! count: a user that may make cgroups below its own could claim to be another's pod.
+//! count: a user with the right to make cgroups below its own could claim to be another's pod.
 //!
-//! Such a rule comes before all others, and places only into a group that exists.
+//! Such a rule comes before all others, and places only into an existing group.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -27,13 +27,13 @@ use umemcg_base::LeafRwLock;
 
 use super::{mirror, proc_files};
 
-/// Most pods at a time: many times what a node runs.
+/// The most pods at a time: many times the pods of a node.
 const NR_PODS_MAX: usize = 4096;
 /// Longest uid, and longest path of a group, in bytes.
 const UID_BYTES_MAX: usize = 128;
 const GROUP_BYTES_MAX: usize = 4096;
 
-/// Why the rule of a pod was not added.
+/// The reason why the rule of a pod was not added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum AddPodError {
     /// Letters, digits and dashes.
@@ -54,7 +54,7 @@ pub struct PodRules {
 }
 
 impl PodRules {
-    /// Places the processes of a pod into a group, from the next time on that they are looked up.
+    /// Places the processes of a pod into a group, from their next lookup on.
     ///
     /// # Errors
     /// [`AddPodError`]; then nothing has changed.
@@ -86,8 +86,8 @@ impl PodRules {
         self.groups.read().is_empty()
     }
 
-    /// Returns the group of the pod that a process with these cgroups belongs to; none if it has no
-    /// rule, or the group is gone.
+    /// Returns the group for the pod of a process with these cgroups; none if the pod has no rule,
+    /// or the group is gone.
     pub(super) fn place(&self, cgroups: &[u8], engine: &Engine) -> Option<Arc<Group>> {
         if self.is_empty() {
             return None;
@@ -104,7 +104,7 @@ impl PodRules {
     }
 }
 
-/// Returns the uid of the pod that a cgroup belongs to.
+/// Returns the uid of a cgroup's pod.
 fn pod_uid(path: &[u8]) -> Option<String> {
     let path = std::str::from_utf8(path).ok()?;
     let mut names = path.split('/').filter(|name| !name.is_empty()).skip_while(|name| *name == "..");

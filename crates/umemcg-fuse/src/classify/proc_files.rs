@@ -3,8 +3,8 @@
 //! A thread may hold a lock of the kernel while it waits for the daemon: its mmap lock, or the exec
 //! lock during `execve`, which closes files. Reading `status` and `cgroup` takes neither. `maps`,
 //! `cmdline` and `environ` take the first, `stat`, `fd` and `ns` the second. No thread of the data
-//! mount opens those. Threads of the control files open `fd`, `fdinfo` and `ns`; a program that is
-//! being executed does not wait for these threads.
+//! mount opens those. Threads of the control files open `fd`, `fdinfo` and `ns`; an `execve` does
+//! not wait for these threads.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -25,7 +25,7 @@ const PROC_FILE_BYTES_MAX: u64 = 1 << 20;
 pub struct Status {
     /// The process of the thread.
     pub tgid: u32,
-    /// The parent process; 0 for one outside the daemon's pid namespace.
+    /// The parent process; 0 if it is outside the daemon's pid namespace.
     pub ppid: u32,
     /// The session's id; 0 if its leader is outside the daemon's pid namespace, so two processes
     /// with 0 may be in different sessions.
@@ -43,7 +43,7 @@ pub struct Status {
     pub ids_of_thread: Vec<u32>,
 }
 
-/// A process or thread, with what distinguishes it from a later one with the same id.
+/// A process or thread, with its identity.
 #[derive(Debug, Clone)]
 pub struct Identified {
     /// Its fields.
@@ -127,16 +127,16 @@ pub fn read_status(tid: u32) -> Option<Status> {
 pub fn identify(tid: u32) -> Option<Identified> {
     let pidfd = open_pidfd(tid);
     let status = read_status(tid)?;
-    // Before Linux 6.9 a thread has none of its own.
+    // Before Linux 6.9 a thread has no pidfd of its own.
     let pidfd = pidfd.or_else(|_| open_pidfd(status.tgid)).ok()?;
     if !status.is_zombie && has_ended(&pidfd) {
-        // Another may have the id by now.
+        // Another thread may have the id by now.
         return None;
     }
     Some(Identified { identity: Identity::of(pidfd, status.tgid).ok()?, status })
 }
 
-/// Returns whether a thread is dead or about to be; `false` if that cannot be seen.
+/// Returns whether a thread is dead or about to be; `false` if unknown.
 pub fn is_ending(tid: u32) -> bool {
     read_status(tid).is_some_and(|status| status.is_ending)
 }
@@ -146,7 +146,7 @@ pub fn read_cgroups(tid: u32) -> Option<Vec<u8>> {
     read(format!("/proc/{tid}/cgroup")).ok()
 }
 
-/// Returns the credentials of a thread that the kernel reported with these ids. Its supplementary
+/// Returns the credentials of a thread with the ids reported by the kernel. Its supplementary
 /// groups are read only if they can matter: root needs none.
 pub fn credentials_of(tid: u32, uid: u32, gid: u32) -> Credentials {
     let supplementary = if uid == 0 || tid == 0 {
@@ -193,7 +193,7 @@ pub(crate) fn parse_status(text: &[u8]) -> Option<Status> {
         ids_of_thread: Vec::new(),
     };
     let (mut has_memory, mut is_of_kernel) = (false, None);
-    // The first line is the name, which the process chose; a newline in it is shown escaped.
+    // The first line is the name, chosen by the process; a newline in it is shown escaped.
     for line in text.split(|&byte| byte == b'\n') {
         let Some(colon) = line.iter().position(|&byte| byte == b':') else { continue };
         let value = line[colon + 1..].trim_ascii();
@@ -210,13 +210,14 @@ pub(crate) fn parse_status(text: &[u8]) -> Option<Status> {
             _ => {}
         }
     }
-    // Threads of the kernel have no memory of their own; older kernels tell them by their parent.
+    // Threads of the kernel have no memory of their own; on older kernels their parent identifies
+    // them.
     let is_of_kernel = is_of_kernel.unwrap_or(status.ppid == KTHREADD);
     status.is_ending = status.is_zombie || !has_memory && !is_of_kernel;
     (status.tgid != 0).then_some(status)
 }
 
-/// The parent of all threads of the kernel, where these can be seen.
+/// The parent of all threads of the kernel, where these are visible.
 const KTHREADD: u32 = 2;
 
 fn numbers(text: &[u8]) -> Vec<u32> {
@@ -274,7 +275,7 @@ mod tests {
     #[test]
     fn a_thread_belongs_to_its_process() {
         let tid = std::thread::spawn(|| rustix::thread::gettid().as_raw_nonzero().get() as u32);
-        // The thread may be gone by now; what counts is that a living one maps to its process.
+        // The thread may be gone by now; the test is about living threads of the process.
         drop(tid);
         for tid in read_threads(std::process::id()) {
             if let Some(status) = read_status(tid) {

@@ -1,15 +1,13 @@
-//! Groups that rules have created: their bound, and their removal.
+//! Groups created by rules: their bound, and their removal.
 //!
-//! A tenant chooses the names that a wildcard matches, and it can choose as many as it likes. The
-//! state of each group is charged to the group above it, and their number has a bound, which is
-//! divided as descriptors are: a rule may make one more group below another as long as those below
-//! each level of its path add up to less than the bound. So the tenants of one level can take half
-//! of it, and those of another still find some. Where no more can be created, the group above is
-//! used.
+//! A tenant chooses the names matched by a wildcard, as many as it likes. The state of each group
+//! is charged to the group above it, and the number of groups has a bound, divided as descriptors
+//! are. A rule may make one more group below another if the groups below each level of its path add
+//! up to less than the bound. So the tenants of one level can take half of it, and those of another
+//! still find some. Beyond the bound, the group above is used.
 //!
 //! A group is removed when it has been idle for a while, holds nothing, has no members by hand and
-//! no groups below, and nothing was set on it. The next request that a rule sends there creates it
-//! again.
+//! no groups below, and nothing was set on it. The next matching request creates it again.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -20,22 +18,22 @@ use umemcg::{CreateError, Engine, Group, UNLIMITED};
 use umemcg_base::LeafMutex;
 use umemcg_base::clock::{Clock, SystemClock};
 
-/// Most groups created by rules at a time, by default.
+/// The most groups created by rules at a time, by default.
 pub const RULE_GROUPS_MAX: usize = 4096;
 
-/// The interval at which the daemon looks for quiet groups.
+/// The interval between checks for quiet groups.
 pub(super) const TICK: Duration = Duration::from_secs(5);
-/// The time without a change of its usage after which a group is removed.
+/// The time until a group with an unchanged usage is removed.
 pub(super) const QUIET_FOR: Duration = Duration::from_secs(30);
-/// The bytes that a group without pages and names may hold: the bookkeeping of its lists.
+/// The most bytes of a group without pages and names: the bookkeeping of its lists.
 const EMPTY_BYTES: u64 = 4096;
-/// Most groups whose stocks are drained in one tick, since that disturbs all threads.
+/// The most groups with stocks drained in one tick, since that disturbs all threads.
 const DRAINED_PER_TICK: usize = 64;
-/// The time after which a refusal is checked by counting groups again: some may have been removed
-/// by hand.
+/// The least time between two counts of the groups on a refusal: some may have been removed by
+/// hand.
 const COUNTED_FOR: Duration = Duration::from_secs(1);
 
-/// Why a rule did not make a group.
+/// The reason why a rule did not make a group.
 #[derive(Debug)]
 pub(super) enum RuleGroupError {
     /// The bound is reached.
@@ -44,16 +42,16 @@ pub(super) enum RuleGroupError {
     Refused(CreateError),
 }
 
-/// A group that a rule has made.
+/// A group made by a rule.
 #[derive(Debug)]
 struct RuleGroup {
     group: Weak<Group>,
     usage_bytes: u64,
-    /// Since when that is its usage.
+    /// The time of the last change of its usage.
     quiet_since: Duration,
 }
 
-/// The groups that rules have made, and their number below each group.
+/// The groups made by rules, and their number below each group.
 #[derive(Debug, Default)]
 struct MadeGroups {
     made: Vec<RuleGroup>,
@@ -72,8 +70,8 @@ pub(super) struct RuleGroups {
 }
 
 impl MadeGroups {
-    /// Returns the sum, over a group and its ancestors, of the number of groups that rules have
-    /// created below.
+    /// Returns the number of groups made by rules below a group, added up over it and its
+    /// ancestors.
     fn nr_on_path(&self, group: &Arc<Group>) -> usize {
         path(group).filter_map(|at| self.below.get(&at.id())).sum()
     }
@@ -141,7 +139,7 @@ impl RuleGroups {
         Ok(group)
     }
 
-    /// Passes idle groups to `remove`, which makes the checks that this file cannot make.
+    /// Passes idle groups to `remove`, which makes the remaining checks.
     pub(super) fn sweep(&self, engine: &Engine, remove: &dyn Fn(&Arc<Group>)) {
         let now = self.clock.now();
         let quiet = {
@@ -153,7 +151,7 @@ impl RuleGroups {
                 if group.usage_bytes() != made.usage_bytes {
                     (made.usage_bytes, made.quiet_since) = (group.usage_bytes(), now);
                 } else if now >= made.quiet_since + QUIET_FOR && quiet.len() < DRAINED_PER_TICK {
-                    // A group that stays is checked again after the same time.
+                    // A group not removed is checked again after the same time.
                     made.quiet_since = now;
                     quiet.push(group);
                 }
@@ -185,7 +183,7 @@ mod tests {
     use umemcg::EngineConfig;
     use umemcg_base::clock::ManualClock;
 
-    /// A clock that the test moves.
+    /// A clock moved by the test.
     #[derive(Debug, Clone, Default)]
     struct Shared(Arc<ManualClock>);
 
@@ -201,7 +199,7 @@ mod tests {
         (engine, RuleGroups::with_clock(nr_max, Box::new(clock.clone())), clock)
     }
 
-    /// Makes as many as may be.
+    /// Makes groups up to the bound. Returns their number.
     fn fill(engine: &Engine, groups: &RuleGroups, above: &Arc<Group>) -> usize {
         (0..).take_while(|n| groups.make(engine, above, format!("{n}").as_ref()).is_ok()).count()
     }
@@ -216,7 +214,8 @@ mod tests {
         let top = engine.create_group(engine.root(), "pods".as_ref()).unwrap();
         let nr = fill(&engine, &groups, &top);
         clock.0.advance(COUNTED_FOR);
-        // Told with its path, under no leaf: names of groups are leaves.
+        // The warning has the path, and no leaf lock is held: names of groups are behind leaf
+        // locks.
         assert_eq!((nr > 0, fill(&engine, &groups, &top)), (true, 0));
     }
 
@@ -227,7 +226,7 @@ mod tests {
             ["pods", "users"].map(|name| engine.create_group(engine.root(), name.as_ref()).unwrap());
         assert_eq!(fill(&engine, &groups, &pods), 60);
         assert_eq!(fill(&engine, &groups, &users), 30);
-        // A group that is removed by hand makes room again.
+        // A group removed by hand makes room again.
         for group in pods.children() {
             engine.remove_group(&group).unwrap();
         }

@@ -1,4 +1,4 @@
-//! Rules that place a process that was not placed by hand: `kind:pattern=target`.
+//! Rules for processes not placed by hand: `kind:pattern=target`.
 //!
 //! ```text
 //! cgroup:/kubepods/*=/pods/{1}     the requester's cgroup in the kernel, any hierarchy
@@ -6,14 +6,14 @@
 //! path:/projects/*=/p/{1}          the path in the mount that it touches
 //! ```
 //!
-//! A pattern of components matches whatever *starts* with these components: `/projects/*` matches
-//! `/projects/red/src/main.c`. A `*` stands for any bytes within one component, as few as possible.
-//! In the target `{0}` is the matched part and `{n}` what the nth `*` stands for. The first rule
-//! that matches wins.
+//! A pattern of components matches any path that *starts* with these components: `/projects/*`
+//! matches `/projects/red/src/main.c`. A `*` stands for any bytes within one component, as few as
+//! possible. In the target `{0}` is the matched part and `{n}` the text matched by the nth `*`. The
+//! first matching rule wins.
 //!
-//! The name that a wildcard matches was chosen by a tenant, so it is not trusted. If a component
-//! cannot be the name of a group (`..`, more than 255 bytes, a newline), the rule does not match. A
-//! component that is the name of a control file gets an underscore in front.
+//! A tenant chose the name matched by a wildcard, so it is not trusted. If a component cannot be
+//! the name of a group (`..`, more than 255 bytes, a newline), the rule does not match. A component
+//! equal to the name of a control file gets an underscore in front.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -24,14 +24,14 @@ use thiserror::Error;
 /// Longest name of a group, in bytes.
 const NAME_BYTES_MAX: usize = 255;
 
-/// The property of a request that a rule matches.
+/// The property of a request matched by a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RuleKind {
     /// The path of the requester's cgroup in the kernel.
     Cgroup,
     /// The requester's user id.
     Uid,
-    /// The path that the request touches.
+    /// The path of the requested object.
     Path,
 }
 
@@ -70,13 +70,13 @@ impl FromStr for Rule {
 }
 
 impl Rule {
-    /// Returns the property that this rule matches.
+    /// Returns the property matched by this rule.
     pub fn kind(&self) -> RuleKind {
         self.kind
     }
 
-    /// Returns the names of the groups from the root down to the one that `subject` belongs to;
-    /// none when the rule does not match.
+    /// Returns the names of the groups from the root down to the group of `subject`; none if the
+    /// rule does not match.
     pub fn place(&self, subject: &[u8]) -> Option<Vec<OsString>> {
         let captures = self.captures(subject)?;
         let mut names = Vec::new();
@@ -96,7 +96,7 @@ impl Rule {
         Some(names)
     }
 
-    /// Returns the matched part, then what each wildcard stands for.
+    /// Returns the matched part, then the text matched by each wildcard.
     fn captures(&self, subject: &[u8]) -> Option<Vec<Vec<u8>>> {
         let mut captures = vec![Vec::new()];
         let mut components = subject.split(|&byte| byte == b'/').filter(|component| !component.is_empty());
@@ -117,7 +117,7 @@ impl Rule {
     }
 }
 
-/// Matches one component against a pattern with wildcards; appends the text that each stands for.
+/// Matches one component against a pattern with wildcards; appends the text matched by each.
 fn match_component(pattern: &[u8], component: &[u8], captures: &mut Vec<Vec<u8>>) -> Option<()> {
     let mut parts = pattern.split(|&byte| byte == b'*');
     let mut rest = component.strip_prefix(parts.next().unwrap_or_default())?;
@@ -142,7 +142,7 @@ fn find(text: &[u8], part: &[u8]) -> Option<usize> {
     text.windows(part.len()).position(|window| window == part)
 }
 
-/// Returns the name of a group for bytes that a tenant chose, if they can be one.
+/// Returns the name of a group from a tenant's bytes, if they can be one.
 fn group_name(bytes: &[u8]) -> Option<OsString> {
     if bytes == b"." || bytes == b".." || bytes.contains(&b'\n') || bytes.contains(&0) {
         return None;

@@ -7,8 +7,8 @@ use std::sync::Mutex;
 use super::mirror::Mirror;
 use super::proc_files;
 
-/// A shell whose standard input and output the test holds. Killed when dropped; so are readers of
-/// its input, which see its end.
+/// A shell with its standard input and output held by the test. Killed when dropped; readers of its
+/// input see its end.
 #[derive(Debug)]
 pub struct Child {
     process: StdChild,
@@ -34,7 +34,7 @@ impl Child {
         self.process.id()
     }
 
-    /// Returns its session; 0 where the leader of that is outside our pid namespace.
+    /// Returns its session; 0 if the session's leader is outside our pid namespace.
     pub fn session(&self) -> u32 {
         proc_files::read_status(self.id()).unwrap().session
     }
@@ -92,7 +92,7 @@ pub fn mirror_or_skip() -> Option<Mirror> {
     }
 }
 
-/// Waits until something is so; what is waited for happens by itself, soon.
+/// Waits for a condition that becomes true by itself, soon.
 pub fn wait_until(is_so: impl Fn() -> bool) {
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !is_so() {
@@ -101,8 +101,8 @@ pub fn wait_until(is_so: impl Fn() -> bool) {
     }
 }
 
-/// Starts a process that has this id, which must be free: the id of a dead process used again. None
-/// where that cannot be had.
+/// Starts a process with this id, which must be free: the id of a dead process used again. None if
+/// that is impossible.
 pub fn process_with_id(id: u32) -> Option<Child> {
     for _ in 0..20 {
         if std::fs::write("/proc/sys/kernel/ns_last_pid", (id - 1).to_string()).is_err() {

@@ -2,11 +2,11 @@
 //! nanoseconds, and an answer is never about an earlier thread with the same id.
 //!
 //! Every entry holds a pidfd of its thread. One watcher waits on all of them and drops an entry
-//! when its thread ends, which the kernel reports before the id can be reused. An entry whose
-//! thread cannot be watched (too few descriptors, a kernel before 6.9 and a thread that is not the
-//! first of its process) lives for [`UNWATCHED_LIFE_MS`] instead, and so does one whose answer may
-//! change without notice. All entries of an older generation are invalid; a new one begins whenever
-//! a thread was moved.
+//! when its thread ends, which the kernel reports before the id can be reused. The entry of an
+//! unwatchable thread (too few descriptors, or, on a kernel before 6.9, a thread other than the
+//! first of its process) lives for [`UNWATCHED_LIFE_MS`] instead, and so does an answer that may
+//! change without notice. All entries of an older generation are invalid; a new generation begins
+//! whenever a thread was moved.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -26,19 +26,19 @@ use umemcg_base::{LeafRwLock, Rank, assert_may_wait};
 
 use super::proc_files::{has_ended, open_pidfd};
 
-/// The lifetime of an answer that may change, or whose thread may end, without notice.
+/// The lifetime of an answer that may change without notice, or outlive its thread.
 pub const UNWATCHED_LIFE_MS: u64 = 1000;
-/// Most entries. About as many threads can use the mount at a time before they displace each other.
+/// The most entries. About as many threads can use the mount at a time before they displace each
+/// other.
 pub const NR_ENTRIES_MAX: usize = 4096;
 /// Neighbouring thread ids meet in different shards.
 const NR_SHARDS: usize = 64;
 const SHARD_ENTRIES_MAX: usize = NR_ENTRIES_MAX / NR_SHARDS;
 /// One part in this many of the process's descriptor limit is never used for watching.
 const DESCRIPTOR_SHARE: u64 = 4;
-/// Most ended threads handled per wake-up.
+/// The most ended threads handled per wake-up.
 const NR_EVENTS: usize = 64;
-/// Tells the watcher to end. No entry has this token, because tokens have a thread id in the lower
-/// half.
+/// Ends the watcher. No entry has this token, because tokens have a thread id in the lower half.
 const STOP_TOKEN: u64 = 0;
 
 /// Hashes a thread id with one multiplication, since ids are spread well enough.
@@ -67,9 +67,9 @@ struct CachedAnswer<T> {
     value: T,
     uid: u32,
     generation: u64,
-    /// [`u64::MAX`] for an answer that is valid until its thread ends.
+    /// [`u64::MAX`] for an answer valid until its thread ends.
     expires_ms: u64,
-    /// Names this entry to the watcher, so that it does not drop a later one.
+    /// Identifies this entry to the watcher, so that it does not drop a later one.
     token: u64,
     /// Closing it ends the watch.
     watch: Option<OwnedFd>,
@@ -92,7 +92,7 @@ struct ShardedMap<T> {
     descriptors_max: u64,
 }
 
-/// A ticket, taken before a thread is examined, so that an answer that is outdated when it is
+/// A ticket, taken before a thread is examined, so that an answer already outdated when it is
 /// stored is never used.
 #[derive(Debug)]
 pub struct Ticket {
@@ -177,18 +177,18 @@ impl<T: Clone + Send + Sync + 'static> ThreadCache<T> {
         good.then(|| entry.value.clone())
     }
 
-    /// Returns the last answer about a thread that lives on since then, valid or not.
+    /// Returns the last answer about a thread, valid or not, if the thread still lives.
     pub fn earlier(&self, tid: u32) -> Option<T> {
         let shard = self.shared.shard(tid).read();
         let entry = shard.get(&tid)?;
-        // The watcher may not have come to a thread that has ended.
+        // The watcher may not have handled the end of the thread yet.
         entry.watch.as_ref().filter(|watch| !has_ended(watch)).map(|_| entry.value.clone())
     }
 
     /// Takes a ticket: the first step of examining a thread.
     pub fn ticket(&self, tid: u32) -> Ticket {
-        // Acquire: pairs with `begin_generation`. What is read after this is at least as new as
-        // this generation.
+        // Acquire: pairs with `begin_generation`. Later reads are at least as new as this
+        // generation.
         let generation = self.shared.generation.load(Ordering::Acquire);
         Ticket { tid, generation, watch: self.shared.open_watch(tid) }
     }
@@ -206,8 +206,8 @@ impl<T: Clone + Send + Sync + 'static> ThreadCache<T> {
             Watch::Gone => return,
         };
         let token = self.shared.next_token(tid);
-        // The watch begins before the entry is visible, and also reports an end that has already
-        // happened. Then the watcher waits for the shard's lock.
+        // The watch begins before the entry is visible, and also reports an earlier end of the
+        // thread. The watcher then waits for the shard's lock.
         let mut shard = self.shared.shard(tid).write();
         let watch = watch.filter(|pidfd| {
             let data = epoll::EventData::new_u64(token);
@@ -226,8 +226,8 @@ impl<T: Clone + Send + Sync + 'static> ThreadCache<T> {
         shard.insert(tid, CachedAnswer { value, uid, generation, expires_ms, token, watch });
     }
 
-    /// Invalidates every stored answer, and every answer that is being determined. Called just
-    /// after a thread was moved.
+    /// Invalidates every stored answer, and every answer being determined. Called just after a
+    /// thread was moved.
     pub fn begin_generation(&self) {
         // Release: pairs with `get` and `ticket`.
         self.shared.generation.fetch_add(1, Ordering::Release);
@@ -253,14 +253,14 @@ impl<T> ShardedMap<T> {
     fn open_watch(&self, tid: u32) -> Watch {
         match open_pidfd(tid) {
             Ok(pidfd) if has_ended(&pidfd) => Watch::Gone,
-            // The kernel hands out the lowest free number, so it tells how many are in use.
+            // The kernel hands out the lowest free number, so the number shows how many are in use.
             Ok(pidfd) if (pidfd.as_raw_fd() as u64) < self.descriptors_max => Watch::Possible(pidfd),
             Err(Errno::SRCH) => Watch::Gone,
             _ => Watch::Impossible,
         }
     }
 
-    /// Runs the watcher: drops entries of threads that have ended.
+    /// Runs the watcher: drops entries of ended threads.
     fn watch(&self) {
         let mut events = Vec::with_capacity(NR_EVENTS);
         loop {
@@ -401,7 +401,7 @@ mod tests {
                 .unwrap()
         });
         wait_until(|| cache.get(tid, UID).is_none());
-        // On kernels that cannot watch threads it has expired and waits to be overwritten.
+        // On kernels without watches of threads it has expired and waits to be overwritten.
         assert!(cache.len() <= 1);
     }
 

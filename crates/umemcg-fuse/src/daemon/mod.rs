@@ -1,6 +1,6 @@
 //! The daemon: a volume mounted for all users, its control files mounted beside it, and a shutdown
-//! that reports all accepted data that could not be made durable. `volume_admin` adds and removes
-//! volumes; a `spare_thread` flushes where the system has no other to give.
+//! that reports all accepted data it could not make durable. `volume_admin` adds and removes
+//! volumes; a `spare_thread` flushes when the system refuses new threads.
 
 mod spare_thread;
 mod volume_admin;
@@ -31,16 +31,15 @@ pub use volume_admin::{AddVolumeError, RemoveVolumeError, Removed, VolumeInfo};
 
 /// The interval at which a flush reports its progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
-/// The time that work may take beyond its deadline to list what is not durable.
+/// The time allowed beyond the deadline to list the data that is not durable.
 const LISTING_TIME: Duration = Duration::from_secs(1);
-/// The time that threads may take to end after their mount is gone; one may hang in a store.
+/// The time allowed for threads to end after their mount is gone; one may hang in a store.
 const THREADS_END_WITHIN: Duration = Duration::from_secs(2);
 
 /// The configuration of a daemon.
 #[derive(Debug, Clone)]
 pub struct DaemonConfig {
-    /// The volume behind the mount; none for a mount of many volumes, which are added while it is
-    /// served.
+    /// The volume behind the mount; none for a mount of many volumes, added while it is served.
     pub volume: Option<VolumeSpec>,
     /// The mount point.
     pub point: PathBuf,
@@ -67,10 +66,9 @@ impl DaemonConfig {
         }
     }
 
-    /// Returns the defaults for a volume mounted at `point`, with the source that the mount table
-    /// shows.
+    /// Returns the defaults for a volume mounted at `point`, with the source for the mount table.
     pub fn of(spec: VolumeSpec, source: impl AsRef<OsStr>, point: impl Into<PathBuf>) -> Self {
-        // Where requests would wait for themselves.
+        // A mount inside this directory would make requests wait for themselves.
         let backing = match &spec {
             VolumeSpec::Directory(config) => Some(config.dir.clone()),
             VolumeSpec::Objects(config) => config.staging.as_ref().map(|staging| staging.dir.clone()),
@@ -97,7 +95,7 @@ impl DaemonConfig {
     }
 }
 
-/// Why nothing is served.
+/// The reason for a failed start.
 #[derive(Debug, Error)]
 pub enum DaemonError {
     /// The directory cannot be a volume.
@@ -114,7 +112,7 @@ pub enum DaemonError {
     System(#[from] io::Error),
 }
 
-/// Something that was accepted and is not durable.
+/// Accepted data that is not durable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lost {
     /// Path inside the volume by the name last used; empty for the volume itself.
@@ -125,7 +123,7 @@ pub struct Lost {
     pub error: String,
 }
 
-/// One mount with the threads that serve it.
+/// One mount with its serving threads.
 #[derive(Debug)]
 struct Served {
     mounted: Mounted,
@@ -156,8 +154,8 @@ impl Served {
     }
 }
 
-/// The volumes being served, with their control files if those are mounted. Dropping it unmounts
-/// and does not wait for the store: call [`shut_down`](Self::shut_down) first.
+/// The volumes being served, with their control files if mounted. Dropping it unmounts and does not
+/// wait for the store: call [`shut_down`](Self::shut_down) first.
 #[derive(Debug)]
 pub struct Daemon {
     engine: Arc<Engine>,
@@ -194,7 +192,7 @@ impl Daemon {
         })
     }
 
-    /// Mounts and serves volumes that were opened for this configuration.
+    /// Mounts and serves volumes opened for this configuration.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -212,7 +210,7 @@ impl Daemon {
         Ok(Self { engine: Arc::clone(engine), volumes, filesystem, data, control: None, spare })
     }
 
-    /// Mounts control files at `point`, which are served as long as the volume is.
+    /// Mounts control files at `point`, and serves them as long as the volume.
     ///
     /// # Errors
     /// [`DaemonError`].
@@ -252,7 +250,7 @@ impl Daemon {
         &self.data.session
     }
 
-    /// Returns watches for threads of the mounts that are stuck.
+    /// Returns watches for stuck threads of the mounts.
     pub fn watch_readers(&self) -> Vec<ReaderWatch> {
         let served = std::iter::once(&self.data).chain(&self.control);
         served.map(|served| served.session.watch_readers()).collect()
@@ -263,19 +261,19 @@ impl Daemon {
         self.control.as_ref().map(|control| &control.mounted)
     }
 
-    /// Waits until the data mount has ended. Returns false if it had not after `timeout`.
+    /// Waits until the data mount has ended. Returns false after `timeout`.
     pub fn wait_ended(&self, timeout: Option<Duration>) -> bool {
         self.data.session.wait_gone(timeout)
     }
 
-    /// Returns the bytes that have been accepted and are not durable.
+    /// Returns the number of accepted bytes that are not durable.
     pub fn unclean_bytes(&self) -> u64 {
         self.engine.cache().dirty_limits().nr_unclean() * PAGE_SIZE_U64
     }
 
-    /// Makes everything durable that has been accepted so far, names and attributes included. Gives
-    /// up at the deadline. `progress` is called with the bytes that are left. Returns the data that
-    /// is not durable.
+    /// Makes all data accepted so far durable, names and attributes included. Gives up at the
+    /// deadline. `progress` is called with the number of bytes left. Returns the data that is not
+    /// durable.
     pub fn flush(&self, deadline: Instant, progress: &mut dyn FnMut(u64)) -> Vec<Lost> {
         let engine = Arc::clone(&self.engine);
         let timeout = deadline.saturating_duration_since(Instant::now());
@@ -284,8 +282,8 @@ impl Daemon {
             Ok(lost) => lost.iter().map(|lost| self.name(lost)).collect(),
             Err(error) => vec![self.name_all(&error)],
         };
-        // Everything but file content: names, attributes, times, and what is staged. Also where the
-        // store of one volume has failed: the others are not concerned.
+        // Everything but file content: names, attributes, times, and staged files. Also after a
+        // failure of one volume's store, because the others may be fine.
         let filesystem = Arc::clone(&self.filesystem);
         let synced = self.in_background("umemcg-sync", deadline, progress, move || filesystem.sync_volumes());
         match synced {
@@ -303,7 +301,7 @@ impl Daemon {
         lost
     }
 
-    /// Runs work that may never return. Waits for it until the deadline.
+    /// Runs work that may never return, and waits for it until the deadline.
     fn in_background<T: Send + 'static>(
         &self,
         name: &str,
@@ -323,8 +321,8 @@ impl Daemon {
             let work = left.lock().take();
             return work.map(|work| work()).ok_or_else(|| "the flush broke off".into());
         }
-        // A little later than the deadline, for work that observes the deadline itself and then
-        // reports; also if the deadline has passed already.
+        // A little later than the deadline, for work with the same deadline and a report after it;
+        // also if the deadline has already passed.
         let heard_by = deadline.max(Instant::now()) + LISTING_TIME;
         loop {
             let left = heard_by.saturating_duration_since(Instant::now());
@@ -353,13 +351,13 @@ impl Daemon {
     /// Unmounts the volume; see [`Unmount`].
     ///
     /// # Errors
-    /// `EBUSY` while it is in use; what the system says.
+    /// `EBUSY` while it is in use, else the system's error.
     pub fn unmount(&self, how: Unmount) -> io::Result<()> {
         self.data.mounted.unmount(how)
     }
 
     /// Shuts the daemon down: flushes, unmounts even if processes still use the mounts, flushes the
-    /// data that arrived meanwhile, and returns the data that is not durable by the deadline.
+    /// data written meanwhile, and returns the data that is not durable by the deadline.
     pub fn shut_down(&self, deadline: Instant) -> Vec<Lost> {
         // First while it is mounted, so that users are cut off for no longer than needed.
         self.flush(deadline, &mut |_| {});
@@ -369,13 +367,13 @@ impl Daemon {
         }
         let filesystem = Arc::clone(&self.filesystem);
         let closing_by = deadline.max(Instant::now() + THREADS_END_WITHIN);
-        // Closing a file of a store that hangs may hang as well.
+        // Closing a file of a hanging store may hang as well.
         let _ = self.in_background("umemcg-close", closing_by, &mut |_| {}, move || filesystem.close_all());
         self.flush(deadline, &mut |_| {})
     }
 }
 
-/// Lists the staged files of a volume that its store does not have.
+/// Lists the staged files of a volume not yet in its store.
 fn staged_of(member: &Member, error: &str) -> Vec<Lost> {
     let VolumeKind::Objects(state) = member.volume().kind() else { return Vec::new() };
     let staged = state.staged.iter().filter(|staged| !staged.is_lost);
@@ -389,7 +387,7 @@ fn staged_of(member: &Member, error: &str) -> Vec<Lost> {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // After a shut-down both are gone already.
+        // After a shutdown both mounts are gone already.
         let _ = self.data.mounted.unmount(Unmount::ByForce);
         if let Some(control) = &self.control {
             let _ = control.mounted.unmount(Unmount::ByForce);

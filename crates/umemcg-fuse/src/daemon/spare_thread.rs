@@ -9,11 +9,11 @@ use umemcg_base::clock::spawn_detached;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// See the module text. It ends when this is dropped, and its work is done.
+/// See the module text. The thread ends when this is dropped and its work is done.
 #[derive(Debug)]
 pub(super) struct SpareThread {
     works: Sender<Work>,
-    /// (A) Relaxed: the channel orders what the works do.
+    /// (A) Relaxed: the channel orders the effects of the works.
     is_idle: Arc<AtomicBool>,
 }
 
@@ -35,11 +35,11 @@ impl SpareThread {
         Ok(Self { works, is_idle })
     }
 
-    /// Begins work that may never end: on this thread, or while that is at work, on a new one of
+    /// Begins work that may never end: on the spare thread, or, if it is busy, on a new thread with
     /// this name.
     ///
     /// # Errors
-    /// When it is at work, and the system refuses another. The work is dropped then.
+    /// When the spare thread is busy and the system refuses another. The work is dropped then.
     pub(super) fn begin(&self, name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
         if self.is_idle.swap(false, Ordering::Relaxed) {
             return self.works.send(Box::new(work)).map_err(|_| io::ErrorKind::BrokenPipe.into());

@@ -1,8 +1,8 @@
 //! Volumes of a daemon added, listed and removed while it serves.
 //!
-//! A removal first makes all accepted data durable. Data for which that fails is reported, and
-//! without force the volume then stays. The callers are not threads that serve requests, so they
-//! may wait until the kernel has been told to forget the name.
+//! A removal first makes all accepted data durable. It reports the data it could not make durable,
+//! and without force the volume then stays. The callers serve no requests, so they may wait for the
+//! notification to forget the name.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use umemcg_vfs::{NodeId, VolumeKind, VolumeSpec};
 
 use super::{Daemon, Lost, staged_of};
 
-/// The time that the kernel has to forget a name.
+/// The time allowed for the kernel to forget a name.
 const FORGOTTEN_WITHIN: Duration = Duration::from_secs(2);
-/// The time that open files have to be closed, and the time that closing them by force may take.
+/// The time allowed for open files to be closed, and for closing them by force.
 const CLOSED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Why a volume was not added.
+/// The reason why a volume was not added.
 #[derive(Debug, Error)]
 pub enum AddVolumeError {
     /// See [`AddError`].
     #[error(transparent)]
     Add(#[from] AddError),
-    /// The directory cannot be looked at.
+    /// The directory cannot be examined.
     #[error("cannot use the directory {}: {error}", dir.display())]
     Directory {
         /// The directory.
@@ -43,13 +43,13 @@ pub enum AddVolumeError {
     },
 }
 
-/// Why a volume was not removed.
+/// The reason why a volume was not removed.
 #[derive(Debug, Error)]
 pub enum RemoveVolumeError {
     /// See [`RemoveError`].
     #[error(transparent)]
     Refused(#[from] RemoveError),
-    /// Not everything on it could be made durable; it stays.
+    /// Some data could not be made durable; the volume stays.
     #[error("not everything on the volume could be made durable; it stays")]
     Lost(Vec<Lost>),
 }
@@ -57,9 +57,9 @@ pub enum RemoveVolumeError {
 /// The result of a removal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Removed {
-    /// The accepted data that is not durable; only by force.
+    /// The accepted data that is not durable; only with force.
     pub lost: Vec<Lost>,
-    /// The number of files and directories that were open, and now return errors; only by force.
+    /// The number of files and directories closed, whose users now get errors; only with force.
     pub nr_closed: usize,
 }
 
@@ -68,9 +68,9 @@ pub struct Removed {
 pub struct VolumeInfo {
     /// Its name.
     pub name: String,
-    /// Its place in listings: no other volume of the daemon has or had it.
+    /// Its place in listings, never reused for another volume of the daemon.
     pub serial: u64,
-    /// The place where its data lives.
+    /// The place of its data.
     pub kind: VolumeKind,
     /// Files and directories open on it.
     pub nr_open: usize,
@@ -105,8 +105,7 @@ impl Daemon {
         Ok(VolumeInfo::of(&member))
     }
 
-    /// Refuses a directory that contains the mount or lies in it: requests would wait for
-    /// themselves.
+    /// Refuses a directory containing the mount or lying in it: requests would wait for themselves.
     fn check_apart(&self, dir: &Path) -> Result<(), AddVolumeError> {
         let error = |error| AddVolumeError::Directory { dir: dir.to_owned(), error };
         let real = dir.canonicalize().map_err(error)?;
@@ -119,13 +118,13 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns the volumes, in the order in which they were added.
+    /// Returns the volumes, in the order of their addition.
     pub fn list_volumes(&self) -> Vec<VolumeInfo> {
         self.volumes.list(0, usize::MAX).iter().map(|member| VolumeInfo::of(member)).collect()
     }
 
-    /// Removes a volume after making it durable, by the deadline. With `force` also when files are
-    /// open, which get errors from then on, or when something cannot be made durable.
+    /// Makes a volume durable by the deadline, and removes it. With `force`, removes it even if
+    /// files are open, whose users then get errors, or if some data cannot be made durable.
     ///
     /// # Errors
     /// [`RemoveVolumeError`]; then the volume stays.
@@ -162,7 +161,7 @@ impl Daemon {
         Ok(Removed { lost, nr_closed })
     }
 
-    /// Names one of the files that keep a volume from being removed.
+    /// Adds the name of an open file to a refused removal.
     fn with_example(&self, refused: RemoveError) -> RemoveError {
         match refused {
             RemoveError::Busy { name, nr_open, .. } => {
@@ -174,7 +173,8 @@ impl Daemon {
         }
     }
 
-    /// Makes a volume durable, names and attributes included; returns what is not by the deadline.
+    /// Makes a volume durable, names and attributes included. Returns the data that is not durable
+    /// by the deadline.
     fn flush_volume(
         &self,
         member: &Arc<Member>,

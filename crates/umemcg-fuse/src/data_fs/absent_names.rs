@@ -1,18 +1,18 @@
-//! Negative names: names that the kernel was told do not exist.
+//! Negative names: names cached by the kernel as absent.
 //!
-//! The kernel keeps such names, regardless of their lifetime, until it is short of memory itself.
-//! Each pins the directory that it is missing from, so a tenant that looks up missing names in many
-//! directories would fill its group with directories that cannot be freed. So the last few names
-//! are remembered here, and older ones are invalidated in the kernel, many at a time, because each
-//! invalidation waits for the lock of its directory.
+//! The kernel keeps negative names, regardless of their lifetime, until it is short of memory
+//! itself. Each pins its directory, so a tenant looking up missing names in many directories would
+//! fill its group with pinned directories. So the last few names are remembered here, and older
+//! ones are invalidated in the kernel, many at a time, because each invalidation waits for the lock
+//! of its directory.
 //!
-//! A name that is created is removed from the list first, and a stale name is chosen only when its
-//! invalidation is sent. A directory that a process creates and enters in between loses its name
-//! only until its next lookup.
+//! A created name is removed from the list first, and a stale name is chosen only when its
+//! invalidation is sent. A directory created and entered in between loses its name only until its
+//! next lookup.
 //!
 //! Each name is stored once, and every operation is one step in each of two maps of at most
-//! [`NR_NAMES_MAX`] entries. The bound holds even while the thread that sends invalidations waits:
-//! the oldest name is then forgotten here, and stays in the kernel until the kernel drops it.
+//! [`NR_NAMES_MAX`] entries. The bound holds even while the notifying thread waits: the oldest name
+//! is then forgotten here, and stays in the kernel until the kernel drops it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -21,16 +21,16 @@ use std::sync::Arc;
 
 use umemcg_base::LeafMutex;
 
-/// The fewest names that are left in the kernel, and the most before it is told to drop some.
+/// The names left in the kernel after an invalidation, and the number above which one begins.
 const NR_KEPT_MIN: usize = 128;
 const NR_KEPT_MAX: usize = 512;
-/// Most names remembered here: 400 KiB if all are of the longest kind.
+/// The most names remembered here: 400 KiB if all have the maximum length.
 const NR_NAMES_MAX: usize = 2 * NR_KEPT_MAX;
 
 /// A name with the node of its directory.
 type Name = (u64, Box<[u8]>);
 
-/// Names in the order in which they were added. The two maps hold the same names.
+/// Names in the order of their addition. The two maps hold the same names.
 #[derive(Debug, Default)]
 struct NameQueue {
     /// By serial: oldest first.
@@ -72,8 +72,8 @@ impl NameQueue {
 pub(super) struct AbsentNames(LeafMutex<NameQueue>);
 
 impl AbsentNames {
-    /// Notes that the kernel is about to be told that a name does not exist. Returns `true` if
-    /// [`stale`](Self::stale) is to be called until it returns `None`.
+    /// Notes a name about to become negative in the kernel. Returns `true` if the caller must have
+    /// [`stale`](Self::stale) called until it returns `None`.
     pub(super) fn note(&self, parent: u64, name: &OsStr) -> bool {
         let name = Arc::new((parent, name.as_bytes().into()));
         let mut names = self.0.lock();
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn names_that_come_and_go_stand_in_the_list_once() {
         let absent = AbsentNames::default();
-        // As a database does with its journal, beside names that stay absent.
+        // A database does this with its journal, beside names that stay absent.
         for n in 0..NR_KEPT_MAX - 1 {
             absent.note(7, &name(n));
         }

@@ -75,7 +75,7 @@ fn statx_out(attr: &Attr) -> StatxAttr {
     }
 }
 
-/// Returns the change of attributes that a SETATTR asks for.
+/// Returns the change of attributes requested by a SETATTR.
 fn change_of(arg: &SetattrIn) -> SetAttr {
     let has = |bit| arg.valid & bit != 0;
     let time = |set, now, seconds: u64, nanoseconds| match (has(set), has(now)) {
@@ -100,8 +100,8 @@ pub(super) fn reply_sized(reply: &mut Reply, result: Result<Vec<u8>, VfsError>, 
 }
 
 impl DataFs {
-    /// Returns how long the kernel may cache attributes: not at all if the file has set-id bits,
-    /// which a write can clear without the kernel learning it from the answer.
+    /// Returns the time for which the kernel may cache attributes. It is zero for a file with
+    /// set-id bits: a write can clear them, and its answer does not show it.
     pub(super) fn attr_lifetime(attr: &Attr, lifetimes: Lifetimes) -> Duration {
         let is_regular = FileKind::from_mode(attr.mode) == Some(FileKind::Regular);
         if is_regular && attr.mode & SET_ID != 0 { Duration::ZERO } else { lifetimes.attr }
@@ -125,8 +125,8 @@ impl DataFs {
         self.drop_changed(id);
     }
 
-    /// Has the kernel drop pages from before a change that a look has found. After the answer: the
-    /// kernel ignores one that such a message overtakes, and goes by the length that it knew.
+    /// Makes the kernel drop pages older than a change found by a look. Called after the answer:
+    /// the kernel ignores an answer overtaken by such a notification, and keeps the old length.
     fn drop_changed(&self, id: u64) {
         if let Ok(ResolvedId::In(member, node)) = self.volumes.place(id) {
             member.volume().drop_changed(node);
@@ -143,13 +143,13 @@ impl DataFs {
         true
     }
 
-    /// Returns whether a node has no such extended attribute, as far as that is known.
+    /// Returns whether a node is known to lack this extended attribute.
     pub(super) fn is_known_absent(&self, id: u64, name: &OsStr) -> bool {
         let Ok(ResolvedId::In(member, node)) = self.volumes.place(id) else { return false };
         member.volume().is_known_absent(node, name)
     }
 
-    /// Answers STATX, with which the kernel requests fields that GETATTR does not have.
+    /// Answers STATX, the kernel's request for fields missing in GETATTR.
     pub(super) fn statx(&self, id: u64, arg: &StatxIn, reply: &mut Reply) {
         let fh = (arg.getattr_flags & GETATTR_FH != 0).then_some(arg.fh);
         let moment = self.look_moment(id);
@@ -194,7 +194,8 @@ impl DataFs {
                 Some(file) => file.setattr(&caller, &change),
                 None => member.volume().setattr(&caller, node, &change),
             };
-            // The change ends here, not after the answer: a sync that begins then must see it.
+            // The change ends here, not after the answer: a sync begun after the answer must see
+            // it.
             let on = Arc::clone(&member);
             drop(member);
             Ok((on.attr_to_kernel(attr?), on))

@@ -33,11 +33,11 @@ const SEEK_HOLE: u32 = 4;
 /// The kernel's own flag of an open by `execve` (`__FMODE_EXEC` in `linux/fs.h`).
 const FMODE_EXEC: u32 = 1 << 5;
 
-/// Writes of a mount that wait at a time for pages to be dropped. An asynchronous one has a place
-/// in the kernel that the drop may need, too, for what it writes back first.
+/// The most writes of a mount waiting at a time for pages to be dropped. An asynchronous write
+/// occupies a place in the kernel, and the drop may need one, too, for the write-back before it.
 const NR_DROP_TURNS_MAX: usize = 64;
 
-/// The turn of a write that waits for pages to be dropped; given back when dropped.
+/// The turn of a write waiting for pages to be dropped; released when dropped.
 struct DropTurn(Arc<AtomicUsize>);
 
 impl DropTurn {
@@ -54,8 +54,8 @@ impl Drop for DropTurn {
     }
 }
 
-/// Returns the flags of an answered open. Where the kernel does not cache pages it brings every
-/// read and write here. A descriptor that cannot write has nothing to report when it is closed.
+/// Returns the flags of an answered open. With direct I/O, every read and write comes here. A
+/// read-only descriptor has nothing to report when it is closed.
 fn open_flags(file: &dyn VolumeFile, caching: KernelCaching) -> u32 {
     let noflush = if file.is_writable() { 0 } else { open_reply::NOFLUSH };
     let caching = match caching {
@@ -66,7 +66,7 @@ fn open_flags(file: &dyn VolumeFile, caching: KernelCaching) -> u32 {
     caching | noflush
 }
 
-/// Returns whether a read is answered to the kernel's page cache, and not to a process.
+/// Returns whether a read fills the kernel's page cache instead of a process's buffer.
 pub(super) fn fills_cache(arg: &ReadIn) -> bool {
     arg.read_flags & read_flag::LOCKOWNER == 0
 }
@@ -77,13 +77,13 @@ fn is_through_cache(arg: &WriteIn) -> bool {
     arg.write_flags & (write_flag::LOCKOWNER | write_flag::CACHE) == 0
 }
 
-/// Returns the silent open that a read goes through.
+/// Returns the silent open of a read.
 pub(super) fn reading(request: &Request<'_>, arg: &ReadIn) -> SilentOpen {
     SilentOpen::reading(request.header.nodeid, arg.flags)
 }
 
-/// Returns the silent open that a write goes through. Late write-back of a mapping comes without
-/// the flags of a descriptor.
+/// Returns the silent open of a write. Late write-back of a mapping comes without the flags of a
+/// descriptor.
 fn writing(request: &Request<'_>, arg: &WriteIn) -> SilentOpen {
     let flags = if arg.write_flags & write_flag::CACHE == 0 { arg.flags } else { 0 };
     SilentOpen::writing(request.header.nodeid, flags)
@@ -129,7 +129,7 @@ impl DataFs {
         }
     }
 
-    /// Notes that a request goes through the kernel's page cache, from now until it is answered.
+    /// Notes a request through the kernel's page cache, from now until it is answered.
     fn begin_kernel_io(
         &self,
         file: &dyn VolumeFile,
@@ -143,9 +143,9 @@ impl DataFs {
         }
     }
 
-    /// Returns the outcome for a request on a file that is not open here: the thread that serves it
-    /// opens it, if it was opened silently. `range` is what the request may put into the kernel's
-    /// cache, and whether it writes.
+    /// Returns the outcome for a request on a file not open here. After a silent open, the serving
+    /// thread opens the file. `range` is the part of the file that the request may put into the
+    /// kernel's cache, and whether it writes.
     fn without_file(
         &self,
         request: &Request<'_>,
@@ -170,8 +170,8 @@ impl DataFs {
         self.may_sleep(request, payer)
     }
 
-    /// Notes a request that goes through the kernel's page cache, if that could not be done when it
-    /// arrived: the kernel had no page of the file that is known here.
+    /// Notes a request through the kernel's page cache, if that was not possible at its arrival:
+    /// the kernel had no known page of the file then.
     pub(super) fn begin_late_kernel_io(
         &self,
         file: &dyn VolumeFile,
@@ -187,9 +187,9 @@ impl DataFs {
         }
     }
 
-    /// Returns the delay at the end of a request. If the request has charged `bytes`, or others of
-    /// its group have deferred some, while the group, or one above, is over its `memory.high`, this
-    /// reclaims first. May sleep, so only workers call it.
+    /// Returns the delay at the end of a request. Reclaims first if the request has charged
+    /// `bytes`, or other requests of its group have deferred some, while the group or one above is
+    /// over its `memory.high`. May sleep, so only workers call it.
     pub(super) fn high_delay(
         &self,
         header: &InHeader,
@@ -220,7 +220,7 @@ impl DataFs {
         if self.lifetimes.pages && is_through_cache(arg) {
             self.begin_kernel_io(&*file.file, (arg.offset, data.len() as u32), true, &payer, reply);
         }
-        // Over `memory.high` a request that charges reclaims, which this thread must not do.
+        // Over `memory.high` a charging request reclaims, and this thread must not.
         if let Payer::Group(group) = &payer
             && !self.engine.reclaimer().is_over_high(group)
             && reply.kernel_io().is_none_or(|io| io.charge_copy(None, group))
@@ -263,15 +263,15 @@ impl DataFs {
             self.finish_write(&opened, &group, arg, (written, delay), reply);
         });
         if is_refused_mapping {
-            // The kernel takes them for written, and would show them to every later reader. After
-            // the answer: it waits for that before it drops them.
+            // The kernel takes the pages for written, and would show them to every later reader.
+            // After the answer, because the kernel waits for it before it drops them.
             file.drop_kernel_pages(arg.offset, data.len() as u64, Box::new(|| {}));
         }
     }
 
-    /// Answers an accepted write when the kernel has nothing old of what was written. It does not
-    /// see to that itself after an asynchronous direct write, nor for what it dropped and read
-    /// again while the write was on its way.
+    /// Answers an accepted write once the kernel has no stale pages of the written range. The
+    /// kernel does not drop them itself after an asynchronous direct write, nor pages dropped and
+    /// read again while the write was under way.
     fn finish_write(
         &self,
         opened: &Arc<Opened<dyn VolumeFile>>,
@@ -284,7 +284,7 @@ impl DataFs {
         let kernel_io = reply.kernel_io();
         let is_crossed = match &kernel_io {
             Some(io) => io.is_crossed(),
-            // Late write-back of a mapping is of pages that the kernel has rightly.
+            // Late write-back of a mapping comes from valid pages of the kernel.
             None => {
                 let is_direct = arg.write_flags & write_flag::LOCKOWNER != 0;
                 self.lifetimes.pages && is_direct && file.kernel_may_have(offset, len)
@@ -293,7 +293,7 @@ impl DataFs {
         if !is_crossed {
             return self.accepted(&**file, group, written, delay, reply);
         }
-        // The kernel keeps a page locked of which only a part is written, until this is answered.
+        // The kernel keeps a partly written page locked until the answer.
         let is_locked = kernel_io.is_some() && (offset | len) & (PAGE_SIZE_U64 - 1) != 0;
         drop(kernel_io);
         let turn = DropTurn::take(&self.nr_drop_turns).filter(|_| !is_locked);
@@ -311,8 +311,7 @@ impl DataFs {
         file.drop_kernel_pages(offset, len, Box::new(answer));
     }
 
-    /// Answers an accepted write: immediately, or when the writer's pause and `high_delay` are
-    /// over.
+    /// Answers an accepted write, immediately or after the writer's pause and `high_delay`.
     fn accepted(
         &self,
         file: &dyn VolumeFile,
@@ -447,7 +446,7 @@ impl DataFs {
     }
 
     pub(super) fn release(&self, fh: u64, reply: &mut Reply) {
-        // Answered first, because no caller waits for it and closing may take long.
+        // Answered first: no caller waits for the close, which may take long.
         reply.done().ignore();
         if let Some(opened) = self.files.close(fh) {
             opened.file.closed();
@@ -466,8 +465,8 @@ impl DataFs {
         let result = self.file_for(request, arg.fh, SilentOpen::writing(request.header.nodeid, 0));
         let result = result.and_then(|opened| {
             let group = self.group(request);
-            // The kernel leaves this to the daemon and does not say whether the caller has
-            // CAP_FSETID; the superuser has it.
+            // The kernel leaves this to the daemon, and does not report the caller's CAP_FSETID;
+            // the superuser has it.
             let kill_set_id = request.header.uid != 0;
             let result = opened.file.fallocate(&group, mode, arg.offset, arg.length, kill_set_id);
             opened.on.touch();

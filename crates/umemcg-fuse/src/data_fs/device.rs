@@ -1,12 +1,12 @@
 //! Conversion of device numbers between the FUSE protocol and `makedev`.
 
-/// Returns a device number as the kernel packs it into 32 bits: 12 bits of major, 20 of minor.
+/// Returns a device number packed into the kernel's 32 bits: 12 bits of major, 20 of minor.
 pub(super) fn device_to_kernel(rdev: u64) -> u32 {
     let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
     (minor & 0xff) | (major & 0xfff) << 8 | (minor & 0xf_ff00) << 12
 }
 
-/// Returns the device number that the kernel packed.
+/// Returns a device number unpacked from the kernel's 32 bits.
 pub(super) fn device_from_kernel(device: u32) -> u64 {
     rustix::fs::makedev(device >> 8 & 0xfff, (device & 0xff) | (device >> 12 & 0xf_ff00))
 }

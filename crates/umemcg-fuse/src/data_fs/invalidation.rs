@@ -1,8 +1,8 @@
 //! Invalidation of the kernel's caches after a change whose answer the kernel did not take.
 //!
-//! The request of a process that is being killed is answered EINTR before it has ended. The kernel
-//! goes on with its cached names, attributes and pages, and the request changes some of them later.
-//! Then these are invalidated, as after a change by another program.
+//! The request of a killed process is answered EINTR before it has ended. The kernel keeps its
+//! cached names, attributes and pages, and the request changes some of them later. These are then
+//! invalidated, as after a change by another program.
 
 use std::ffi::{OsStr, OsString};
 
@@ -21,20 +21,19 @@ type Bytes = (u64, u64);
 const NO_BYTES: Bytes = (0, 0);
 const ALL_BYTES: Bytes = (0, u64::MAX);
 
-/// What a request changes. Inodes and directories have the kernel's numbers.
+/// The objects changed by a request. Inodes and directories have the kernel's numbers.
 #[derive(Debug)]
 struct Changed {
     nodes: [Option<u64>; 2],
     /// Of the first inode.
     bytes: Bytes,
-    /// Of the inodes that the request does not name.
+    /// Of the inodes not named in the request.
     bytes_of_others: Bytes,
     names: [Option<(u64, OsString)>; 2],
 }
 
 impl Changed {
-    /// Returns what a request about `id` changes; `None` if it changes nothing that the kernel
-    /// caches.
+    /// Returns the objects changed by a request about `id`; `None` if it changes no cached object.
     fn by(id: u64, op: &Op<'_>) -> Option<Self> {
         let name = |name: &OsStr| Some((id, name.to_owned()));
         let of_names = |names, other| Self {
@@ -73,7 +72,7 @@ impl Changed {
 }
 
 impl DataFs {
-    /// Returns the invalidation for a request; `None` if it changes nothing that the kernel caches.
+    /// Returns the invalidation for a request; `None` if it changes no cached object.
     pub(super) fn invalidation(&self, request: &Request<'_>) -> Option<Invalidation> {
         let id = request.header.nodeid;
         let (me, changed) = (self.me.clone(), Changed::by(id, &request.op)?);
@@ -86,8 +85,8 @@ impl DataFs {
         }))
     }
 
-    /// Invalidates after a change by a request about `id`; `others` are inodes of that volume. A
-    /// name that `may_stay` only expires: it may lead to a working directory.
+    /// Invalidates the objects changed by a request about `id`; `others` are inodes of its volume.
+    /// With `may_stay` a name only expires, since it may lead to a working directory.
     fn invalidate(&self, id: u64, changed: Changed, others: Others, may_stay: bool) {
         let forget = |id: u64, node: Option<NodeId>, (offset, len): Bytes| {
             if let Ok(ResolvedId::In(member, inner)) = self.volumes.place(id) {

@@ -1,12 +1,12 @@
-//! The kernel's cache of names, inodes and file pages, as volumes see it: it can be asked to forget
-//! some.
+//! The kernel's cache of names, inodes and file pages, as volumes see it: a cache that can be asked
+//! to forget.
 //!
-//! A kernel that supports the PRUNE notification drops unused names and then the inodes, files
-//! before their directories, without taking a lock that a request could hold. Older kernels are
-//! told to invalidate names. That takes the lock of the directory, so the notifying thread may wait
-//! for a request, and no request may wait for that thread. An invalidated name is dropped even if
-//! it is in use. That does no harm to an open file, but would leave a working directory without a
-//! path, so directories are not invalidated there.
+//! A kernel with the PRUNE notification drops unused names and then the inodes, files before their
+//! directories, without a lock that a request could hold. In older kernels names are invalidated.
+//! This takes the lock of the directory, so the notifying thread may wait for a request, and no
+//! request may wait for that thread. An invalidated name is dropped even if it is in use. This does
+//! no harm to an open file, but would leave a working directory without a path, so directories are
+//! not invalidated there.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -17,7 +17,7 @@ use umemcg_vfs::{IdleInode, KeptPages, KernelCache, NodeId, PageDrop};
 use super::lifetimes::Lifetimes;
 use crate::notifier::Notifier;
 
-/// Most nodes in one notification.
+/// The most nodes in one notification.
 const NR_NODES_MAX: usize = 512;
 
 /// See the module text.

@@ -1,28 +1,28 @@
-//! What the kernel may cache of a mount, and for how long.
+//! The lifetimes of a mount's names, attributes and pages in the kernel's caches.
 
 use std::time::Duration;
 
-/// What the kernel may cache, and for how long.
+/// The lifetimes of names, attributes and pages in the kernel's caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lifetimes {
-    /// The lifetime of a name that exists.
+    /// The lifetime of an existing name.
     pub entry: Duration,
-    /// The lifetime of a name that does not exist. With zero the kernel asks every time.
+    /// The lifetime of a missing name. With zero the kernel asks every time.
     pub absent: Duration,
     /// The lifetime of a node's attributes.
     pub attr: Duration,
-    /// Pages of files, until they are asked for, charged to the groups whose requests brought them
-    /// there. False: every read and write of a file comes here.
+    /// The kernel keeps pages of files, until asked to drop them, charged to the groups of the
+    /// requests that brought them there. If false, every read and write of a file comes here.
     pub pages: bool,
-    /// No other program changes the directories, so that an open need not look at them.
+    /// No other program changes the directories, so an open need not look at them.
     pub exclusive: bool,
-    /// Where other programs' changes can be watched and told, what exists and what does not lives
-    /// without a limit, and attributes for a minute; the times above are for answers that a change
-    /// may have overtaken, and for where they cannot. Without effect if attributes have no
-    /// lifetime: then the kernel is to ask each time.
+    /// The kernel is notified of other programs' changes, where these can be watched. Existing and
+    /// missing names then have no time limit, and attributes live for a minute. The times above
+    /// apply to answers possibly overtaken by a change, and where no watch is possible. Without
+    /// effect if attributes have no lifetime: the kernel must then ask each time.
     pub watch: bool,
     /// Files are opened without a request. Only for an exclusive mount of one volume with pages in
-    /// the kernel: a volume that may be removed has to know what is open.
+    /// the kernel: a removable volume has to know its open files.
     pub silent_opens: bool,
 }
 
@@ -30,8 +30,8 @@ pub struct Lifetimes {
 const FOREVER: Duration = Duration::from_secs(1 << 30);
 
 impl Lifetimes {
-    /// Returns the lifetimes of a mount whose directories no other program changes: names that
-    /// exist or do not, and attributes, without a limit.
+    /// Returns the lifetimes of an exclusive mount: existing and missing names, and attributes,
+    /// have no limit.
     pub fn exclusive() -> Self {
         Self {
             entry: FOREVER,
@@ -46,14 +46,14 @@ impl Lifetimes {
 }
 
 impl Lifetimes {
-    /// Returns the lifetimes of an answer about a volume whose changes by other programs are told:
-    /// without a limit, but of attributes, since nothing tells of stores through a mapping that
-    /// stays.
+    /// Returns the lifetimes of an answer about a volume with notifications of other programs'
+    /// changes. Names have no limit. Attributes do, since stores through a lasting mapping cause no
+    /// notification.
     pub(super) fn told(self) -> Self {
         Self { entry: FOREVER, absent: FOREVER, attr: Duration::from_secs(60), ..self }
     }
 
-    /// Returns the lifetimes of an answer about such a volume that a change may have overtaken: a
+    /// Returns the lifetimes of an answer about such a volume, possibly overtaken by a change: a
     /// second at most.
     pub(super) fn overtaken(self) -> Self {
         let second = Duration::from_secs(1);
@@ -63,7 +63,7 @@ impl Lifetimes {
 
 impl Default for Lifetimes {
     /// Returns one second for names and attributes, so that a warm `stat` does not reach the
-    /// daemon, zero for names that do not exist, no limit where changes are watched, and no pages.
+    /// daemon, zero for missing names, no limit where changes are watched, and no pages.
     fn default() -> Self {
         let second = Duration::from_secs(1);
         Self {

@@ -1,11 +1,12 @@
-//! How long an answer may be kept: without a limit if other programs' changes are told to the
-//! kernel, and what it is about has not changed since it was looked for.
+//! The lifetime of an answer in the kernel. It has no limit if the kernel is notified of other
+//! programs' changes, and the object has not changed since the look at the host.
 
 use umemcg_vfs::volumes::{Member, ResolvedId};
 
 use super::{DataFs, Lifetimes};
 
-/// A moment before the host is looked at for an answer; none where changes are not told.
+/// The moment before a look at the host for an answer; none on a volume without notifications of
+/// changes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LookMoment(Option<u64>);
 
@@ -17,7 +18,7 @@ impl LookMoment {
 }
 
 impl DataFs {
-    /// Returns the present moment of the volume that a node is on.
+    /// Returns the present moment of a node's volume.
     pub(super) fn look_moment(&self, id: u64) -> LookMoment {
         match self.volumes.place(id) {
             Ok(ResolvedId::In(member, _)) => LookMoment::of(&member),
@@ -25,8 +26,8 @@ impl DataFs {
         }
     }
 
-    /// Returns the lifetimes of an answer about an inode, as the kernel numbers it, that was looked
-    /// for since a moment.
+    /// Returns the lifetimes of an answer from a look begun at `moment`. `ino` is the kernel's
+    /// number of the inode.
     pub(super) fn lifetimes_of(&self, member: &Member, ino: u64, moment: LookMoment) -> Lifetimes {
         let ino = member.ino_from_kernel(ino);
         match moment.0 {
@@ -36,14 +37,14 @@ impl DataFs {
         }
     }
 
-    /// Returns the lifetimes of an answer that the kernel takes even if a message that it is out of
-    /// date overtakes it.
+    /// Returns the lifetimes of an answer to SETATTR: the kernel accepts it even if an invalidation
+    /// has overtaken it.
     pub(super) fn lifetimes_of_setattr(&self, member: &Member) -> Lifetimes {
         let is_watched = LookMoment::of(member).0.is_some();
         if is_watched { self.lifetimes.overtaken() } else { self.lifetimes }
     }
 
-    /// The same, of an answer about a node.
+    /// Like `lifetimes_of`, for an answer about a node.
     pub(super) fn lifetimes_at(&self, id: u64, ino: u64, moment: LookMoment) -> Lifetimes {
         match self.volumes.place(id) {
             Ok(ResolvedId::In(member, _)) => self.lifetimes_of(&member, ino, moment),
@@ -51,8 +52,8 @@ impl DataFs {
         }
     }
 
-    /// Returns the lifetimes of the answer that a name does not exist. The kernel drops a name that
-    /// comes into being when the requests in its directory have been answered.
+    /// Returns the lifetimes of a negative answer. The kernel drops the negative entry of a newly
+    /// created name after the answers to the requests in its directory.
     pub(super) fn lifetimes_of_absence(&self, parent: u64) -> Lifetimes {
         if self.look_moment(parent).0.is_some() { self.lifetimes.told() } else { self.lifetimes }
     }

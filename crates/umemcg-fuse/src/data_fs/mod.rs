@@ -1,9 +1,8 @@
-//! Volumes as a mount: FUSE requests become calls of the [`Volume`] that they are about, each
-//! charged to the group of the requesting process. Requests about the directory of all volumes are
-//! answered in `volumes_directory`.
+//! Volumes as a mount: each FUSE request becomes a call of its [`Volume`], charged to the group of
+//! the requesting process. `volumes_directory` answers requests about the directory of all volumes.
 //!
-//! The reading thread answers requests that cannot sleep: reads of cached pages, writes into cached
-//! pages, closes. Everything else may need the store, and goes through [`slow`](Filesystem::slow).
+//! The reader answers requests that cannot sleep: reads of cached pages, writes into cached pages,
+//! closes. Everything else may need the store, and goes through [`slow`](Filesystem::slow).
 
 mod absent_names;
 mod attrs;
@@ -48,34 +47,34 @@ pub use lifetimes::Lifetimes;
 use refusals::Refusals;
 use silent_opens::{SilentOpen, SilentOpens};
 
-/// The store key of requests that use no store.
+/// The store key of requests without a store.
 const NO_STORE: u64 = u64::MAX;
-/// Added to a store's key for requests that forget nodes. Lookups on the store may be waiting for
-/// them, and must not take their places. The same key stands for their group: they belong to no
-/// group, and those of one store do not wait for another's.
+/// Added to a store's key for FORGET requests. Lookups on the store may be waiting for them, and
+/// must not take their places. The same key stands for their group: a FORGET belongs to no group,
+/// and does not wait for another store's.
 const FORGETTING: u64 = 1 << 63;
-/// Added to a store's key for requests that hold their directory, so that they wait behind no
-/// content of their own tenant while others wait for the directory.
+/// Added to a store's key for requests holding their directory, so that they wait behind no content
+/// of their own tenant while others wait for the directory.
 const OF_DIRECTORY: u64 = 1 << 61;
 
-/// Returns the queue keys of requests that forget nodes of a store.
+/// Returns the queue keys of FORGET requests for nodes of a store.
 fn forgetting(store: u64) -> Keys {
     Keys::single(store | FORGETTING, store | FORGETTING)
 }
 
-/// An open directory: a volume's, or that of all volumes.
+/// An open directory: of a volume, or the directory of all volumes.
 #[derive(Debug)]
 enum OpenDir {
     In {
         opened: Opened<dyn VolumeDir>,
-        /// The kernel keeps the names that it lists.
+        /// The kernel keeps the listing.
         is_kept: bool,
     },
     Top,
 }
 
-/// A volume during a request that changes it. The change is noted when the request ends: a sync
-/// that began before that may miss the change, but the next one must not.
+/// A volume during a change by a request. The change is noted when the request ends: a sync begun
+/// earlier may miss it, but the next sync must not.
 struct Changing<'a>(MemberRef<'a>);
 
 impl Deref for Changing<'_> {
@@ -106,9 +105,9 @@ pub struct DataFs {
     me: Weak<DataFs>,
     lifetimes: Lifetimes,
     silent_opens: SilentOpens,
-    /// (A) Writes that wait for the kernel to drop pages.
+    /// (A) The number of writes waiting for the kernel to drop pages.
     nr_drop_turns: Arc<AtomicUsize>,
-    /// (C) The time at which it was created, which is the age of the directory of all volumes.
+    /// (C) The creation time, shown as the times of the directory of all volumes.
     since: Timestamp,
     absent: Arc<AbsentNames>,
     /// Set once the session is ready.
@@ -118,13 +117,12 @@ pub struct DataFs {
 }
 
 impl DataFs {
-    /// Returns what finds the group of each request.
+    /// Returns the classifier, which finds the group of each request.
     pub fn classifier(&self) -> &Arc<dyn Classifier> {
         &self.classifier
     }
 
-    /// Creates the file system for volumes of `engine`. `classifier` finds the group of each
-    /// caller.
+    /// Creates the file system for volumes of `engine`.
     ///
     /// # Errors
     /// When the system refuses a thread.
@@ -160,19 +158,19 @@ impl DataFs {
         self.files.len()
     }
 
-    /// Returns the number of requests whose answer is delayed.
+    /// Returns the number of requests with a delayed answer.
     pub fn nr_delayed(&self) -> usize {
         self.delays.len()
     }
 
-    /// Closes everything that is open. Called at the end of the session, when the kernel sends no
-    /// more releases.
+    /// Closes all handles. Called at the end of the session, when the kernel sends no more
+    /// releases.
     pub fn close_all(&self) {
         drop(self.files.close_all());
         drop(self.dirs.close_all());
     }
 
-    /// Closes everything that is open on a volume that has been removed; further uses get errors.
+    /// Closes all handles on a removed volume; further uses get errors.
     pub fn close_all_of(&self, member: &Arc<Member>) {
         drop(self.files.close_where(|opened| Arc::ptr_eq(&opened.on, member)));
         drop(
@@ -182,7 +180,7 @@ impl DataFs {
         );
     }
 
-    /// Returns something open on a volume, in words.
+    /// Returns the path of an open file of a volume, or a description of another open object.
     pub fn example_of_open(&self, member: &Arc<Member>) -> String {
         let is_file = |opened: &Opened<dyn VolumeFile>| Arc::ptr_eq(&opened.on, member);
         if let Some(opened) = self.files.find(is_file) {
@@ -198,8 +196,8 @@ impl DataFs {
         }
     }
 
-    /// Returns the group that pays for a request that arrives; `opener` is the group of the file
-    /// that it goes through. Does not sleep.
+    /// Returns the group that pays for an arriving request; `opener` is the group that opened its
+    /// file. Does not sleep.
     fn payer_of(&self, request: &Request<'_>, opener: Option<&Arc<Group>>) -> Payer {
         let header = request.header;
         let heir;
@@ -220,8 +218,8 @@ impl DataFs {
         })
     }
 
-    /// Returns the group that pays for a request, which was determined when the request arrived.
-    /// Creates it if needed, and may sleep for that.
+    /// Returns the group that pays for a request, determined at its arrival. Creates it if needed,
+    /// and may sleep for that.
     fn group(&self, request: &Request<'_>) -> Arc<Group> {
         match request.payer {
             Some(payer) => self.group_of(payer),
@@ -252,15 +250,14 @@ impl DataFs {
         }
     }
 
-    /// Returns the outcome for a request that may sleep: its queue keys and the group that pays.
+    /// Returns the outcome for a request that may sleep: its queue keys and the paying group.
     fn may_sleep(&self, request: &Request<'_>, payer: Payer) -> QuickOutcome {
         let kind = if request.op.holds_directory() { OF_DIRECTORY } else { 0 };
         let keys = Keys::of(payer.group_for_now(), self.store_of(request.header.nodeid) ^ kind);
         QuickOutcome::MaySleepAt(keys, payer)
     }
 
-    /// Returns the group that opened the file that a request goes through, if it may be about the
-    /// file's content.
+    /// Returns the group that opened a request's file, for requests possibly about its content.
     fn opener_of(&self, op: &Op<'_>) -> Option<Arc<Group>> {
         let fh = match op {
             Op::Release(arg) => arg.fh,
@@ -272,7 +269,7 @@ impl DataFs {
         Some(Arc::clone(self.files.get(fh)?.file.group()))
     }
 
-    /// Returns the store that a request about this node may use, as a queue key.
+    /// Returns the store of a node, as a queue key.
     fn store_of(&self, id: u64) -> u64 {
         match self.volumes.place(id) {
             Ok(ResolvedId::In(member, _)) => member.volume().store_id().0,
@@ -280,8 +277,8 @@ impl DataFs {
         }
     }
 
-    /// Returns the volume of a node that is about to be changed; the directory of all volumes
-    /// cannot be.
+    /// Returns the volume of a node about to be changed. The directory of all volumes cannot be
+    /// changed.
     fn change(&self, id: u64) -> Result<(Changing<'_>, NodeId), Errno> {
         match self.volumes.place(id)? {
             ResolvedId::Top => Err(Errno::ROFS),
@@ -295,24 +292,23 @@ impl DataFs {
         if Arc::ptr_eq(&member, &other_member) { Ok((member, node, other_node)) } else { Err(Errno::XDEV) }
     }
 
-    /// Returns what a handle of the kernel stands for.
+    /// Returns the open file behind a handle of the kernel.
     fn file(&self, header: &InHeader, handle: u64) -> Result<HandleRef<Opened<dyn VolumeFile>>, Errno> {
         self.files.get(handle).ok_or_else(|| self.no_handle(header))
     }
 
-    /// Returns the handle to look up for a request that names `fh`, or goes through this open if
-    /// that did not come here.
+    /// Returns the handle of a request: `fh`, or the handle kept for this open if the open was
+    /// silent.
     fn handle(&self, fh: u64, open: SilentOpen) -> u64 {
         if self.is_silent(fh) { self.silent_opens.handle(open) } else { fh }
     }
 
-    /// Returns whether a request comes through a descriptor whose open did not come here.
+    /// Returns whether a request comes through a silently opened descriptor.
     fn is_silent(&self, fh: u64) -> bool {
         fh == 0 && self.lifetimes.silent_opens
     }
 
-    /// Returns the open file that a request goes through. Opens it if that did not come here; may
-    /// sleep for that.
+    /// Returns the open file of a request. Opens it after a silent open, and may sleep for that.
     fn file_for(
         &self,
         request: &Request<'_>,
@@ -332,14 +328,14 @@ impl DataFs {
         let caller = self.caller(request);
         let reopen = || member.volume().reopen(&caller, node, open.flags());
         let file = match reopen() {
-            // Those that are kept may hold descriptors.
+            // The kept opens may hold descriptors.
             Err(VfsError::Host(Errno::NFILE)) => {
                 self.close_handles(self.silent_opens.take_all());
                 reopen()?
             }
             file => file?,
         };
-        // On this mount it is cached, whatever room there is.
+        // On this mount it is cached, regardless of room.
         file.kernel_caching(false);
         let opened = Arc::new(Opened { file, on, is_executed: false });
         self.close_handles(self.silent_opens.add(open, self.files.open(Arc::clone(&opened) as _)));
@@ -350,8 +346,7 @@ impl DataFs {
         handles.into_iter().for_each(|handle| drop(self.files.close(handle)));
     }
 
-    /// Returns the open directory that a request goes through: one for that request, if it was not
-    /// opened.
+    /// Returns the open directory of a request. After a silent open, makes one for this request.
     fn dir(&self, header: &InHeader, handle: u64) -> Result<Arc<OpenDir>, VfsError> {
         if let Some(dir) = self.dirs.get(handle) {
             return Ok(Arc::clone(&dir));
@@ -367,19 +362,19 @@ impl DataFs {
         Ok(Arc::new(OpenDir::In { opened, is_kept: true }))
     }
 
-    /// Returns whether directories are listed without having been opened.
+    /// Returns whether directories are listed without an OPENDIR.
     fn lists_silently(&self) -> bool {
         let lists = || self.volumes.whole().is_some_and(|member| member.volume().lists_without_open());
         self.lifetimes.silent_opens && lists()
     }
 
-    /// Returns the errno for a handle that is open in the kernel and unknown here, because its
-    /// volume was removed by force.
+    /// Returns the errno for a handle open in the kernel and unknown here, because its volume was
+    /// removed by force.
     fn no_handle(&self, header: &InHeader) -> Errno {
         if self.volumes.place(header.nodeid).is_err() { Errno::NODEV } else { Errno::BADF }
     }
 
-    /// Calls an operation of the volume that a node is on.
+    /// Calls an operation of a node's volume.
     fn on<T>(
         &self,
         id: u64,
@@ -390,7 +385,7 @@ impl DataFs {
     }
 }
 
-/// Returns the group, or the nearest one above that has not been removed.
+/// Returns the group, or its nearest living ancestor.
 fn living(group: &Arc<Group>) -> Arc<Group> {
     if group.is_dead() { group.owner().resolve() } else { Arc::clone(group) }
 }
@@ -417,7 +412,7 @@ fn reply_done(reply: &mut Reply, result: Result<(), VfsError>) {
     reply_with(reply, result, |reply, ()| reply.done().ignore());
 }
 
-/// Returns the name that will exist when a request has been served, with its directory.
+/// Returns the name to be created by a request, with its directory.
 fn name_to_be<'a>(id: u64, op: &Op<'a>) -> Option<(u64, &'a OsStr)> {
     match op {
         Op::Create { name, .. }
@@ -437,15 +432,15 @@ impl Filesystem for DataFs {
             | InitFlags::HANDLE_KILLPRIV_V2
             | InitFlags::DIRECT_IO_ALLOW_MMAP
             | InitFlags::CREATE_SUPP_GROUP
-            // In its page cache the kernel drops what it is told to; a new time would have it drop
-            // all.
+            // The kernel drops pages from its page cache on request; without this flag, a new
+            // modification time would make it drop all.
             | if self.lifetimes.pages { InitFlags::EXPLICIT_INVAL_DATA } else { InitFlags::AUTO_INVAL_DATA }
-            // The kernel truncates by an open or by a request of its own, which comes here in any
-            // case.
+            // The kernel truncates with an open or with a separate SETATTR; the latter comes here
+            // in any case.
             | if self.lifetimes.silent_opens { 0 } else { InitFlags::ATOMIC_O_TRUNC }
             | InitFlags::CACHE_SYMLINKS
-            // The kernel reads access lists and decides by them; default lists are the host's to
-            // apply, so that the umask must come separately.
+            // The kernel reads access lists and decides by them. The host applies default lists, so
+            // the umask must come separately.
             | InitFlags::POSIX_ACL
             | InitFlags::DONT_MASK
     }
@@ -470,11 +465,11 @@ impl Filesystem for DataFs {
             Op::Open(_) | Op::Flush(_) if self.lifetimes.silent_opens => {
                 reply.error(Errno::NOSYS).ignore();
             }
-            // Nor this. The kernel keeps the names that it lists from then on.
+            // Nor this. From then on the kernel keeps its listings.
             Op::Opendir(_) if self.lists_silently() => reply.error(Errno::NOSYS).ignore(),
             Op::Flush(arg) => match self.file(header, arg.fh) {
-                // `execve` closes files while it holds a lock of the process, so nothing is asked
-                // about the requester.
+                // `execve` closes files with a lock of the process held, so nothing is read about
+                // the requester.
                 Ok(opened) if opened.file.flush_may_sleep() => {
                     return self.may_sleep(request, Payer::Group(living(opened.file.group())));
                 }
@@ -482,7 +477,7 @@ impl Filesystem for DataFs {
                     reply_done(reply, file.map_err(VfsError::from).and_then(|opened| opened.file.flush()))
                 }
             },
-            // The store may be writing the content of a file that is forgotten.
+            // The store may be writing the content of a forgotten file.
             Op::Forget { .. } => {
                 return QuickOutcome::MaySleep(forgetting(self.store_of(header.nodeid)));
             }
@@ -502,7 +497,7 @@ impl Filesystem for DataFs {
             ref op => {
                 let opener = self.opener_of(op);
                 let payer = match (op, opener) {
-                    // A release charges nothing, and the last one of a file may come from no thread
+                    // A release charges nothing, and a file's last release may come from no thread
                     // at all.
                     (Op::Release(_), Some(opener)) => Payer::Group(living(&opener)),
                     (_, opener) => self.payer_of(request, opener.as_ref()),

@@ -1,4 +1,4 @@
-//! Names: looking them up, changing and listing them.
+//! Lookup, change and listing of names.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -54,7 +54,7 @@ impl DataFs {
         }
     }
 
-    /// Answers with a node that was looked for since a moment, and releases its lookup if no caller
+    /// Answers with a node found by a look begun at `moment`, and releases its lookup if no caller
     /// waits any more.
     fn reply_entry(
         &self,
@@ -195,8 +195,8 @@ impl DataFs {
         self.reply_entry(reply, moment, result);
     }
 
-    /// Answers that a name does not exist, which the kernel may believe for a time, and keeps it
-    /// from remembering too many of those.
+    /// Answers that a name does not exist. The kernel may cache this for `absent`, and is kept from
+    /// caching too many names.
     fn reply_absent(&self, parent: u64, name: &OsStr, absent: Duration, reply: &mut Reply) {
         let are_too_many = self.absent.note(parent, name);
         if absent.is_zero() || (parent == NodeId::ROOT.0 && self.volumes.whole().is_none()) {
@@ -221,7 +221,7 @@ impl DataFs {
         }
     }
 
-    /// Removes a name, which `call` does; the kernel remembers that it is gone.
+    /// Removes a name with `call`; the kernel caches its absence.
     pub(super) fn remove(
         &self,
         id: u64,
@@ -243,7 +243,7 @@ impl DataFs {
         self.remove(request.header.nodeid, name, reply, |volume, node| volume.unlink(&caller, node, name));
     }
 
-    /// Releases references; those of removed volumes went with the volume.
+    /// Releases references. References to a removed volume went with the volume.
     pub(super) fn forget(&self, id: u64, nr_lookups: u64) {
         if let Ok(ResolvedId::In(member, node)) = self.volumes.place(id)
             && (node != NodeId::ROOT || self.volumes.whole().is_some())
@@ -276,15 +276,14 @@ impl DataFs {
         });
     }
 
-    /// Returns whether the kernel may keep the names that it lists, charged like pages: it is told
-    /// of changes. It also lists again when the directory's modification time has changed, and it
-    /// asks for that, once told, when the directory is opened.
+    /// Returns whether the kernel may keep listings, charged like pages, because it is notified of
+    /// changes. It also lists again when the directory's modification time has changed, and asks
+    /// for the time, once notified, when the directory is opened.
     fn may_keep_listings(&self, volume: &dyn Volume) -> bool {
         self.lifetimes.pages && volume.lists_without_open() && volume.moment().is_some()
     }
 
-    /// Notes a listing that the kernel will keep. Returns the part of it that is to be answered
-    /// with.
+    /// Notes a listing to be kept by the kernel. Returns the part of it for this answer.
     fn begin_listing(
         &self,
         request: &Request<'_>,
@@ -350,7 +349,7 @@ impl DataFs {
         let mut handed_over = Vec::new();
         let caller = self.caller(request);
         let result = opened.file.readdirplus(&caller, arg.offset, &mut |entry| {
-            // An inode that has no id in the kernel is listed without being looked up.
+            // An inode without an id in the kernel is listed without a lookup.
             let found = entry.entry.and_then(|found| {
                 opened.on.to_kernel(found.node).ok().map(|node| Entry {
                     node,
@@ -374,7 +373,7 @@ impl DataFs {
             taken
         });
         end_listing(part.as_ref(), reply);
-        // An error means that nothing is in the list.
+        // On an error the list is empty.
         reply_with(reply, keep_some(result, &list), |reply, ()| {
             let dir = Arc::clone(&dir);
             reply.hand_over_bytes(list.as_bytes(), move || {

@@ -1,7 +1,8 @@
-//! Requests that are refused, because too many of their tenant wait.
+//! Requests refused because too many of their tenant wait.
 //!
-//! The answer comes late, as long as not too many of the tenant's do: what is refused at once is
-//! asked for again at once. Each late one holds one of the kernel's places for requests meanwhile.
+//! The refusal is sent late, as long as the tenant does not have too many late ones: a caller
+//! refused at once would retry at once. Each late refusal occupies one of the kernel's places for
+//! requests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,17 +19,17 @@ use crate::reply::{Answer, Delay, Reply};
 use crate::request::Request;
 use crate::wait_charge::charge_held;
 
-/// How late a request is refused.
+/// The delay of a refusal.
 const REFUSED_AFTER: Duration = Duration::from_millis(100);
-/// Most refusals that are late at a time.
+/// The most late refusals at a time.
 const NR_LATE_MAX: u64 = 4096;
 
 /// See the module text.
 #[derive(Debug)]
 pub(super) struct Refusals {
-    /// Those that are not sent yet.
+    /// Late refusals not yet sent.
     late: Arc<LeafMutex<ShareByPath>>,
-    /// How often it is told.
+    /// Limits the warnings.
     rate: RateLimit,
     clock: SystemClock,
 }
@@ -41,14 +42,14 @@ impl Default for Refusals {
 }
 
 impl Refusals {
-    /// Counts one that is to be late; `None` if it may not be.
+    /// Counts a late refusal; `None` if there are too many.
     fn begin(&self, group: &Group) -> Option<LateRefusal> {
         let path = GroupPath::of(group);
         let may = self.late.lock().take(&path, 1);
         may.then(|| LateRefusal { late: Arc::clone(&self.late), path })
     }
 
-    /// Answers EAGAIN, late if it may.
+    /// Answers EAGAIN, late if possible.
     pub(super) fn refuse(&self, request: &Request<'_>, reply: &mut Reply, delays: &DelayQueue) {
         if let Some(nr_left_out) = self.rate.ask(self.clock.now()) {
             let tid = request.header.pid;
@@ -68,7 +69,7 @@ impl Refusals {
     }
 }
 
-/// One that is not sent yet, as it is counted.
+/// The count of a late refusal; released when dropped.
 struct LateRefusal {
     late: Arc<LeafMutex<ShareByPath>>,
     path: GroupPath,

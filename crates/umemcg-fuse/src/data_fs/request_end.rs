@@ -1,9 +1,9 @@
 //! The end of a request that is neither a read nor a write. If the request has charged memory while
 //! its group is over its `memory.high`, it reclaims. If `memory.high` or a dirty limit slows it,
-//! its answer is sent later, and no thread waits with it.
+//! its answer is sent later, and no thread waits.
 //!
-//! A request that [holds its directory](Op::holds_directory) is answered at once, since
-//! every other group would wait for that directory meanwhile. A later request of its group pays.
+//! A request that [holds its directory](Op::holds_directory) is answered at once, since every other
+//! group would have to wait for the directory. A later request of its group is slowed instead.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +20,8 @@ use crate::wait_charge::charge_held;
 use crate::wire::{InHeader, Op, setattr_valid};
 
 impl DataFs {
-    /// Returns the gate that a request's answer has to pass; `None` for requests that handle this
-    /// themselves, that charge nothing, or that no process sent.
+    /// Returns the gate for a request's answer. `None` for requests with their own delay, without a
+    /// charge, or without a requesting process.
     pub(super) fn gate(&self, request: &Request<'_>) -> Option<Gate> {
         let header = *request.header;
         let written = match request.op {
@@ -32,7 +32,7 @@ impl DataFs {
             Op::Setattr(arg) => (arg.valid & setattr_valid::FH != 0).then_some(arg.fh),
             _ => None,
         };
-        // A request that may have dirtied a page names its open file.
+        // Every request able to dirty a page names its open file.
         let content = written.and_then(|fh| Some(Arc::clone(self.files.get(fh)?.file.content())));
         let (me, meter, payer) = (self.me.clone(), ChargeMeter::start(), request.payer.cloned());
         let holds_directory = request.op.holds_directory();
@@ -52,7 +52,7 @@ impl DataFs {
         }
     }
 
-    /// Returns whether an answer has to wait.
+    /// Reclaims if needed. Returns the delay of an answer, if it has to wait.
     fn hold(
         &self,
         header: &InHeader,
@@ -63,7 +63,8 @@ impl DataFs {
     ) -> Option<AnswerDelay> {
         let has_charged = meter.bytes() > 0 || content.is_some();
         let group = if has_charged { self.group_of(payer) } else { Arc::clone(payer.group_for_now()) };
-        // Another thread than that of the request may hold what reclaim would wait for.
+        // If another thread sends the answer, it may hold locks or pages that reclaim would wait
+        // for.
         let high_delay = match meter.is_here() {
             true => self.high_delay(header, &group, meter.bytes(), reply),
             false => Duration::ZERO,

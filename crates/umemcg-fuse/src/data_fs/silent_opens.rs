@@ -1,46 +1,45 @@
-//! Files that processes open without a request.
+//! Files opened by processes without an OPEN request.
 //!
-//! On a mount whose directory no other program changes, and whose file pages the kernel keeps, an
-//! open has nothing to find out: the kernel checks permissions with the attributes that it knows.
-//! The first OPEN is answered with ENOSYS, after which the kernel sends no further one, and no
-//! RELEASE, also for files that it has created. Reads, writes and the other requests on a file then
-//! come with handle 0, and are served through an open file that is made when the first of them
-//! needs it. The most recently made ones are kept, because an open file knows how far its readers
-//! read ahead; any of them may be closed at any time.
+//! On an exclusive mount with file pages in the kernel, an open has nothing to find out: the kernel
+//! checks permissions against its cached attributes. The first OPEN is answered with ENOSYS. From
+//! then on the kernel sends neither OPEN nor RELEASE, also for files it has created. Reads, writes
+//! and the other requests on a file then come with handle 0. The first of them opens the file here.
+//! The most recent of these open files are kept, because an open file knows its readers' readahead;
+//! any of them may be closed at any time.
 //!
-//! A process may have a file open that has no open file here. A file that loses its last name is
-//! therefore kept as long as the kernel refers to it.
+//! A process may have a file open without an open file here. A file without a name is therefore
+//! kept as long as the kernel refers to it.
 
 use std::collections::{HashMap, VecDeque};
 
 use rustix::fs::OFlags;
 use umemcg_base::LeafMutex;
 
-/// Open files that are kept; each costs its group a handle, and its name cannot be given back.
+/// The most open files kept. Each costs its group a handle, and pins its name.
 const NR_KEPT_MAX: usize = 64;
 
-/// An inode and the flags of an open that matter after it.
+/// An inode, and the flags of an open with an effect on later requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct SilentOpen {
-    /// The inode, as the kernel names it.
+    /// The inode, by the kernel's number.
     pub(super) id: u64,
     flags: u32,
 }
 
 impl SilentOpen {
-    /// Returns the open that a read, or any other request that changes nothing, goes through, with
-    /// the flags of its descriptor. It is never opened for writing, which the host may refuse.
+    /// Returns the open for a read, or for any other request without a change, with the flags of
+    /// its descriptor. It is never opened for writing, which the host may refuse.
     pub(super) fn reading(id: u64, flags: u32) -> Self {
         Self { id, flags: flags & OFlags::NOATIME.bits() }
     }
 
-    /// Returns the open that a write goes through, with the flags of its descriptor.
+    /// Returns the open for a write, with the flags of its descriptor.
     pub(super) fn writing(id: u64, flags: u32) -> Self {
         let kept = OFlags::APPEND | OFlags::DSYNC | OFlags::SYNC;
         Self { id, flags: (flags & kept.bits()) | OFlags::RDWR.bits() }
     }
 
-    /// Returns the open that a file goes through that is opened with these flags.
+    /// Returns the open for a file created with these flags.
     pub(super) fn of_new(id: u64, flags: u32) -> Self {
         match flags & OFlags::RWMODE.bits() == OFlags::RDONLY.bits() {
             true => Self::reading(id, flags),
@@ -67,12 +66,12 @@ struct Handles {
 pub(super) struct SilentOpens(LeafMutex<Handles>);
 
 impl SilentOpens {
-    /// Returns the handle of an open file; 0, which stands for none, if there is none.
+    /// Returns the handle of an open file, or 0 if there is none.
     pub(super) fn handle(&self, open: SilentOpen) -> u64 {
         self.0.lock().by_open.get(&open).copied().unwrap_or(0)
     }
 
-    /// Adds the handle of a file that was opened. Returns the handles to close instead.
+    /// Adds the handle of a newly opened file. Returns the handles to close instead.
     #[must_use]
     pub(super) fn add(&self, open: SilentOpen, handle: u64) -> Vec<u64> {
         let mut handles = self.0.lock();
@@ -97,8 +96,7 @@ impl SilentOpens {
         handles.by_open.drain().map(|(_, handle)| handle).collect()
     }
 
-    /// Takes out everything of an inode that the kernel has forgotten. Returns the handles to
-    /// close.
+    /// Takes out all opens of a forgotten inode. Returns the handles to close.
     #[must_use]
     pub(super) fn take_all_of(&self, id: u64) -> Vec<u64> {
         let mut handles = self.0.lock();

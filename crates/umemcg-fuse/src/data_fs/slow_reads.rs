@@ -1,10 +1,9 @@
-//! Reads that a worker serves: what is missing is charged, and comes from the store.
+//! Reads served by a worker: missing pages are charged, and come from the store.
 //!
-//! Where the store begins reads, the worker does not wait for it: the request is parked
-//! ([`crate::parking`]), and the worker that takes it up again does the next step. Parked, it is
-//! charged as one that waits and for what it has of its answer ([`charge_parked`]), has its file
-//! open, and keeps the kernel informed of nothing: what goes through the kernel's page cache goes
-//! on with its reply.
+//! Where the store reads asynchronously, the worker does not wait for it: the request is parked
+//! ([`crate::parking`]), and the resuming worker does the next step. A parked read is charged as a
+//! waiting request and for its part of an answer ([`charge_parked`]), and keeps its file open. Its
+//! I/O through the kernel's page cache stays under way with its reply.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -28,10 +27,10 @@ use crate::wait_charge::{PARKED_READ_BYTES, REQUEST_BYTES, charge_answer, charge
 use crate::wire::InHeader;
 use crate::wire::request::ReadIn;
 
-/// Longest wait of a read for pages that the kernel is about to drop.
+/// The longest wait of a read for the kernel to drop pages.
 const ROOM_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// Waits until a read can go on; `None` if it has been given up.
+/// Waits until a read can continue; `None` if it has been given up.
 fn wait_until_ready(waiting: WaitingRead) -> Option<StartedRead> {
     let (sender, ready) = mpsc::sync_channel(1);
     waiting.when_ready(move |read| drop(sender.send(read)));
@@ -40,7 +39,7 @@ fn wait_until_ready(waiting: WaitingRead) -> Option<StartedRead> {
     ready.recv().ok()
 }
 
-/// A read that is being served.
+/// A read being served.
 struct SlowRead {
     opened: Arc<Opened<dyn VolumeFile>>,
     group: Arc<Group>,
@@ -50,11 +49,11 @@ struct SlowRead {
     size: usize,
     /// The length of the file when the read began.
     len_before: u64,
-    /// What its steps have charged.
+    /// The bytes charged by its steps.
     charged_bytes: u64,
 }
 
-/// The store has it in a callback, and then the queue.
+/// The read is kept by the store's callback, and then by the queue.
 const _: () = assert!(
     2 * (size_of::<SlowRead>() + size_of::<StartedRead>() + size_of::<Reply>()) as u64
         <= REQUEST_BYTES + PARKED_READ_BYTES
@@ -91,7 +90,7 @@ impl DataFs {
         self.step(slow, read, reply);
     }
 
-    /// Goes on with a read, and answers it or parks it.
+    /// Does the next step of a read, and answers or parks it.
     fn step(&self, mut slow: SlowRead, read: StartedRead, reply: &mut Reply) {
         let opened = Arc::clone(&slow.opened);
         let group = Arc::clone(&slow.group);
@@ -114,7 +113,7 @@ impl DataFs {
                         });
                     });
                 }
-                // Too many wait already: this one keeps its thread, and all that it has so far.
+                // Too many wait already: this read keeps its thread, and all its pages so far.
                 None => match wait_until_ready(waiting) {
                     Some(read) => return self.step(slow, read, reply),
                     None => Err(Errno::IO.into()),
@@ -158,11 +157,11 @@ impl DataFs {
         });
     }
 
-    /// Waits, for a read that fills the kernel's cache, while the group is beyond its limit and the
-    /// kernel is about to drop some of what is charged. Not for ever: it may be held up by others.
-    /// What cannot be asked for, such as pages that other reads are filling beside, is not waited
-    /// for: the kernel drops it behind those reads. Nor does a read wait that the kernel is waiting
-    /// for before it drops more.
+    /// Makes a read into the kernel's cache wait while its group is beyond the limit and the kernel
+    /// is about to drop some of the charged pages. The wait is bounded, since others may hold up
+    /// the drop. Pages that cannot be asked for, such as those being filled by concurrent reads,
+    /// are not waited for: the kernel drops them behind those reads. Nor does a read wait if the
+    /// kernel must wait for it before it drops more.
     fn wait_for_room(&self, io: &KernelIo, group: &Arc<Group>, reply: &Reply) {
         let deadline = Instant::now() + ROOM_WAIT_MAX;
         let cancelled = || reply.is_cancelled();
@@ -173,7 +172,7 @@ impl DataFs {
             && Instant::now() < deadline
         {
             let reclaimer = self.engine.reclaimer();
-            // It reclaims, and waits for what it asks for.
+            // It reclaims, and waits for the drops it asks for.
             drop(reclaimer.charge_opportunistic(group, PAGE_SIZE_U64, &cancelled));
             let mut is_awaited = false;
             reclaimer.wait_for_release(|| {

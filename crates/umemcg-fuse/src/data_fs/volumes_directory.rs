@@ -1,9 +1,8 @@
-//! The directory of all volumes: virtual and read-only. Its entries are the volumes in the order in
-//! which they were added.
+//! The directory of all volumes: virtual and read-only. Its entries are the volumes in the order of
+//! their addition.
 //!
 //! Lookups of its entries are not counted, because a volume's root exists as long as the volume.
-//! The kernel never caches the absence of a volume, so that a volume that is added later is seen
-//! immediately.
+//! The kernel never caches the absence of a volume, so a volume added later is seen immediately.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -19,9 +18,9 @@ use super::DataFs;
 use crate::wire::DirBuffer;
 use crate::wire::reply::EntryOut;
 
-/// Volumes that are synced at a time.
+/// The most volumes synced at a time.
 const NR_SYNCS_MAX: usize = 64;
-/// Volumes listed at a time.
+/// The most volumes listed at a time.
 const BATCH: usize = 256;
 /// A directory in a listing: the type bits of its mode.
 const DIRECTORY: u32 = 4;
@@ -104,8 +103,8 @@ impl DataFs {
         }
     }
 
-    /// Makes everything durable that was accepted on any volume. Goes on after an error and reports
-    /// one of them. Volumes do not wait for each other's stores, unless many of these hang.
+    /// Makes all accepted changes on all volumes durable. Continues after an error, and reports one
+    /// of the errors. Volumes do not wait for each other's stores, unless many of these hang.
     ///
     /// # Errors
     /// Write-back errors, and the host's.
@@ -116,7 +115,7 @@ impl DataFs {
         let (next, result) = (AtomicUsize::new(0), LeafMutex::new(Ok(())));
         let work = || {
             while let Some(member) = members.get(next.fetch_add(1, Ordering::Relaxed)) {
-                // Not before its turn: a sync that waits for one is under way all the same.
+                // Not before its turn: a sync waiting for this one is under way all the same.
                 let syncing = member.begin_sync();
                 if syncing.is_none() && !is_single {
                     continue;
@@ -131,7 +130,7 @@ impl DataFs {
             for _ in 1..members.len().min(NR_SYNCS_MAX) {
                 let thread = thread::Builder::new().name("umemcg-sync".into());
                 if thread.spawn_scoped(threads, work).is_err() {
-                    // Those that run do all of it.
+                    // The running threads do all the work.
                     break;
                 }
             }

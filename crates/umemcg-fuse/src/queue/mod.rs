@@ -1,33 +1,34 @@
-//! The queue of requests that may sleep: which of them may run, for which groups on which stores,
-//! and which wait.
+//! The queue of requests that may sleep. It decides, by group and store, whether a request may run
+//! or must wait.
 //!
-//! A *pair* is a tenant, which is a group just below the root with all groups in it, on a store.
-//! The groups in a tenant take turns, level by level ([`TurnQueue`]), so that it gains nothing by
-//! having many. Three rules determine whether a request of a pair may start:
+//! A *pair* is a tenant on a store. A tenant is a group just below the root, with all groups in it.
+//! The groups in a tenant take turns, level by level ([`TurnQueue`]), so that a tenant gains
+//! nothing by having many. Three rules determine whether a request of a pair may start:
 //!
 //! 1. **The first of its pair may always start**, however many others run: it costs only a thread.
-//!    So a store that hangs, or a tenant with many requests, blocks neither other stores nor other
-//!    tenants. It is bounded only by the number of threads (`all_max`), of which one tenant, and
-//!    one store, has at most half of what the others leave.
-//! 2. **Further ones share the places**: `running_max`, and one more for each request that sleeps,
-//!    so that those that sleep take none from the others. A store may have one part of `1 + stores
-//!    with requests`, and a tenant likewise. A pair may have one part of `1 + tenants with requests
-//!    for the store` of the store's share. The remaining part is for the next one.
+//!    So a hanging store, or a tenant with many requests, blocks neither other stores nor other
+//!    tenants. The only bound is the number of threads (`all_max`). One tenant, and one store, has
+//!    at most half of the threads left by the others.
+//! 2. **Further ones share the places**: `running_max`, and one more for each sleeping request, so
+//!    that sleeping requests take no place from the others. A store may have one part of
+//!    `1 + stores with requests`, and a tenant likewise. A pair may have one part of
+//!    `1 + tenants with requests for the store` of the store's share. The remaining part is for the
+//!    next store, tenant or pair.
 //!
 //! 3. **No further one starts while too many compute for the processors** (`computing.rs`);
-//!    requests that wait for a store do not count.
+//!    requests waiting for a store do not count.
 //!
-//! The last place of a pair is left to a group in the tenant that has nothing running, so that one
-//! group whose requests hang leaves one to the others.
+//! The last place of a pair is reserved for a group in the tenant without a running request, so
+//! that a group with hanging requests leaves one place to the others.
 //!
-//! Other requests wait in the queue of their pair, those of one group first in first out, and pairs
-//! take turns. The number of waiting requests is bounded, too: tenants, and groups in them, have
-//! [shares](ShareByPath) of it ([`may_wait`](Queue::may_wait)).
+//! Other requests wait in the queue of their pair. Requests of one group start first in, first out,
+//! and pairs take turns. The number of waiting requests is bounded, too: tenants, and groups in
+//! them, have [shares](ShareByPath) of it ([`may_wait`](Queue::may_wait)).
 //!
-//! A request that waits for its store without a thread ([`parking`](crate::parking)) is counted
-//! here, and waits among the others of its group. When it goes on it holds pages and claims that
-//! running requests may be waiting for. So it gets keys of its own
-//! ([`to_go_on`](Keys::to_go_on)), and the first of such a pair starts whatever runs.
+//! A parked request, which waits for its store without a thread ([`parking`](crate::parking)),
+//! counts here as one of its group's waiting requests. When it is resumed, running requests may be
+//! waiting for its pages and claims. So it gets keys of its own ([`to_go_on`](Keys::to_go_on)), and
+//! the first request of such a pair starts regardless of the running ones.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -39,16 +40,16 @@ use umemcg_base::Wait;
 use crate::computing::{Computing, Run};
 use crate::turn_queue::TurnQueue;
 
-/// The group that pays for a request, and the store that it may wait for.
+/// The group that pays for a request, and the store where it may wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Keys {
-    /// The group, and those that it is in.
+    /// The group, and the groups above it.
     pub path: GroupPath,
     /// Number of the store.
     pub store: u64,
 }
 
-/// Added to the keys of requests that go on.
+/// Added to the keys of resumed requests.
 const GOES_ON: u64 = 1 << 62;
 
 impl Keys {
@@ -57,12 +58,12 @@ impl Keys {
         Self { path: GroupPath::of(group), store }
     }
 
-    /// Returns the keys of a request of what is no group, by a number.
+    /// Returns the keys of a request without a group, by a number.
     pub fn single(number: u64, store: u64) -> Self {
         Self { path: GroupPath::new(&[number]), store }
     }
 
-    /// Returns the keys under which a request with these keys goes on after it was parked: of its
+    /// Returns the keys for a parked request with these keys when it is resumed. They are of its
     /// group alone, so that it waits for no other group of its tenant.
     pub(crate) fn to_go_on(self) -> Self {
         Self::single(self.path.group() | GOES_ON, self.store | GOES_ON)
@@ -91,21 +92,21 @@ impl PairKeys {
     }
 }
 
-/// An item that waits.
+/// A waiting item.
 pub(crate) trait Waiting {
     /// Returns whether the request has been answered, or its caller has gone.
     fn is_finished(&self) -> bool;
 }
 
-/// The numbers of requests that may run.
+/// The limits on running requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ConcurrencyLimits {
-    /// Shared among all, beside the places of those that sleep; half of them are the most that one
-    /// tenant has, and one store.
+    /// Places shared among all requests, in addition to one for each sleeping request. One tenant,
+    /// and one store, has at most half of them.
     pub running_max: usize,
-    /// This many start altogether, asleep or not.
+    /// The most started requests, asleep or not.
     pub all_max: usize,
-    /// This many of them may compute at the same time.
+    /// The most started requests computing at the same time.
     pub computing_max: usize,
 }
 
@@ -127,7 +128,7 @@ enum Obstacle {
     Store(u64),
     Tenant(u64),
     Pair(PairKeys),
-    /// The pair has one place left, for a group in the tenant that has nothing running.
+    /// The pair has one place left, for a group in the tenant without a running request.
     LastOfPair(PairKeys),
     /// Not even a first request may start: too many run in all, for the store or for the tenant.
     FirstOfAll,
@@ -135,16 +136,17 @@ enum Obstacle {
     FirstOfTenant(u64),
 }
 
-/// The length from which a queue is swept.
+/// The length of a queue at which it is first swept.
 const SWEEP_LEN_MIN: usize = 64;
-/// Requests that may wait, of all groups together: most of what the kernel hands out at a time.
+/// The most waiting requests, of all groups together: most of the requests that the kernel hands
+/// out at a time.
 const NR_WAITING_MAX: usize = 48 << 10;
 
 /// A tenant on a store.
 #[derive(Debug)]
 struct Pair<J> {
     nr_running: usize,
-    /// Of those, by group just below the tenant; none for the tenant itself.
+    /// Running requests by group just below the tenant; no entry for the tenant itself.
     running_below: HashMap<u64, usize>,
     waiting: TurnQueue<J>,
     /// The pair is in `turn` or in `blocked`, at most once.
@@ -193,22 +195,22 @@ struct LoadCounts {
     nr_running: usize,
 }
 
-/// Counts of what runs, and queues of what waits.
+/// The counts of running requests, and the queues of waiting ones.
 #[derive(Debug)]
 pub(crate) struct Queue<J> {
     places: ConcurrencyLimits,
     computing: Computing,
     nr_running: usize,
-    /// Of those, the ones that have said that they wait.
+    /// Running requests that have reported a wait.
     nr_asleep: usize,
     nr_waiting: usize,
     pairs: HashMap<PairKeys, Pair<J>>,
     tenants: HashMap<u64, LoadCounts>,
     stores: HashMap<u64, LoadCounts>,
-    /// Pairs with waiting requests that may be able to start one, in turn.
+    /// Pairs with waiting requests and no known obstacle, in turn.
     turn: VecDeque<PairKeys>,
-    /// Pairs that cannot start one, by their obstacle, so that a thousand of them are not checked
-    /// whenever a request ends.
+    /// Pairs unable to start a request, by their obstacle, so that a thousand of them are not
+    /// checked whenever a request ends.
     blocked: HashMap<Obstacle, VecDeque<PairKeys>>,
     /// Pairs with waiting and no running requests: rule 1 is checked for them, wherever they are
     /// listed.
@@ -249,7 +251,7 @@ impl<J: Waiting> Queue<J> {
         self.pairs.get(&keys).map_or(0, |pair| pair.nr_running)
     }
 
-    /// Returns how many more requests could start before `obstacle` is in the way.
+    /// Returns the number of requests that could start before `obstacle` is in the way.
     fn room(&self, obstacle: Obstacle) -> usize {
         let max = (self.places.running_max + self.nr_asleep).min(self.places.all_max);
         let part = |sides: &HashMap<u64, LoadCounts>, of: u64| {
@@ -275,12 +277,12 @@ impl<J: Waiting> Queue<J> {
         may.saturating_sub(has)
     }
 
-    /// Returns how many more requests could run altogether.
+    /// Returns the number of further requests that could run altogether.
     fn nr_left(&self) -> usize {
         self.places.all_max.saturating_sub(self.nr_running)
     }
 
-    /// Returns the obstacle that keeps this pair from starting a request, if there is one.
+    /// Returns the obstacle to the start of a request of this pair, if there is one.
     fn obstacle(&self, keys: PairKeys) -> Option<Obstacle> {
         let PairKeys { tenant, store } = keys;
         let obstacles = if self.running_of_pair(keys) == 0 && keys.goes_on() {
@@ -304,15 +306,16 @@ impl<J: Waiting> Queue<J> {
         self.room(Obstacle::Pair(keys)) > 1
     }
 
-    /// Returns whether something waits that may have the last place of a pair, or there are more.
+    /// Returns whether a waiting request of the pair may take its last place, or the pair has more
+    /// places. Also true if nothing waits.
     fn has_for_last(&self, keys: PairKeys) -> bool {
         let Some(pair) = self.pairs.get(&keys).filter(|pair| !pair.waiting.is_empty()) else { return true };
         let has_more = self.has_more_than_last(keys);
         pair.waiting.has_of(&|below| has_more || !pair.running_below.contains_key(&below))
     }
 
-    /// Returns whether a request with these keys may start. It may not overtake others of its pair,
-    /// nor take the last place of it from the other groups of its tenant.
+    /// Returns whether a request with these keys may start. It may neither overtake others of its
+    /// pair, nor take the pair's last place from the other groups of its tenant.
     pub fn may_start(&self, keys: Keys) -> bool {
         let (below, keys) = (keys.below(), keys.pair());
         let may = self.pairs.get(&keys).is_none_or(|pair| {
@@ -327,20 +330,20 @@ impl<J: Waiting> Queue<J> {
         self.waits.fits(&keys.path, 1)
     }
 
-    /// Counts a request that waits for its store without a thread, if it may.
+    /// Counts a parked request. Returns `false` if too many of its group wait already.
     pub fn park(&mut self, keys: Keys) -> bool {
         let may = self.waits.take(&keys.path, 1);
         self.nr_parked += usize::from(may);
         may
     }
 
-    /// Notes that it waits no more.
+    /// Notes the end of a parked request's wait.
     pub fn unpark(&mut self, keys: Keys) {
         self.nr_parked -= 1;
         self.waits.give(&keys.path, 1);
     }
 
-    /// Returns the number of requests that wait for their store without a thread.
+    /// Returns the number of parked requests.
     pub fn nr_parked(&self) -> usize {
         self.nr_parked
     }
@@ -356,7 +359,7 @@ impl<J: Waiting> Queue<J> {
         }
         self.nr_running = self.nr_running + after.1 - before.1;
         self.nr_waiting = self.nr_waiting + after.2 - before.2;
-        // Those that go on take no part from others: each group would be a tenant.
+        // Resumed requests take no part from others: each group would count as a tenant.
         if keys.goes_on() {
             return result;
         }
@@ -371,7 +374,7 @@ impl<J: Waiting> Queue<J> {
         result
     }
 
-    /// Counts a request of these keys as running.
+    /// Counts a request with these keys as running.
     pub fn started(&mut self, keys: Keys) -> Started {
         self.change(keys.pair(), |pair| pair.begin(keys.below()));
         Started { keys, run: self.computing.begin() }
@@ -383,20 +386,20 @@ impl<J: Waiting> Queue<J> {
         self.computing.waits(run, how)
     }
 
-    /// Notes that it continues.
+    /// Notes that a waiting request continues.
     pub fn goes_on(&mut self, run: Run) -> Run {
         self.nr_asleep -= usize::from(run.is_asleep());
         self.computing.goes_on(run)
     }
 
-    /// Returns, if a request waits only for a processor, the time after which to check the
-    /// computing requests again.
+    /// Returns the time until the next check of the computing requests, if a request waits only for
+    /// a processor.
     pub fn wants_processor(&mut self) -> Option<Duration> {
         (self.nr_waiting > 0 && self.blocked.contains_key(&Obstacle::Processors))
             .then(|| self.computing.expire())
     }
 
-    /// Notes that it has ended.
+    /// Notes the end of a running request.
     pub fn finished(&mut self, started: &Started) {
         self.nr_asleep -= usize::from(started.run.is_asleep());
         self.computing.end(started.run);
@@ -417,13 +420,13 @@ impl<J: Waiting> Queue<J> {
         let (path, keys) = (keys.path, keys.pair());
         let mut settled = Vec::new();
         let (is_new, is_idle) = self.change(keys, |pair| {
-            // Requests that were killed while they waited are removed whenever the queue has
-            // doubled, so they never make up most of it.
+            // Killed requests are removed whenever the queue has doubled, so they never make up
+            // most of it.
             if pair.waiting.len() >= SWEEP_LEN_MIN && pair.waiting.len().is_power_of_two() {
                 settled = pair.waiting.take_out(|job| job.is_finished());
             }
             pair.waiting.push(path, job);
-            // The pair may still be listed from a time when it had running requests.
+            // The pair may still be listed from an earlier time with running requests.
             let is_idle = pair.is_listed && pair.nr_running == 0 && !pair.is_idle;
             pair.is_idle |= is_idle;
             (!std::mem::replace(&mut pair.is_listed, true), is_idle)
@@ -438,7 +441,7 @@ impl<J: Waiting> Queue<J> {
         self.given_up(settled)
     }
 
-    /// Notes that requests wait no more.
+    /// Releases the counts of requests taken out of the queue.
     fn given_up(&mut self, requests: Vec<(GroupPath, J)>) -> Vec<J> {
         let waits = &mut self.waits;
         let given_up = |(path, job)| {
@@ -448,7 +451,7 @@ impl<J: Waiting> Queue<J> {
         requests.into_iter().map(given_up).collect()
     }
 
-    /// Returns the next pair that may start a request, if any; it is at the front of its list.
+    /// Returns the next pair able to start a request, if any; it is at the front of its list.
     fn find(&mut self) -> Option<PairKeys> {
         // Every round finds a pair, moves one to `blocked` or drops one, so the loop ends.
         loop {
@@ -474,7 +477,7 @@ impl<J: Waiting> Queue<J> {
         }
     }
 
-    /// Returns a pair that may start by rule 1 and is listed under an obstacle of rule 2.
+    /// Returns a pair able to start by rule 1, listed under an obstacle of rule 2.
     fn find_idle(&mut self) -> Option<PairKeys> {
         for _ in 0..self.idle.len() {
             let keys = self.idle.pop_front()?;
@@ -491,12 +494,12 @@ impl<J: Waiting> Queue<J> {
         None
     }
 
-    /// Returns whether something that waits may start.
+    /// Returns whether a waiting request may start.
     pub fn may_pick(&mut self) -> bool {
         self.nr_waiting > 0 && self.find().is_some()
     }
 
-    /// Returns the next request that may start, if any; it counts as running.
+    /// Takes out the next request that may start, if any, and counts it as running.
     pub fn pick(&mut self) -> Option<(Started, J)> {
         if self.nr_waiting == 0 {
             return None;
@@ -531,12 +534,12 @@ impl<J: Waiting> Queue<J> {
         Some((Started { keys, run: self.computing.begin() }, job))
     }
 
-    /// Puts pairs whose obstacle is gone back into turn, as many as there is room for. Returns
-    /// whether there were any.
+    /// Puts pairs whose obstacle is gone back into turn, as many as have room. Returns whether
+    /// there were any.
     fn unblock(&mut self) -> bool {
         let mut any = false;
-        // Each obstacle is caused by running requests, so there are not many more obstacles than
-        // running requests.
+        // Running requests cause the obstacles, so there are not many more obstacles than running
+        // requests.
         let obstacles: Vec<Obstacle> = self.blocked.keys().copied().collect();
         for obstacle in obstacles {
             let room = self.room(obstacle);
@@ -552,12 +555,12 @@ impl<J: Waiting> Queue<J> {
         any
     }
 
-    /// Returns the number of requests that run.
+    /// Returns the number of running requests.
     pub fn nr_running(&self) -> usize {
         self.nr_running
     }
 
-    /// Returns the number of requests that wait.
+    /// Returns the number of waiting requests.
     pub fn len(&self) -> usize {
         self.nr_waiting
     }

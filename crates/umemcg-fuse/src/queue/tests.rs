@@ -38,7 +38,7 @@ fn finish_one(queue: &mut Queue<Job>, group: u64, store: u64) {
     queue.finished(&Started { keys: Keys::single(group, store), run });
 }
 
-/// Finishes one and starts the next until nothing waits; the order.
+/// Finishes a request and starts the next, until none waits. Returns the order of the starts.
 fn run_out(queue: &mut Queue<Job>, first: Started) -> Vec<u32> {
     let mut order = Vec::new();
     let mut started = first;
@@ -147,7 +147,7 @@ fn groups_of_a_tenant_share_what_one_has() {
         running.push(started);
     }
     assert!(ask(&mut queue, 2, 7, 0), "another tenant starts although these wait");
-    // They have no more room to wait in than one group.
+    // They have no more room for waiting requests than one group.
     let nr = (0..u32::MAX).take_while(|nr| {
         let keys = Keys { path: GroupPath::new(&[3, 1000 + u64::from(nr % 100)]), store: 9 };
         let may = queue.may_wait(keys);
@@ -181,7 +181,7 @@ fn many_groups_that_go_on_take_no_part_from_others() {
     let mut queue = Queue::new(PLACES);
     let going_on = |nr: u64| Keys { path: GroupPath::new(&[1, 100 + nr]), store: 7 }.to_go_on();
     let nr_started = (0..2000).filter(|&nr| try_start_at(&mut queue, going_on(nr), 0).is_some()).count();
-    // Each may hold a page or a lock that the running requests wait for.
+    // The running requests may wait for a page or a lock of any of them.
     assert_eq!(nr_started, 2000);
     assert!(queue.tenants.is_empty() && queue.stores.is_empty());
 }
@@ -259,7 +259,7 @@ fn whatever_comes_and_goes_nothing_stays_that_could_start() {
     }
     assert_eq!((queue.len(), queue.nr_running(), queue.tenants.len(), queue.stores.len()), (0, 0, 0, 0));
     assert_eq!((queue.computing.room(), queue.waits.nr()), (6, 0));
-    // Pairs of which all were swept are listed until the next look.
+    // Pairs with all requests swept stay listed until the next look.
     assert!(!queue.may_pick() && queue.find().is_none());
     assert_eq!((queue.pairs.len(), queue.blocked.len()), (0, 0));
 }
@@ -272,8 +272,8 @@ fn further_requests_wait_for_a_processor_and_first_ones_do_not() {
     assert!(queue.pick().is_none() && queue.wants_processor().is_some());
     assert!(ask(&mut queue, 2, 7, 0), "the first of its pair");
     assert!(!ask(&mut queue, 2, 7, 1));
-    // Two of the first group's wait for their store: one processor too many was in use, one has
-    // become free.
+    // Two requests of the first group wait for their store: one processor too many was in use, one
+    // has become free.
     for started in &mut running[..2] {
         started.run = queue.waits(started.run, Wait::Sure);
     }
@@ -310,7 +310,7 @@ fn what_sleeps_takes_no_place_from_others() {
     };
     assert_eq!(nr_started(&mut queue, 1, 7, false).len(), 16);
     let mut busy = Queue::new(PLACES);
-    // Two groups whose stores hang; a third has what it would have without them.
+    // Two groups with hanging stores take nothing from a third one.
     for (group, store) in [(2, 8), (3, 9)] {
         assert!(nr_started(&mut busy, group, store, true).len() > 10);
     }

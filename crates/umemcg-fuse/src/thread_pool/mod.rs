@@ -1,32 +1,32 @@
-//! The threads that run requests that may sleep.
+//! The threads of a session, and the requests waiting for one of them.
 //!
-//! The threads of a session are alike. A *reader* waits for the kernel's requests and answers
-//! immediately what needs no sleep. When a request may sleep, the thread that read it stops being a
-//! reader and runs it on the spot, after it has made sure that enough readers remain: a *spare*
-//! thread is woken, or a new one started. So no request waits for a hand-over, and there is always
-//! a reader at the device.
+//! All threads of a session are equal. A *reader* waits for the kernel's requests, and answers a
+//! request immediately if it needs no sleep. Before a reader runs a request that may sleep, it
+//! makes sure that enough readers remain: it wakes a *spare* thread or starts a new one. Then it is
+//! a reader no longer, and runs the request itself. So no request waits for a hand-over, and there
+//! is always a reader at the device.
 //!
-//! Every such request has two keys: the group that pays and the store (volume) that may hang. The
-//! queue beside this file says which may start; the others wait there. A request that has to wait
+//! Every such request has two keys: the paying group, and the store (volume), which may hang. The
+//! queue (`queue/mod.rs`) decides which requests may start, and holds the others. A waiting request
 //! is copied out of the reader's buffer, or takes a full buffer along, with no lock held.
 //!
-//! A thread that has run a request first *receives* what is *ready* before it runs one that waits:
-//! it takes the requests that are there, up to a bound. All tenants' requests stand in one line
-//! there, and the readers alone fall behind when they share the processors with what runs
+//! After a request, a thread first *receives* the *ready* requests from the device, up to a bound,
+//! and only then runs a waiting one. The device's queue holds the requests of all tenants in one
+//! line, and the readers alone fall behind while they share the processors with running requests
 //! (`umemcg-bench storm`).
 //!
-//! The number of requests that compute at the same time is bounded by the number of processors
-//! (`computing.rs`): a thread tells the pool when its request waits (`Pool::waits`), and another
-//! may start. While something waits for nothing but a processor, one spare thread *ticks*: it
-//! checks periodically for requests whose lease has ended.
+//! The number of requests computing at the same time is bounded by the number of processors
+//! (`computing.rs`). A thread notifies the pool when its request waits (`Pool::waits`), and another
+//! may start. While a request waits for nothing but a processor, one spare thread *ticks*: it
+//! checks periodically for requests with an expired lease.
 //!
-//! Readers sleep in the device's `read`, one for each processor. What a small request costs is the
-//! waking of the reader and of the requester: with one requester, on two processors of a virtual
-//! machine, 18 k reads of 4 KiB a second when they are bound to different processors, 120 k on the
-//! same one, about 50 k where the scheduler puts them, whatever is served. Two readers take turns,
-//! so one of them last ran where the requester runs; one alone is woken across (26 k), and a third
-//! wins nothing with one requester (59 k against 53 k) and loses half with two (108 k against 212
-//! k).
+//! Readers sleep in the device's `read`, one for each processor. The cost of a small request is the
+//! wake-up of the reader and of the requester. With one requester, on two processors of a virtual
+//! machine, reads of 4 KiB reach 18 k a second when both are bound to different processors, 120 k
+//! on the same one, and about 50 k where the scheduler puts them. Two readers take turns, so one of
+//! them last ran on the requester's processor. A single reader is woken across processors (26 k). A
+//! third reader wins nothing with one requester (59 k against 53 k) and loses half with two (108 k
+//! against 212 k).
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -39,23 +39,23 @@ pub use crate::queue::Keys;
 use crate::queue::{ConcurrencyLimits, Queue};
 pub(crate) use crate::queue::{Started, Waiting};
 
-/// A reader's way to start a request that may sleep.
+/// The verdict on a request that may sleep.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Start {
     /// Run it, then call [`Pool::finish`].
     Run(Started),
-    /// It has to wait for its turn: [`Pool::enqueue`] it.
+    /// It must wait for its turn: [`Pool::enqueue`] it.
     Wait,
     /// Too many of its group wait already.
     Refuse,
 }
 
-/// The next task of a thread that has run a request.
+/// The next task of a thread after a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next<J> {
     /// Read requests.
     Read,
-    /// Take the requests that are at the device without waiting for more, then call
+    /// Take the requests ready at the device without waiting for more, then call
     /// [`Pool::received_ready`].
     ReceiveReady,
     /// Run this one.
@@ -64,7 +64,7 @@ pub(crate) enum Next<J> {
     Exit,
 }
 
-/// The threads of a session by what they do, and what waits for them.
+/// The threads of a session, counted by task, and the queue of waiting requests.
 pub(crate) struct Pool<J> {
     limits: PoolLimits,
     /// The device can be asked for requests without waiting.
@@ -76,21 +76,21 @@ pub(crate) struct Pool<J> {
 
 struct PoolState<J> {
     nr_threads: usize,
-    /// Threads at the device, and spare ones that have been told to go there.
+    /// Threads at the device, and spare threads called to it.
     nr_readers: usize,
     nr_spare: usize,
-    /// Spare threads that have been told to become readers and have not woken yet.
+    /// Spare threads called to the device and not awake yet.
     nr_called: usize,
-    /// Threads that were started for what waits and have not come yet.
+    /// Threads started for waiting requests and not in [`Pool::join`] yet.
     nr_coming: usize,
-    /// A spare thread looks again after a lease.
+    /// A spare thread ticks: it checks again after a lease.
     is_ticking: bool,
     queue: Queue<J>,
     ended: bool,
 }
 
 impl<J: Waiting> PoolState<J> {
-    /// Returns whether something waits for a thread: to run it, or to tick for it.
+    /// Returns whether the queue needs a thread, to run a request or to tick.
     fn wants_thread(&mut self) -> bool {
         self.queue.may_pick() || (!self.is_ticking && self.queue.wants_processor().is_some())
     }
@@ -137,8 +137,8 @@ impl<J: Waiting> Pool<J> {
         Ok(())
     }
 
-    /// Starts a request that may sleep, which a reader has. With [`Start::Run`] it is a reader no
-    /// more. `spawn` starts one thread, which begins as a reader.
+    /// Starts a reader's request that may sleep. With [`Start::Run`] the calling thread is a reader
+    /// no longer. `spawn` starts one thread, which begins as a reader.
     pub fn start(&self, keys: Keys, spawn: impl FnOnce() -> std::io::Result<()>) -> Start {
         let mut state = self.state.lock();
         if !state.queue.may_start(keys) {
@@ -159,27 +159,26 @@ impl<J: Waiting> Pool<J> {
         run
     }
 
-    /// Notes that it goes on.
+    /// Notes that a waiting request continues.
     pub fn goes_on(&self, run: Run) -> Run {
         self.state.lock().queue.goes_on(run)
     }
 
-    /// Sees to it that a thread comes for what may run, and that one looks again at what a
-    /// processor is wanted for.
+    /// Wakes or starts a thread if a waiting request may run, or if one must tick.
     fn attend(&self, state: &mut PoolState<J>, spawn: impl Fn() -> std::io::Result<()>) {
         if state.wants_thread() {
             if state.nr_spare > state.nr_called {
                 self.spare.notify_one();
             } else if state.nr_coming == 0 && spawn().is_ok() {
-                // One that comes sees to it that more do.
+                // The new thread starts the next one if more are needed.
                 state.nr_threads += 1;
                 state.nr_coming += 1;
             }
         }
     }
 
-    /// Lets a reader's request wait. If there is something for it to run, since places have become
-    /// free in between, it is a reader no more.
+    /// Queues a reader's request. If places have become free in between, returns a request to run,
+    /// and the calling thread is a reader no longer.
     pub fn enqueue(
         &self,
         keys: Keys,
@@ -187,7 +186,7 @@ impl<J: Waiting> Pool<J> {
         spawn: impl FnOnce() -> std::io::Result<()>,
         spawn_runner: impl Fn() -> std::io::Result<()>,
     ) -> Option<(Started, J)> {
-        // Dropped when the lock is not held any more: requests give back memory.
+        // Dropped after the lock: requests release memory.
         let _settled;
         let mut state = self.state.lock();
         if state.ended {
@@ -202,7 +201,7 @@ impl<J: Waiting> Pool<J> {
     }
 
     /// Takes a reader off the device, and makes sure that enough remain. Returns false if it must
-    /// stay, because no other thread can be had.
+    /// stay, because no further thread can be started.
     fn leave_device(&self, state: &mut PoolState<J>, spawn: impl FnOnce() -> std::io::Result<()>) -> bool {
         if state.nr_readers > self.limits.readers_min {
             state.nr_readers -= 1;
@@ -223,8 +222,8 @@ impl<J: Waiting> Pool<J> {
                     state.nr_readers -= 1;
                     return true;
                 }
-                // The last reader may leave when no other thread could run what waits: late is
-                // better than never.
+                // The last reader may leave when no other thread could run the waiting requests:
+                // late is better than never.
                 if state.queue.nr_running() == 0 {
                     state.nr_readers -= 1;
                     return true;
@@ -234,8 +233,8 @@ impl<J: Waiting> Pool<J> {
         }
     }
 
-    /// Notes that a request has been run. Returns what is next; rests as a spare thread when there
-    /// is nothing. `spawn` starts one thread, which begins with [`join`](Self::join).
+    /// Notes the end of a request, and returns the thread's next task. Without one, waits as a
+    /// spare thread. `spawn` starts one thread, which begins with [`join`](Self::join).
     pub fn finish(&self, started: &Started, spawn: impl Fn() -> std::io::Result<()>) -> Next<J> {
         let mut state = self.state.lock();
         state.queue.finished(started);
@@ -246,8 +245,8 @@ impl<J: Waiting> Pool<J> {
         self.next(&mut state, spawn)
     }
 
-    /// Notes that a thread has taken the requests that were there. `spawn` starts one thread, which
-    /// begins as a reader, `spawn_runner` one that begins with [`join`](Self::join).
+    /// Notes that a thread has taken the ready requests. `spawn` starts one thread, which begins as
+    /// a reader, `spawn_runner` one that begins with [`join`](Self::join).
     pub fn received_ready(
         &self,
         spawn: impl FnOnce() -> std::io::Result<()>,
@@ -260,12 +259,12 @@ impl<J: Waiting> Pool<J> {
         self.next(&mut state, spawn_runner)
     }
 
-    /// Sees to it that another thread runs what waits, since this one has something else to run.
+    /// Has another thread run the waiting requests, since this one has a request of its own.
     pub fn hand_over(&self, spawn_runner: impl Fn() -> std::io::Result<()>) {
         self.attend(&mut self.state.lock(), spawn_runner);
     }
 
-    /// Begins a thread that was started because something waits that may run.
+    /// Begins a thread started for waiting requests, and returns its first task.
     pub fn join(&self, spawn: impl Fn() -> std::io::Result<()>) -> Next<J> {
         let mut state = self.state.lock();
         state.nr_coming = state.nr_coming.saturating_sub(1);
@@ -278,7 +277,7 @@ impl<J: Waiting> Pool<J> {
         self.state.lock().queue.park(keys)
     }
 
-    /// Notes that one waits no more, since it has been given up.
+    /// Notes that a parked request has been given up.
     pub fn unpark(&self, keys: Keys) {
         let mut state = self.state.lock();
         self.end_parking(&mut state, keys);
@@ -291,7 +290,7 @@ impl<J: Waiting> Pool<J> {
         }
     }
 
-    /// Queues one that can go on. Returns what is to be dropped with no lock held.
+    /// Queues a parked request to continue. Returns requests to be dropped with no lock held.
     pub fn resume(&self, keys: Keys, job: J, spawn_runner: impl Fn() -> std::io::Result<()>) -> Vec<J> {
         let mut state = self.state.lock();
         self.end_parking(&mut state, keys);
@@ -314,7 +313,7 @@ impl<J: Waiting> Pool<J> {
             }
             let wants_processor = state.queue.wants_processor();
             if let Some((started, job)) = state.queue.pick() {
-                // This one may hang: what else may run does not wait for it.
+                // This request may hang: other startable requests must not wait for it.
                 self.attend(state, spawn);
                 return Next::Run(started, job);
             }
@@ -333,11 +332,11 @@ impl<J: Waiting> Pool<J> {
             state.is_ticking &= !ticks;
             if state.nr_called > 0 {
                 state.nr_called -= 1;
-                // Another takes over the ticking.
+                // Another thread takes over the ticking.
                 self.attend(state, spawn);
                 return Next::Read;
             }
-            // What came since the time was over was told to a thread that did not wait any more.
+            // A request queued since the timeout has notified this thread, which no longer waited.
             if timed_out && !ticks && !state.wants_thread() {
                 return self.exit(state);
             }
@@ -350,8 +349,8 @@ impl<J: Waiting> Pool<J> {
         Next::Exit
     }
 
-    /// Ends the pool: a reader has learnt that there will be no more requests. Returns what was
-    /// waiting, to be dropped.
+    /// Ends the pool, after a reader has found the connection ended. Returns the waiting requests,
+    /// to be dropped.
     pub fn end(&self) -> Vec<J> {
         let mut state = self.state.lock();
         state.ended = true;
@@ -361,18 +360,17 @@ impl<J: Waiting> Pool<J> {
         state.queue.clear()
     }
 
-    /// Takes out what waits and is wanted no more, to be dropped.
+    /// Takes out waiting requests already answered or abandoned, to be dropped.
     pub fn sweep(&self) -> Vec<J> {
         self.state.lock().queue.sweep()
     }
 
-    /// Waits until every thread has ended, and no request waits for its store; false when some have
-    /// not within `timeout`.
+    /// Waits until every thread has ended and no request is parked. Returns false after `timeout`.
     pub fn wait_ended(&self, timeout: Option<Duration>) -> bool {
         self.wait_until(timeout, |state| state.nr_threads == 0 && state.queue.nr_parked() == 0)
     }
 
-    /// Waits until a reader has said that it is over; false when none has within `timeout`.
+    /// Waits until a reader has ended the pool. Returns false after `timeout`.
     pub fn wait_gone(&self, timeout: Option<Duration>) -> bool {
         self.wait_until(timeout, |state| state.ended)
     }
@@ -393,7 +391,7 @@ impl<J: Waiting> Pool<J> {
         true
     }
 
-    /// Returns how many threads do what, for messages and tests.
+    /// Returns the numbers of threads and requests, for messages and tests.
     pub fn pool_counts(&self) -> PoolCounts {
         let state = self.state.lock();
         PoolCounts {
@@ -413,9 +411,9 @@ pub struct PoolCounts {
     pub nr_threads: usize,
     /// At the device or on the way there.
     pub nr_readers: usize,
-    /// Running what may sleep.
+    /// Requests running that may sleep.
     pub nr_running: usize,
-    /// Requests that wait for their turn.
+    /// Requests waiting for their turn.
     pub nr_waiting: usize,
     /// Requests that wait for their store without a thread.
     pub nr_parked: usize,

@@ -14,7 +14,7 @@ impl Waiting for Job {
     }
 }
 
-/// One that is no longer wanted, and that gives something back under a lock.
+/// An abandoned request that releases something under a lock.
 struct Killed(Arc<LeafMutex<usize>>);
 
 impl Waiting for Killed {
@@ -114,7 +114,7 @@ fn what_may_run_since_it_was_told_to_wait_is_run() {
 fn what_else_may_run_does_not_wait_for_what_was_picked() {
     let pool = pool(4);
     let keys = |n| Keys::single(n, n);
-    // Too many first ones run, so that further ones wait.
+    // So many first requests run that further ones wait.
     let running: Vec<Started> = (0..8).filter_map(|n| started(ask(&pool, n, n, 0))).collect();
     assert_eq!(running.len(), 8);
     (8..10).for_each(|n| assert_eq!(ask(&pool, n, n, n as u32), Start::Wait));
@@ -146,7 +146,7 @@ fn ready_requests_are_received_before_queued_ones_run() {
     let nr_readers = pool.pool_counts().nr_readers;
     assert_eq!(pool.finish(&first, || Ok(())), Next::ReceiveReady);
     assert_eq!(pool.pool_counts().nr_readers, nr_readers + 1);
-    // A request from the device that may hang: what waits is for another thread.
+    // A request from the device may hang: the waiting one is for another thread.
     let nr_threads = pool.pool_counts().nr_threads;
     pool.hand_over(|| Ok(()));
     assert_eq!(pool.pool_counts().nr_threads, nr_threads + 1);
@@ -193,7 +193,7 @@ fn a_request_that_goes_on_starts_whatever_runs() {
     let pool = pool(4);
     let keys = |n| Keys::single(n, n);
     assert!(pool.park(keys(1)));
-    // As many as may, and what they wait for is what the parked one has.
+    // As many as may run, all waiting for something held by the parked request.
     (0..8).for_each(|n| assert!(matches!(ask(&pool, n, n, 0), Start::Run(_))));
     assert_eq!(ask(&pool, 8, 8, 8), Start::Wait);
     assert!(pool.resume(keys(1), Job(1), || Ok(())).is_empty());

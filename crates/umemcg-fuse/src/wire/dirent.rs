@@ -46,8 +46,8 @@ impl DirBuffer {
         self.has_room(name.len(), false) && self.append(None, ino, next, kind, name)
     }
 
-    /// Appends a name with its attributes. The kernel counts a lookup for every entry whose
-    /// `nodeid` is not 0.
+    /// Appends a name with its attributes. The kernel counts a lookup for every entry with a
+    /// `nodeid` other than 0.
     #[must_use]
     pub fn push_plus(&mut self, entry: &EntryOut, ino: u64, next: u64, kind: u32, name: &[u8]) -> bool {
         self.has_room(name.len(), true) && self.append(Some(entry), ino, next, kind, name)

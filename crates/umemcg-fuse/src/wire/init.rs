@@ -33,7 +33,7 @@ impl InitFlags {
     pub const HAS_EXPIRE_ONLY: u64 = 1 << 35;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
 
-    /// The features that every mount of this daemon requests.
+    /// The features requested by every mount of this daemon.
     pub const COMMON: u64 = Self::ASYNC_READ
         | Self::BIG_WRITES
         | Self::ASYNC_DIO
@@ -65,14 +65,14 @@ impl Negotiated {
 }
 
 /// The number of background requests (asynchronous direct I/O, closing, write-back of mappings)
-/// that the kernel has under way at a time; others wait in the kernel, in order of arrival. All
-/// users of the mount share it, so it is the largest possible: otherwise a user that waits for a
-/// hanging store could use it up. The queue of the session determines how many each group may have.
+/// under way in the kernel at a time; others wait in the kernel, in order of arrival. All users of
+/// the mount share it, so it is the largest possible: otherwise a user with a hanging store could
+/// use it up. The queue of the session determines the share of each group.
 pub const NR_BACKGROUND_MAX: u16 = u16::MAX;
 /// The number of 4 KiB pages in the largest payload.
 const NR_PAGES_MAX: u16 = (MAX_PAYLOAD_BYTES / 4096) as u16;
 
-/// Chooses capabilities among those that the kernel offers. Returns `None` for an unsupported
+/// Chooses among the capabilities offered by the kernel. Returns `None` for an unsupported
 /// protocol.
 pub fn negotiate(init: &Init, wanted: u64) -> Option<Negotiated> {
     if init.major != MAJOR || init.minor < MINOR_MIN {

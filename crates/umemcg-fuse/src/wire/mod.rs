@@ -1,4 +1,4 @@
-//! The kernel's FUSE messages: their layout, their numbers, and a reader that trusts no byte of
+//! The kernel's FUSE messages: their layout, their numbers, and a decoder that trusts no byte of
 //! them.
 //!
 //! The structures are the kernel's own (`include/uapi/linux/fuse.h`, protocol 7.31 to 7.45), in
@@ -27,23 +27,22 @@ pub const MINOR_MAX: u32 = 45;
 /// The oldest supported minor number (Linux 5.4): the shorter messages of earlier versions are not
 /// decoded.
 pub const MINOR_MIN: u32 = 31;
-/// The first minor number whose kernel can be asked to forget nodes (Linux 6.18).
+/// The first minor number with the notification to forget nodes (Linux 6.18).
 pub const MINOR_PRUNE: u32 = 45;
-/// The first minor number whose kernel takes all names to be out of date when told so (Linux 6.16).
+/// The first minor number with the notification to expire all names (Linux 6.16).
 pub const MINOR_INC_EPOCH: u32 = 44;
 /// The node of the mount's root.
 pub const ROOT_NODE: u64 = 1;
 /// The largest payload of a read or a write.
 pub const MAX_PAYLOAD_BYTES: usize = 1 << 20;
-/// The size of a buffer: the largest payload, headers, and a page so that the payload can be found
-/// whole.
+/// The size of a buffer: the largest payload, and a page for the headers, so that the payload
+/// arrives whole.
 pub const BUFFER_BYTES: usize = MAX_PAYLOAD_BYTES + 4096;
 /// Bytes of [`InHeader`].
 pub const IN_HEADER_BYTES: usize = size_of::<InHeader>();
 /// Bytes of [`OutHeader`].
 pub const OUT_HEADER_BYTES: usize = size_of::<OutHeader>();
-/// The bit that an interrupt's own `unique` has set; the rest of it names the request to be
-/// interrupted.
+/// The bit set in an interrupt's own `unique`; the rest of it names the request to be interrupted.
 pub const INTERRUPT_BIT: u64 = 1;
 
 const _: () = assert!(IN_HEADER_BYTES == 40 && OUT_HEADER_BYTES == 16);
@@ -58,7 +57,7 @@ pub struct InHeader {
     pub opcode: u32,
     /// The request's number, repeated in its answer.
     pub unique: u64,
-    /// The node that the request is about.
+    /// The node of the request.
     pub nodeid: u64,
     /// File-system user id of the requesting process.
     pub uid: u32,
@@ -78,9 +77,9 @@ pub struct InHeader {
 pub struct OutHeader {
     /// Bytes of the whole answer.
     pub len: u32,
-    /// 0, or an errno negated; in a notification its code.
+    /// 0, or a negated errno; in a notification, its code.
     pub error: i32,
-    /// The request that is answered; 0 in a notification.
+    /// The answered request; 0 in a notification.
     pub unique: u64,
 }
 
@@ -146,7 +145,7 @@ pub mod open_reply {
     pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 }
 
-/// The bits of the fields of a SETATTR that count.
+/// The bits for the valid fields of a SETATTR.
 #[allow(missing_docs)]
 pub mod setattr_valid {
     pub const MODE: u32 = 1 << 0;
@@ -180,17 +179,17 @@ pub mod write_flag {
     pub const KILL_SUIDGID: u32 = 1 << 2;
 }
 
-/// The flag of an open or create that truncates: it clears the set-id bits.
+/// The flag of a truncating open or create: it clears the set-id bits.
 pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
-/// The flag of a GETATTR that names an open file.
+/// The flag of a GETATTR with a file handle.
 pub const GETATTR_FH: u32 = 1 << 0;
-/// The flag of an fsync that leaves metadata out.
+/// The flag of an fsync without metadata.
 pub const FSYNC_FDATASYNC: u32 = 1 << 0;
-/// The flag of a SETXATTR that removes the set-group-id bit.
+/// The flag of a SETXATTR to remove the set-group-id bit.
 pub const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
-/// The flag of a POLL that asks for a later notification.
+/// The flag of a POLL to request a later notification.
 pub const POLL_SCHEDULE_NOTIFY: u32 = 1 << 0;
-/// The flag of an entry invalidation that only ends the entry's lifetime.
+/// The flag of an entry invalidation to end only the entry's lifetime.
 pub const EXPIRE_ONLY: u32 = 1 << 0;
 
 /// Codes of notifications.

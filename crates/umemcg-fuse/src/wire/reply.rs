@@ -51,7 +51,7 @@ wire_out! {
         blocks: u64, bfree: u64, bavail: u64, files: u64, ffree: u64, bsize: u32, namelen: u32, frsize: u32,
         padding: u32, spare: [u32; 6],
     }
-    /// Answer to GETXATTR and LISTXATTR that ask for the length.
+    /// Answer to GETXATTR and LISTXATTR for the length.
     GetxattrOut { size: u32, padding: u32 }
     /// Answer to LSEEK.
     LseekOut { offset: u64 }
@@ -69,10 +69,9 @@ wire_out! {
     InvalInodeOut { ino: u64, off: i64, len: i64 }
     /// Notification: a name is stale. The name follows, with its terminating zero.
     InvalEntryOut { parent: u64, namelen: u32, flags: u32 }
-    /// Notification: names and inodes that are not in use should be dropped. This many node ids
-    /// follow.
+    /// Notification: the kernel should drop unused names and inodes. This many node ids follow.
     PruneOut { count: u32, padding: u32, spare: u64 }
-    /// Notification: the kernel sends what it has of this range, as a NOTIFY_REPLY.
+    /// Notification: the kernel sends its cached pages of this range, as a NOTIFY_REPLY.
     RetrieveOut { notify_unique: u64, nodeid: u64, offset: u64, size: u32, padding: u32 }
     /// Notification: pollers of this handle should look again.
     PollWakeupOut { kh: u64 }

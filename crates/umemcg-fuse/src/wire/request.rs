@@ -11,10 +11,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{Dialect, GETATTR_FH, IN_HEADER_BYTES, InHeader, opcode, setattr_valid};
 
-/// The reason for which bytes are not a request.
+/// The reason why bytes are not a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Malformed {
-    /// Fewer bytes than the message needs, or than its header says.
+    /// Fewer bytes than needed for the message, or than given in its header.
     #[error("the request ends too early")]
     Short,
     /// A name without its terminating zero, or an empty one.
@@ -44,7 +44,7 @@ wire_in! {
     BatchForgetIn { count: u32, dummy: u32 }
     /// GETATTR.
     GetattrIn { flags: u32, dummy: u32, fh: u64 }
-    /// SETATTR; [`setattr_valid`](super::setattr_valid) says which fields count.
+    /// SETATTR; [`setattr_valid`](super::setattr_valid) has the bits for its valid fields.
     SetattrIn {
         valid: u32, padding: u32, fh: u64, size: u64, lock_owner: u64, atime: u64, mtime: u64, ctime: u64,
         atimensec: u32, mtimensec: u32, ctimensec: u32, mode: u32, unused4: u32, uid: u32, gid: u32, unused5: u32,
@@ -110,7 +110,7 @@ pub struct Init {
     pub major: u32,
     /// The kernel's minor number.
     pub minor: u32,
-    /// The most that the kernel wants to read ahead.
+    /// The kernel's maximum readahead, in bytes.
     pub max_readahead: u32,
     /// The features of the kernel, both words together.
     pub flags: u64,
@@ -225,7 +225,7 @@ pub enum Op<'a> {
     Interrupt {
         unique: u64,
     },
-    /// The kernel has sent this many bytes of its page cache, as it was asked to.
+    /// The kernel has sent this many bytes of its page cache, in answer to a RETRIEVE.
     Retrieved {
         bytes: u32,
     },
@@ -246,10 +246,9 @@ pub enum Op<'a> {
     },
 }
 
-/// The extension type that carries groups.
+/// The extension type for groups.
 const EXT_GROUPS: u32 = 32;
-/// Most extensions that are parsed, so that a request that consists of them cannot keep a reader
-/// busy.
+/// The most extensions parsed, so that a request full of them cannot keep a reader busy.
 const NR_EXTENSIONS_MAX: usize = 16;
 
 /// The rest of a request's body.
@@ -278,7 +277,8 @@ impl InHeader {
     /// Returns the header at the start of a request of exactly these bytes.
     ///
     /// # Errors
-    /// [`Malformed::Short`] when there is no whole header or its length is not that of the bytes.
+    /// [`Malformed::Short`] when there is no whole header, or its length differs from the number of
+    /// bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
         let (header, _) = Self::read_from_prefix(bytes).map_err(|_| Malformed::Short)?;
         if header.len as usize != bytes.len() { Err(Malformed::Short) } else { Ok(header) }
@@ -286,14 +286,14 @@ impl InHeader {
 }
 
 impl Op<'_> {
-    /// Returns whether it reads or writes data.
+    /// Returns whether the operation reads or writes data.
     pub fn is_data(&self) -> bool {
         matches!(self, Self::Read(_) | Self::Write { .. })
     }
 
-    /// Returns whether the kernel holds a lock of the directory until it is answered, so that every
-    /// other process that uses the directory waits with it. Changes of attributes count, since the
-    /// node may be a directory.
+    /// Returns whether the kernel holds a lock of the directory until the answer, which makes every
+    /// other user of the directory wait. Changes of attributes count, since the node may be a
+    /// directory.
     pub fn holds_directory(&self) -> bool {
         match self {
             Self::Setattr(arg) => arg.valid & setattr_valid::SIZE == 0,
@@ -319,10 +319,10 @@ impl Op<'_> {
 }
 
 impl<'a> Op<'a> {
-    /// Decodes a whole request (header included), spoken in `dialect`.
+    /// Decodes a whole request (header included) in `dialect`.
     ///
     /// # Errors
-    /// [`Malformed`] when the bytes do not hold what the opcode needs.
+    /// [`Malformed`] when the bytes are no valid message of the opcode.
     pub fn parse(bytes: &'a [u8], dialect: Dialect) -> Result<Self, Malformed> {
         let header = InHeader::parse(bytes)?;
         let body = &bytes[IN_HEADER_BYTES..];
@@ -401,7 +401,7 @@ impl<'a> Op<'a> {
             opcode::FLUSH => Op::Flush(body.take()?),
             opcode::INIT => {
                 let short: InitShortIn = body.take()?;
-                // The second word is there from 7.36 on; in a shorter message it counts as empty.
+                // The second word exists from 7.36 on; in a shorter message it counts as empty.
                 let flags2 = body.take::<u32>().unwrap_or(0);
                 Op::Init(Init {
                     major: short.major,
@@ -442,7 +442,7 @@ impl<'a> Op<'a> {
     }
 }
 
-/// Returns the one group that a creating request may carry: that of the parent directory.
+/// Returns the optional group in a creating request: the group of the parent directory.
 fn supplementary_gid(mut extensions: &[u8]) -> Result<Option<u32>, Malformed> {
     for _ in 0..NR_EXTENSIONS_MAX {
         if extensions.is_empty() {
@@ -489,8 +489,8 @@ pub fn write_payload(header: &InHeader, message: &[u8]) -> Option<WritePayload> 
     Some(WritePayload { offset: arg.offset, at: IN_HEADER_BYTES + size_of::<WriteIn>(), is_late })
 }
 
-/// Turns the beginning of a write's message, which [`write_payload`] recognised, into the message
-/// of a shorter write.
+/// Turns the beginning of a write's message, recognised by [`write_payload`], into the message of a
+/// shorter write.
 pub fn shorten_write(header: &mut InHeader, message: &mut [u8]) {
     let data_at = IN_HEADER_BYTES + size_of::<WriteIn>();
     let arg = message.get(IN_HEADER_BYTES..).and_then(|body| WriteIn::read_from_prefix(body).ok());

@@ -12,9 +12,9 @@ use crate::thread_stock::{THREAD_STOCK, with_stock};
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("a charge of {wanted_bytes} bytes does not fit under the limit of {}", group.path().display())]
 pub struct Refused {
-    /// The lowest group whose limit the charge would exceed. Reclaim has to start there.
+    /// The lowest group whose limit the charge would exceed. Reclaim must start there.
     pub group: Arc<Group>,
-    /// The bytes that were asked for.
+    /// The requested bytes.
     pub wanted_bytes: u64,
 }
 
@@ -27,7 +27,7 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Returns the owner that the bytes are charged to.
+    /// Returns the charged owner.
     ///
     /// A charge of 0 bytes keeps no owner: once the group is gone, its number may be another
     /// group's.
@@ -64,8 +64,8 @@ impl Charge {
         self.bytes += bytes;
     }
 
-    /// Returns the parts, for a caller that stores many charges in a form of its own.
-    /// [`uncharge_raw`] releases them.
+    /// Returns the parts, for a caller storing many charges in a form of its own. [`uncharge_raw`]
+    /// releases them.
     #[inline]
     #[doc(hidden)]
     pub fn into_raw(self) -> (OwnerId, u64) {
@@ -90,7 +90,7 @@ impl Drop for Charge {
     }
 }
 
-/// Uncharges bytes that were taken out of charges with [`Charge::into_raw`].
+/// Uncharges bytes taken out of charges with [`Charge::into_raw`].
 ///
 /// # Panics
 /// When less than `bytes` is charged: immediately, or when the thread's stock is drained.
@@ -124,8 +124,8 @@ fn try_charge(owner: OwnerId, node: &CounterNode, bytes: u64) -> Result<Charge, 
 fn try_charge_past_stock(owner: OwnerId, node: &CounterNode, bytes: u64) -> Result<Charge, Refused> {
     let granted =
         with_stock(|thread_stock| LEDGER.try_charge_past_stock(thread_stock, owner.into_raw(), node, bytes));
-    // This comes before the numbers become values with destructors, which the compiler would keep
-    // alive across it.
+    // This comes before the numbers become values with destructors; the compiler would keep such
+    // values alive across it.
     if mark_check::take_reached_mark() {
         act_on_usage(owner);
     }
@@ -167,9 +167,9 @@ fn charge_forced(owner: OwnerId, bytes: u64) -> Charge {
 }
 
 impl Group {
-    /// Charges `bytes` here and at every level above, from this thread's stock if that has enough.
+    /// Charges `bytes` here and at every level above, from this thread's stock if it has enough.
     /// Never reclaims and never sleeps; before it refuses, it drains stocks of other threads (some
-    /// microseconds) if that makes room, so a refusal means that the bytes are really held.
+    /// microseconds) if this makes room, so a refusal means the bytes are really held.
     ///
     /// # Errors
     /// [`Refused`] names the lowest group whose limit the charge would exceed.

@@ -1,14 +1,13 @@
-//! A holding: what one holder has of a group, as a value that any number of threads grow and
-//! shrink.
+//! A holding: the bytes of one holder in a group, as a value to be grown and shrunk by any number
+//! of threads.
 //!
-//! A [`Charge`](super::Charge) belongs to one thread at a time, and its owner is the group that was
-//! alive when it was made. A holding keeps its group, and with it the group's counter node. All its
-//! bytes are charged to that node, also after the group has been removed, so they have one owner
-//! and one number says how many there are. They are counted as
-//! [`Reserved`](crate::StatItem::Reserved).
+//! A [`Charge`](super::Charge) belongs to one thread at a time, and its owner is the living group
+//! at the time of the charge. A holding keeps its group, and with it the group's counter node. All
+//! its bytes are charged to this node, also after the group has been removed, so they have one
+//! owner and one count. They are counted as [`Reserved`](crate::StatItem::Reserved).
 //!
 //! Growing and shrinking use the stock of the calling thread, so they take no lock, and two threads
-//! that change different holdings of a group write no common cache line.
+//! changing different holdings of a group write no common cache line.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,7 +22,7 @@ use crate::thread_stock::{THREAD_STOCK, with_stock};
 /// Bytes charged to a group for one holder. Released when dropped.
 #[must_use = "a dropped holding is given back immediately"]
 pub struct Holding {
-    /// (C) Keeps the counter node that everything here is charged to.
+    /// (C) Keeps the charged counter node alive.
     group: Arc<Group>,
     held: HeldBytes,
 }
@@ -34,7 +33,7 @@ impl Holding {
         Self { group, held: HeldBytes::default() }
     }
 
-    /// Returns the group that it was created for, which may have been removed.
+    /// Returns the group it was created for; the group may have been removed.
     #[inline]
     pub fn group(&self) -> &Arc<Group> {
         &self.group
@@ -46,17 +45,16 @@ impl Holding {
         self.held.get()
     }
 
-    /// Returns the most bytes that were held at any time.
+    /// Returns the most bytes held at any time.
     pub fn peak_bytes(&self) -> u64 {
         self.held.peak()
     }
 
-    /// Charges `bytes` more, from this thread's stock if that has enough. Never reclaims and never
+    /// Charges `bytes` more, from this thread's stock if it has enough. Never reclaims and never
     /// sleeps.
     ///
     /// # Errors
-    /// [`Refused`] names the lowest group whose limit the bytes would exceed; nothing is changed
-    /// then.
+    /// [`Refused`] names the lowest group whose limit would be exceeded; nothing is changed then.
     #[inline]
     pub fn try_grow(&self, bytes: u64) -> Result<(), Refused> {
         self.charge(bytes)?;
@@ -145,7 +143,7 @@ impl Holding {
         self.uncharge(bytes);
     }
 
-    /// Releases everything; returns how much that was. Never blocks.
+    /// Releases everything; returns the number of bytes released. Never blocks.
     pub fn clear(&self) -> u64 {
         let bytes = self.held.take_all();
         self.uncharge(bytes);
@@ -162,7 +160,7 @@ impl Holding {
         }
     }
 
-    /// Takes over what another holding of the same group has.
+    /// Takes over the bytes of another holding of the same group.
     ///
     /// # Panics
     /// When it is another group's.

@@ -1,15 +1,15 @@
-//! Usage without what threads have in stock.
+//! Usage without the stocks of threads.
 
 use std::collections::HashMap;
 
 use super::{Group, LEDGER};
 use crate::counter::NO_NODE;
 
-/// What all threads had in stock at one moment, by group: charged, and not handed out. For a reader
-/// of many groups.
+/// The stocks of all threads at one moment, by group: bytes charged, and not handed out. For a
+/// reader of many groups.
 #[derive(Debug, Default)]
 pub struct IdleStock {
-    /// Bytes by node, those of the nodes below included.
+    /// Bytes by node, including the nodes below.
     by_node: HashMap<u32, u64>,
 }
 
@@ -31,15 +31,15 @@ impl IdleStock {
         Self { by_node: all }
     }
 
-    /// Returns the bytes in stock for a group and those below it.
+    /// Returns the bytes in stock for a group and its descendants.
     pub fn of(&self, group: &Group) -> u64 {
         self.by_node.get(&group.owner().into_raw()).copied().unwrap_or(0)
     }
 }
 
 impl Group {
-    /// Returns the bytes charged here and below without what threads have in stock, which
-    /// [`usage_bytes`](Self::usage_bytes) includes. Exact when nothing changes. Takes some
+    /// Returns the bytes charged here and below without the stocks of threads;
+    /// [`usage_bytes`](Self::usage_bytes) includes them. Exact when nothing changes. Takes some
     /// microseconds; disturbs no thread.
     pub fn usage_exact(&self) -> u64 {
         let mut stocked = 0;
@@ -51,14 +51,14 @@ impl Group {
         self.usage_bytes().saturating_sub(stocked)
     }
 
-    /// Returns the lowest limit of the group and those above it: what never fits is more than this.
+    /// Returns the lowest limit of the group and its ancestors: a larger charge never fits.
     /// [`UNLIMITED`](crate::UNLIMITED) if there is none.
     pub fn effective_max_bytes(&self) -> u64 {
         self.ancestors().map(Group::max_bytes).min().unwrap_or(u64::MAX)
     }
 
-    /// Returns the bytes that could be charged to the group now without reclaim: what the fullest
-    /// of the group and those above it has left. Takes some microseconds.
+    /// Returns the bytes chargeable to the group now without reclaim: the least room left at the
+    /// group or any ancestor. Takes some microseconds.
     pub fn available_bytes(&self) -> u64 {
         let idle = IdleStock::read();
         let left = |at: &Group| {

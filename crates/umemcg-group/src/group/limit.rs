@@ -5,19 +5,19 @@ use crate::counter::OverUsage;
 use crate::stock::Drain;
 use crate::thread_stock::THREAD_STOCK;
 
-/// The limit cannot be set: more is in use than it would allow.
+/// The limit cannot be set: usage is above it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{usage_bytes} bytes are in use, more than the new limit")]
 pub struct Busy {
-    /// Usage in bytes at that moment.
+    /// Usage in bytes at the time of the attempt.
     pub usage_bytes: u64,
 }
 
 impl Group {
-    /// Sets the limit unless more is in use (the v1 rule): usage is never left above it.
+    /// Sets the limit unless usage is above it (the v1 rule).
     ///
     /// # Errors
-    /// [`Busy`] when it is; the old limit stays.
+    /// [`Busy`] when usage is above it; the old limit stays.
     #[doc(alias = "mem_cgroup_resize_max")]
     #[doc(hidden)]
     pub fn try_set_max(&self, max_bytes: u64) -> Result<(), Busy> {
@@ -35,8 +35,8 @@ impl Group {
     }
 
     /// Stores the limit, and nothing else: usage may stay above it, since nothing is reclaimed. If
-    /// it is above, stocks are drained, so charges are refused from then on. The engine's `set_max`
-    /// reclaims, too.
+    /// usage is above, stocks are drained, so charges are refused from then on. The engine's
+    /// `set_max` reclaims, too.
     #[doc(hidden)]
     pub fn store_max(&self, max_bytes: u64) {
         let _changing = self.limit_lock.lock();
@@ -48,7 +48,7 @@ impl Group {
         }
     }
 
-    /// Uncharges what all threads hold in stock for this group and the groups below. Takes some
+    /// Uncharges the stocks of all threads for this group and its descendants. Takes some
     /// microseconds when other threads hold any.
     #[doc(alias = "drain_all_stock")]
     #[doc(hidden)]
@@ -56,9 +56,9 @@ impl Group {
         drain_stocks(self.owner(), Drain::Bytes);
     }
 
-    /// Uncharges what the calling thread has in stock for this group and the groups above. Called
-    /// after bytes beyond a limit were released: left in stock, they would let later charges exceed
-    /// the limit for good.
+    /// Uncharges the calling thread's stocks for this group and the groups above. Called after
+    /// bytes beyond a limit were released: left in stock, they would let later charges exceed the
+    /// limit for good.
     #[doc(hidden)]
     pub fn drain_own_stock(&self) {
         drain_own_stock(self.owner());

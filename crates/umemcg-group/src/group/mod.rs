@@ -1,9 +1,8 @@
 //! A group: a name in the tree, a counter, statistics, events, and state of the layers above.
 //!
 //! A group is alive from its creation to its removal; its memory lives as long as its last `Arc`. A
-//! removed group stays usable and harmless: what is charged to it is charged to the nearest living
-//! group above, and what is counted in it is counted there. [`OwnerId`] is what charged memory
-//! keeps of it.
+//! removed group stays usable and harmless: its new charges and counts go to the nearest living
+//! group above. Charged memory keeps only its [`OwnerId`].
 
 mod charge;
 mod holding;
@@ -42,7 +41,7 @@ use crate::ledger::{Ledger, NODE_STATE_BYTES};
 use crate::mark_check;
 use crate::stats::{EventKind, StatItem, Stats, SweptCell, add_where_alive};
 
-/// Bytes that an empty group costs, all structures together. Charged to its parent.
+/// Bytes of an empty group, all structures together. Charged to its parent.
 pub const GROUP_STATE_BYTES: u64 = 2048;
 
 const _: () = assert!(size_of::<Group>() as u64 + NODE_STATE_BYTES <= GROUP_STATE_BYTES - 512);
@@ -50,7 +49,7 @@ const _: () = assert!(size_of::<Group>() as u64 + NODE_STATE_BYTES <= GROUP_STAT
 /// A group of the tree.
 #[doc(alias = "mem_cgroup")]
 pub struct Group {
-    /// (C) Creation serial; never used again, and greater than that of every older group.
+    /// (C) Creation serial; never used again, and greater than the serials of all older groups.
     id: u64,
     /// (C)
     owner: OwnerId,
@@ -62,9 +61,9 @@ pub struct Group {
     pub(crate) name: LeafRwLock<Arc<OsStr>>,
     /// Locked parent before child.
     pub(crate) children: RankedMutex<Children>,
-    /// Serialises changes of limits and protection with each other and with the group's removal.
+    /// Serializes changes of limits and protection with each other and with the group's removal.
     limit_lock: RankedMutex<()>,
-    /// Created when protection is first set for the group or for one directly below it.
+    /// Created when protection is first set for the group or one of its children.
     protection_settings: OnceLock<Arc<ProtectionSettings>>,
     /// (A)
     stats: Stats,
@@ -76,12 +75,12 @@ pub struct Group {
     extensions: Extensions,
 }
 
-/// The groups directly below one.
+/// The children of a group.
 #[derive(Debug, Default)]
 pub(crate) struct Children {
     pub(crate) by_id: BTreeMap<u64, Arc<Group>>,
     pub(crate) by_name: HashMap<Arc<OsStr>, Arc<Group>>,
-    /// Number of children that are unlinked and still handing over their lists.
+    /// Number of unlinked children still handing over their lists.
     pub(crate) nr_leaving: usize,
 }
 
@@ -108,8 +107,7 @@ impl Group {
         })
     }
 
-    /// Returns the group's serial number, which is never reused. Younger groups have greater
-    /// numbers.
+    /// Returns the group's serial number; it is never reused. Younger groups have greater numbers.
     #[doc(alias = "css_serial_nr")]
     pub fn id(&self) -> u64 {
         self.id
@@ -151,7 +149,7 @@ impl Group {
         self.node.is_dead()
     }
 
-    /// Returns what charges on this group name as their owner.
+    /// Returns the owner id of charges on this group.
     #[inline]
     pub fn owner(&self) -> OwnerId {
         self.owner
@@ -162,12 +160,12 @@ impl Group {
         self.children.lock().by_id.values().cloned().collect()
     }
 
-    /// Returns the group of that name directly below.
+    /// Returns the child of this name.
     pub fn child(&self, name: &OsStr) -> Option<Arc<Group>> {
         self.children.lock().by_name.get(name).cloned()
     }
 
-    /// Returns how many groups are directly below.
+    /// Returns the number of children.
     pub fn nr_children(&self) -> usize {
         self.children.lock().by_id.len()
     }
@@ -227,8 +225,8 @@ impl Group {
     }
 
     /// Sets the usage, in bytes, at which charges raise the pressure signal. Raises it immediately
-    /// if the usage is that high already. [`UNLIMITED`](crate::UNLIMITED) means never. Charges from
-    /// a stock count as made when the stock was filled.
+    /// if the usage is already there. [`UNLIMITED`](crate::UNLIMITED) means never. Charges from a
+    /// stock count as made when the stock was filled.
     #[doc(hidden)]
     pub fn set_pressure_mark(&self, usage_bytes: u64) {
         let _changing = self.limit_lock.lock();
@@ -241,7 +239,7 @@ impl Group {
         }
     }
 
-    /// Returns the number of charges that this group's limit has refused.
+    /// Returns the number of charges refused by this group's limit.
     pub fn failcnt(&self) -> u64 {
         self.node.failcnt()
     }
@@ -251,7 +249,7 @@ impl Group {
         self.node.reset_failcnt();
     }
 
-    /// Returns the bytes that this group's own limit still allows; 0 if usage is over it.
+    /// Returns the bytes still allowed by this group's own limit; 0 if usage is over it.
     #[doc(alias = "mem_cgroup_margin")]
     pub fn margin_bytes(&self) -> u64 {
         self.node.max().saturating_sub(self.node.usage())
@@ -291,7 +289,7 @@ impl Group {
         self.ancestors().map(move |group| (group.node, &group.stats.local[item.index()]))
     }
 
-    /// Counts an event here and above, and raises the wake signals that listeners have attached.
+    /// Counts an event here and above, and raises the wake signals attached by listeners.
     #[doc(alias = "memcg_memory_event")]
     #[doc(hidden)]
     pub fn event(&self, kind: EventKind) {
@@ -301,20 +299,21 @@ impl Group {
         }
     }
 
-    /// Attaches the wake signal that events here and below raise, unless there is one already. A
-    /// thread that reads the counts afterwards misses no event.
+    /// Attaches a wake signal to be raised by events here and below, unless there is one already. A
+    /// thread reading the counts afterward misses no event.
     #[doc(hidden)]
     pub fn listen_for_events(&self, wake_signal: Arc<WakeSignal>) {
         self.stats.events.attach::<true>(wake_signal);
     }
 
-    /// Raises that wake signal without counting an event, so that waiting threads check the group.
+    /// Raises the wake signal of events without counting an event, so waiting threads check the
+    /// group.
     #[doc(hidden)]
     pub fn announce(&self) {
         self.stats.events.raise();
     }
 
-    /// Returns the number of events of this group and all below it.
+    /// Returns the number of events of this group and its descendants.
     pub fn event_count(&self, kind: EventKind) -> u64 {
         self.stats.events.nr(kind)
     }
@@ -324,8 +323,8 @@ impl Group {
         self.stats.events_local[kind.index()].load(Ordering::Relaxed)
     }
 
-    /// Returns a layer's state in this group, which `make` creates on first use. A slot always
-    /// holds the same type.
+    /// Returns a layer's state in this group; `make` creates it on first use. A slot always holds
+    /// the same type.
     #[doc(hidden)]
     pub fn extension<T: Any + Send + Sync>(&self, slot: ExtensionSlot, make: impl FnOnce() -> T) -> &T {
         self.extensions.get_or_make(slot, make)
@@ -382,19 +381,20 @@ fn note_node_freed(above: u32) {
     note_state_freed(OwnerId::new(above), NODE_STATE_BYTES);
 }
 
-/// Accounts for the state of a removed group below `above`, which is about to be uncharged.
+/// Updates the statistic for state of a removed group below `above`; the state is about to be
+/// uncharged.
 fn note_state_freed(above: OwnerId, bytes: u64) {
     // If no group is found, the tree is gone.
     let Some(group) = above.try_resolve() else { return };
     group.stat_add(StatItem::GroupState, -(bytes as i64));
 }
 
-/// The group of each counter node, until it has handed over to its parent all that it had.
+/// The group of each counter node, until it has handed everything over to its parent.
 static GROUPS: Table<ArcSwapOption<Group>> = Table::new();
 
-/// Identifies what something is charged to: a group or, once that has been removed, the nearest
-/// living group above. Fits in a frame record. Valid while its holder also holds a charge on it, or
-/// the group itself.
+/// Identifies the charged group or, once the group has been removed, the nearest living group
+/// above. Fits in a frame record. Valid while its holder also holds a charge on it, or the group
+/// itself.
 #[doc(alias = "mem_cgroup_id")]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OwnerId(u32);
@@ -423,9 +423,9 @@ impl OwnerId {
         LEDGER.node(self.0)
     }
 
-    /// Returns the group that has what is charged to this owner: the group itself, or the nearest
-    /// above that has not handed over what it had. A group that is marked as removed has it until
-    /// then, also that of groups removed before.
+    /// Returns the current holder of memory charged to this owner: the group itself, or the nearest
+    /// group above that has not handed over. A removed group keeps its memory, and the memory of
+    /// groups removed below it, until it hands over to its parent.
     ///
     /// # Panics
     /// When the whole tree is gone.
@@ -435,7 +435,7 @@ impl OwnerId {
         self.with_group(Arc::clone)
     }
 
-    /// Calls `use_it` with that group, which saves the two atomic operations of
+    /// Calls `use_it` with the current holder, without the two atomic operations of
     /// [`resolve`](Self::resolve).
     ///
     /// # Panics
@@ -447,15 +447,15 @@ impl OwnerId {
             if let Some(group) = &*GROUPS.get(at).expect("an owner has had a group").load() {
                 return use_it(group);
             }
-            // One level at a time: the next may be dead and still have everything. Bounded by the
-            // depth of the tree.
+            // One level at a time: the next group may be dead and still hold everything. Bounded by
+            // the depth of the tree.
             at = LEDGER.node(at).parent();
             assert!(at != NO_NODE, "{self:?} belongs to a tree that is gone");
         }
     }
 
-    /// Returns the same for a handle that nothing keeps alive, such as that of a shadow entry:
-    /// `None` or another group if the handle has been freed since.
+    /// Like [`resolve`](Self::resolve), for a handle kept alive by nothing, such as a shadow
+    /// entry's: `None` or another group if the handle has been freed since.
     #[doc(hidden)]
     pub fn try_resolve(self) -> Option<Arc<Group>> {
         let mut at = self.0;
@@ -483,8 +483,8 @@ impl fmt::Debug for OwnerId {
     }
 }
 
-/// Returns the number of counter nodes in use in this process: those of groups, and of removed
-/// groups that something is still charged to.
+/// Returns the number of counter nodes in use in this process: nodes of groups, and of removed
+/// groups with remaining charges.
 pub fn nr_owners_in_use() -> u32 {
     LEDGER.nr_in_use()
 }
@@ -495,8 +495,8 @@ fn update_excess(index: u32) {
     }
 }
 
-/// Corrects the excess flags that uncharges of this thread found stale. The caller holds no lock
-/// that a thread waits for inside its stock.
+/// Corrects excess flags found stale by uncharges of this thread. The caller must hold no lock
+/// awaited by threads inside their stock.
 #[inline]
 pub(crate) fn update_stale_excess() {
     if mark_check::has_stale_excess() {

@@ -1,5 +1,4 @@
-//! A group's protection settings, what it claims of them, and its entry among its parent's
-//! claimants.
+//! A group's protection settings, its claims, and its entry among its parent's claimants.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -28,7 +27,7 @@ impl Group {
         self.protection_settings.get().map_or(0, |settings| settings.low.load(Relaxed))
     }
 
-    /// Returns the bytes that are guaranteed to the group or those below it.
+    /// Returns the bytes guaranteed to the group or its descendants.
     pub fn guaranteed_bytes(&self) -> u64 {
         self.protection_settings.get().map_or(0, |settings| settings.guaranteed.load(Relaxed))
     }

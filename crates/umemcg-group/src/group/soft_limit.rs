@@ -1,4 +1,4 @@
-//! A group's soft limit: the bytes that it may keep when others need room. Reclaim visits groups
+//! A group's soft limit: the bytes it may keep when other groups need room. Reclaim visits groups
 //! above their soft limit first.
 
 use std::sync::{Arc, Weak};
@@ -15,8 +15,7 @@ impl Group {
     }
 
     /// Sets the soft limit in bytes; [`UNLIMITED`](crate::UNLIMITED) for none. Reclaims nothing:
-    /// the soft limit only determines which groups reclaim takes from first. Does nothing on a
-    /// removed group.
+    /// the soft limit only determines the groups reclaimed first. Does nothing on a removed group.
     #[doc(hidden)]
     pub fn set_soft_limit(self: &Arc<Self>, bytes: u64) {
         {
@@ -42,16 +41,16 @@ impl Group {
         self.node.is_in_excess()
     }
 
-    /// Returns the number of children that count as over their soft limits, or have a group below
-    /// that does. Takes no lock; 0 says that no group below this group is in excess.
+    /// Returns the number of children in excess or with a descendant in excess. Takes no lock; 0
+    /// means no group below this group is in excess.
     #[doc(alias = "children_in_excess")]
     #[doc(hidden)]
     pub fn nr_children_in_excess(&self) -> u32 {
         self.excess.subtree_marks().nr_children()
     }
 
-    /// Returns the next younger child after the one with that id which counts as over its soft
-    /// limit, or has a group below that does.
+    /// Returns the next child with an id above `after` that is in excess or has a descendant in
+    /// excess.
     #[doc(hidden)]
     pub fn next_child_in_excess(&self, after: u64) -> Option<Arc<Group>> {
         let mut after = after;
@@ -65,8 +64,7 @@ impl Group {
         }
     }
 
-    /// Returns how many groups below this one count as over their soft limits. Takes time in
-    /// proportion to their number.
+    /// Returns the number of descendants in excess. Takes time in proportion to their number.
     #[doc(hidden)]
     pub fn nr_in_excess_below(self: &Arc<Self>) -> u64 {
         let (mut nr, mut above) = (0, vec![Arc::clone(self)]);
@@ -91,7 +89,8 @@ impl Group {
         self.excess.update::<true, _>(self.node, lag, || path_to_root(self));
     }
 
-    /// Removes a removed group, whose soft limit has been cleared already, from its parent's set.
+    /// Takes a removed group out of its parent's set. The group's soft limit has been cleared
+    /// already.
     pub(crate) fn withdraw_excess(self: &Arc<Self>) {
         self.update_excess_with(EXCESS_LAG_BYTES);
         subtree_marks::note_removed(path_to_root(self));

@@ -10,8 +10,8 @@ use crate::stats::StatItem;
 use crate::thread_stock::{THREAD_STOCK, with_stock};
 
 impl OwnerId {
-    /// Adds to a statistic of the owner's group that changes with each page, and to the totals
-    /// above. The change may stay pending in the thread: up to
+    /// Adds to a statistic of the owner's group and to the totals above. For statistics changing
+    /// with each page. The change may stay pending in the thread: up to
     /// [`PENDING_BYTES_MAX`](crate::PENDING_BYTES_MAX), or as many pages, for each thread and owner
     /// at most.
     #[doc(alias = "mod_lruvec_page_state")]
@@ -43,14 +43,14 @@ impl Group {
         StatItem::ALL.iter().filter(|item| item.is_metadata()).map(|&item| self.stat_total(item)).sum()
     }
 
-    /// Returns the sum of the statistics that name charges, for this group and those below it. That
-    /// is the usage, except for stocks of threads and for charges whose statistic is not updated
-    /// yet.
+    /// Returns the sum of the statistics of [`StatItem::CHARGED`], for this group and its
+    /// descendants. It equals the usage, except for stocks of threads and for charges with a
+    /// statistic not yet updated.
     pub fn named_bytes(&self) -> u64 {
         StatItem::CHARGED.iter().map(|&item| self.stat_total(item)).sum::<i64>().max(0) as u64
     }
 
-    /// Returns the bytes that are not page data, of this group and all below it: objects and
+    /// Returns the bytes other than page data, of this group and its descendants: objects and
     /// bookkeeping.
     #[doc(alias = "kmem_usage")]
     pub fn metadata_bytes(&self) -> u64 {
@@ -63,7 +63,7 @@ impl Group {
         self.metadata_peak.load(Ordering::Relaxed).max(0) as u64
     }
 
-    /// Resets that peak to the present value.
+    /// Resets the peak of metadata to the present value.
     pub fn reset_metadata_peak(&self) {
         self.metadata_peak.store(self.metadata_total(), Ordering::Relaxed);
     }
@@ -78,7 +78,7 @@ impl Group {
         self.stats.local[item.index()].get()
     }
 
-    /// Returns a statistic of this group and all below it, removed ones included. Has the same
+    /// Returns a statistic of this group and its descendants, removed ones included. Has the same
     /// accuracy and cost as [`stat_local`](Self::stat_local).
     pub fn stat_total(&self, item: StatItem) -> i64 {
         if item.pending_place().is_some() {
@@ -97,9 +97,9 @@ impl Group {
         self.stats.total[item.index()].load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes of this group and all below it that are dirty, under write-back or
-    /// unstable, for a caller that compares them with a threshold of `near` or more. Pending
-    /// changes of threads are included only when they could make a difference.
+    /// Returns the dirty bytes of this group and its descendants, including bytes under write-back
+    /// and unstable bytes, for comparison with a threshold of `near` or more. Pending changes of
+    /// threads are included only when they could make a difference.
     #[doc(hidden)]
     pub fn unclean_bytes_about(&self, near: u64) -> u64 {
         let unclean = &StatItem::PENDING[..StatItem::NR_UNCLEAN];
@@ -119,7 +119,7 @@ impl Group {
 /// Applies the pending changes of an owner to its nearest living group.
 fn apply_one(pending: Pending) {
     let mut at = pending.node;
-    // Bounded by the depth of the tree. The numbers of a tree that is gone are not read.
+    // Bounded by the depth of the tree. If the tree is gone, nothing reads its numbers.
     while at != NO_NODE {
         if let Some(group) = GROUPS.get(at).map(|slot| slot.load())
             && let Some(group) = &*group
@@ -138,15 +138,15 @@ pub(crate) fn apply_to_group(group: &Group, pending: Pending) {
     }
 }
 
-/// Applies the pending changes of all threads, so that what follows may be read with
+/// Applies the pending changes of all threads, so statistics may then be read with
 /// [`Group::stat_total_applied`] and [`Group::stat_local_applied`]. Takes some microseconds when
 /// other threads have any.
 pub fn apply_pending() {
     THREAD_STOCK.with(|thread_stock| LEDGER.apply_pending(thread_stock, &apply_one));
 }
 
-/// Returns the most bytes by which a statistic that is read without pending changes may be behind,
-/// all threads together.
+/// Returns the largest lag of a statistic read without pending changes, in bytes, all threads
+/// together.
 pub fn pending_bytes_max() -> u64 {
     LEDGER.pending_bytes_max()
 }

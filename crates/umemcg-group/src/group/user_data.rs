@@ -1,4 +1,4 @@
-//! A value of the embedder's own that a group carries.
+//! An embedder's own value, carried by a group.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use umemcg_base::LeafRwLock;
 use super::Group;
 use crate::extensions::ExtensionSlot;
 
-/// Any value that threads may share.
+/// Any value shareable between threads.
 pub type UserData = Arc<dyn Any + Send + Sync>;
 
 type Slot = LeafRwLock<Option<UserData>>;
@@ -21,8 +21,8 @@ impl Group {
         data.downcast().ok()
     }
 
-    /// Sets the group's user data, or removes it; returns what was there before. It is dropped with
-    /// the group at the latest, by the thread that drops the last handle of the group, possibly
+    /// Sets the group's user data, or removes it; returns the previous data. The data is dropped
+    /// with the group at the latest, by the thread dropping the last handle of the group, possibly
     /// under a lock of this library: its destructor must not charge, reclaim or wait.
     pub fn set_user_data(&self, data: Option<UserData>) -> Option<UserData> {
         let slot: &Slot = self.extension(ExtensionSlot::User, Slot::default);

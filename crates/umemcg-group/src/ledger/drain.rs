@@ -1,12 +1,12 @@
 //! Draining the stocks of threads, and finding out whether that would help.
 //!
-//! A refused charge adds up what all threads hold in stock below the refusing node, so it visits
-//! every listed set (see [`crate::set_list`]). At a limit, refusals are the normal state, and most
-//! sets hold stock of other groups. So a set that does not change is emptied: now and then a scan
-//! sweeps, which means that it clears all slots of the sets that hold what they held at the last
-//! sweep, and takes them off the list. A sweep disturbs threads and costs a fence in all of them;
-//! it happens when the visits since the last one have cost about as much. A thread that is not idle
-//! and loses its slots claims them again with its next charges.
+//! A refused charge adds up the stock of all threads below the refusing node, so it visits every
+//! listed set (see [`crate::set_list`]). At a limit, refusals are the normal state, and most sets
+//! hold stock of other groups. So unchanging sets are emptied: now and then a scan *sweeps*: it
+//! clears all slots of the sets unchanged since the last sweep, and takes these sets off the list.
+//! A sweep disturbs threads and costs a fence in all of them; it happens when the visits since the
+//! last one have cost about as much. If an active thread loses its slots, it claims them again with
+//! its next charges.
 
 use std::ptr;
 use std::sync::OnceLock;
@@ -47,7 +47,7 @@ impl Ledger {
         }
     }
 
-    /// Drains the subtree of `top` if that brings its usage down to `goal`. Returns whether usage
+    /// Drains the subtree of `top` if this brings its usage down to `goal`. Returns whether usage
     /// is at or below `goal` now.
     pub fn drain_down_to(&self, thread: &ThreadStock<'_>, top: u32, goal: u64) -> bool {
         let would_help = {
@@ -71,7 +71,7 @@ impl Ledger {
         would_help
     }
 
-    /// Calls `see` with what is in stock, a slot at a time: the bytes of a slot are counted at its
+    /// Calls `see` with the content of every stock slot: the bytes of a slot are counted at its
     /// node and all above it. Disturbs no thread; exact when nothing changes.
     pub fn for_each_stocked(&self, mut see: impl FnMut(Stocked)) {
         // Waits for a drain in progress: its bytes are neither in stock nor uncharged yet.
@@ -99,16 +99,16 @@ impl Ledger {
         }
     }
 
-    /// Returns every stock set that was ever in use. A thread that registers later sees everything
-    /// that the caller did before.
+    /// Returns every stock set ever in use. A thread registering later sees all earlier writes of
+    /// the caller.
     pub(crate) fn sets(&self) -> impl Iterator<Item = &StockSet> {
         // A read-modify-write, AcqRel: pairs with `register_thread`.
         let nr_sets = self.nr_sets.fetch_add(0, AcqRel);
         (1..=nr_sets).filter_map(|index| self.set(index))
     }
 
-    /// Returns every stock set that may hold stock, except for what other threads are just about to
-    /// put in.
+    /// Returns every stock set with possible stock, except for bytes just about to be put in by
+    /// other threads.
     fn listed_sets(&self) -> impl Iterator<Item = &StockSet> {
         self.sets_of(&self.stocked)
     }
@@ -123,8 +123,8 @@ impl Ledger {
         self.sets.get(index).and_then(OnceLock::get).map(|set| &**set)
     }
 
-    /// Lists the set of a thread that has claimed a slot for a node. Returns whether the node is
-    /// dead. Called for claims alone: a charge that claims nothing must not pay for it.
+    /// Lists the set of a thread after it claimed a slot for a node. Returns whether the node is
+    /// dead. Called for claims alone: a charge without a claim must not pay for it.
     pub(super) fn list_and_check(&self, own: &OwnStock<'_>, node: &CounterNode) -> bool {
         let set = own.set();
         if !set.is_listed() {
@@ -134,22 +134,22 @@ impl Ledger {
         node.is_dead()
     }
 
-    /// Takes a set whose slots are cleared off the list. For a thread inside.
+    /// Takes a set with cleared slots off the list. For a thread inside.
     pub(super) fn unlist(&self, set: &StockSet) {
         set.set_listed(false);
         self.stocked.remove(set.index());
     }
 
-    /// Does what a scan does now and then; see the module. `INSIDE` is false only in the model that
-    /// shows why a set leaves the list while its thread is kept out.
+    /// Sweeps; see the module. `INSIDE` is false only in the model showing why a set leaves the
+    /// list while its thread is kept out.
     #[cfg(loom)]
     pub fn sweep<const INSIDE: bool>(&self, thread: &ThreadStock<'_>) {
         let _alone = self.intruder.lock();
         self.sweep_alone::<INSIDE>(thread);
     }
 
-    /// Clears the slots of the sets, except for the calling thread's, that hold what they held at
-    /// the last sweep. The caller holds `intruder`.
+    /// Clears the slots of all sets unchanged since the last sweep, except for the calling thread's
+    /// set. The caller holds `intruder`.
     fn sweep_alone<const INSIDE: bool>(&self, thread: &ThreadStock<'_>) {
         let is_own = |set: &StockSet| thread.set().is_some_and(|own| ptr::eq(own, set));
         let unchanged = self.listed_sets().filter(|set| !is_own(set) && set.is_unchanged());
@@ -194,7 +194,7 @@ mod tests {
         assert!(occupied(&refused) && occupied(&busy) && !occupied(&idle));
         assert_eq!(ledger.listed_sets().count(), 2);
         ledger.uncharge(&refused, full, 1);
-        // Its next charges give it stock again, which no refusal overlooks.
+        // Its next charges give it stock again, and no refusal overlooks this stock.
         for _ in 0..2 {
             assert_eq!(ledger.try_charge(&idle, full, 5), Ok(full));
             ledger.uncharge(&idle, full, 5);

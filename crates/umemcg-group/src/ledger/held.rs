@@ -25,9 +25,9 @@ impl Ledger {
         is_put.then(|| own.set().pending().add(index, RESERVED_PLACE, -(bytes as i64)))
     }
 
-    /// Charges `bytes` to `index` itself and all above it, even if its group has been removed, for
-    /// a caller that keeps the node: what is charged in several steps then has one owner. The
-    /// caller has missed the stock.
+    /// Charges `bytes` to `index` itself and all above it, even if its group has been removed, so
+    /// bytes charged in several steps have one owner. The caller keeps the node alive, and has
+    /// missed the stock.
     ///
     /// # Errors
     /// The lowest node that refuses; nothing is charged then.

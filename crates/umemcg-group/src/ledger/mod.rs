@@ -1,7 +1,7 @@
 //! The ledger: all counter nodes and all stocks, and charging through the levels.
 //!
-//! A charge is counted at its own node and at every node above, dead ones included, so that an
-//! uncharge walks the same way whatever was removed in between. In order, a charge
+//! A charge is counted at its own node and at every node above, dead ones included, so an uncharge
+//! walks the same way whatever was removed in between. In order, a charge
 //!
 //! 1. is taken from the thread's stock for the node, or else
 //! 2. is added to the node, with an extra amount for its stock. At the level above it is taken from
@@ -9,7 +9,7 @@
 //!    undone, and it
 //! 3. is added exactly, level by level. When that is refused, and the threads' stocks below the
 //!    refusing node would make enough room, they are drained and the charge is tried again. So a
-//!    refusal means that the bytes are really held.
+//!    refusal means the bytes are really held.
 //!
 //! No level ever goes above its limit on the way, except while a limit is being lowered.
 
@@ -31,14 +31,14 @@ use crate::set_list::{SetList, Visits};
 use crate::stock::{OwnStock, StockSet, ThreadStock};
 use crate::stock_table::Stocked;
 
-/// Bytes that a counter node costs; charged to the levels above for as long as the node exists.
+/// Bytes of a counter node; charged to the levels above for as long as the node exists.
 pub const NODE_STATE_BYTES: u64 = 128;
 
-/// Levels that get a stock on the way up; above them a charge goes through unchanged.
+/// Levels with a stock on the way up; above them a charge goes through unchanged.
 const STOCKED_LEVELS_MAX: u32 = 8;
 
-/// A stock is filled with at most this fraction of what its node has left, so that threads near a
-/// limit leave room for each other.
+/// A stock is filled with at most one part in this many of its node's remaining room, so threads
+/// near a limit leave room for each other.
 const ROOM_SHARE: u64 = 8;
 
 /// All counters and stocks of a process (or of one model).
@@ -48,25 +48,24 @@ pub struct Ledger {
     free_nodes: IndexPool,
     sets: Table<OnceLock<Box<StockSet>>>,
     free_sets: IndexPool,
-    /// Number of sets that were ever in use, without index 0.
+    /// Number of sets ever in use, without index 0.
     nr_sets: AtomicU32,
-    /// The sets that may hold stock.
+    /// The sets with possible stock.
     stocked: SetList,
-    /// The sets that may have pending changes.
+    /// The sets with possible pending changes.
     with_pending: SetList,
     /// Visits of readers to sets with pending changes since the last sweep. (A)
     nr_pending_visits: AtomicUsize,
-    /// Held by a thread that enters the stocks of others.
+    /// Held by a thread entering the stocks of other threads.
     intruder: LeafMutex<Visits>,
-    /// Called when the node of a removed group is freed, with the node above, from which
-    /// [`NODE_STATE_BYTES`] are about to be uncharged.
+    /// Called when the node of a removed group is freed, with the node above; [`NODE_STATE_BYTES`]
+    /// are about to be uncharged from that node.
     node_freed: fn(u32),
 }
 
 impl Ledger {
     const_fn! {
-        /// Creates an empty ledger. `node_freed` is called with the parent of each node that is
-        /// freed.
+        /// Creates an empty ledger. `node_freed` is called with the parent of each freed node.
         pub const fn with_hook(node_freed: fn(u32)) -> Self {
             Self {
                 node_freed,
@@ -83,13 +82,13 @@ impl Ledger {
         }
     }
 
-    /// Returns a node that the caller keeps alive.
+    /// Returns a node; the caller keeps it alive.
     #[inline]
     pub fn node(&self, index: u32) -> &CounterNode {
         self.nodes.get(index).expect("an owner id names a counter node")
     }
 
-    /// Returns the number of nodes in use, those of removed groups with charges included.
+    /// Returns the number of nodes in use, including nodes of removed groups with charges.
     pub fn nr_in_use(&self) -> u32 {
         self.free_nodes.nr_in_use()
     }
@@ -115,9 +114,9 @@ impl Ledger {
         }
     }
 
-    /// Returns the nearest node at or above `index` that may be charged: whose group has not been
-    /// removed; the top one if the whole tree has. What was charged earlier may lie below it still,
-    /// with a group that is about to hand it over.
+    /// Returns the nearest chargeable node at or above `index`: the node of a group not removed, or
+    /// the top node if the whole tree is removed. Earlier charges may still lie below it, with a
+    /// group about to hand them over.
     pub fn living(&self, index: u32) -> u32 {
         let mut at = index;
         // Bounded by the depth: every step goes up.
@@ -142,7 +141,7 @@ impl Ledger {
         thread.attach(index, set);
     }
 
-    /// Takes the stock away from a thread that ends.
+    /// Takes the stock away from an ending thread.
     pub fn unregister_thread<'l>(&'l self, thread: &ThreadStock<'l>) {
         let _alone = self.intruder.lock();
         let unlist = |set: &StockSet| self.unlist(set);
@@ -164,7 +163,7 @@ impl Ledger {
     }
 
     /// Charges `bytes` to the nearest living node at or above `index`, and all above it. Returns
-    /// that node.
+    /// the node.
     ///
     /// # Errors
     /// The lowest node that refuses; nothing is charged then.
@@ -177,8 +176,8 @@ impl Ledger {
     }
 
     /// Like `try_charge`, for callers that already missed the stock and hold the node. A thread
-    /// that charges many groups in turn comes here with every charge and waits for the node's
-    /// memory: the fewer instructions, the more of those waits overlap.
+    /// charging many groups in turn comes here with every charge and waits for the node's memory:
+    /// the fewer instructions, the more of these waits overlap.
     ///
     /// # Errors
     /// As there.
@@ -199,8 +198,8 @@ impl Ledger {
         self.try_charge_exactly::<true>(thread, index, bytes)
     }
 
-    /// Charges without filling stocks: the last resort, if that was refused or is not allowed.
-    /// `FORWARDS` charges the nearest living node in place of a dead one.
+    /// Charges without filling stocks: the last resort, if a charge filling stocks was refused or
+    /// is not allowed. `FORWARDS` charges the nearest living node in place of a dead one.
     #[cold]
     #[inline(never)]
     fn try_charge_exactly<const FORWARDS: bool>(
@@ -232,8 +231,8 @@ impl Ledger {
         }
     }
 
-    /// Charges `bytes` to the nearest living node at or above `index`, and all above it, whatever
-    /// the limits say. Returns that node.
+    /// Charges `bytes` to the nearest living node at or above `index`, and all above it, ignoring
+    /// limits. Returns the node.
     pub fn charge_forced(&self, thread: &ThreadStock<'_>, index: u32, bytes: u64) -> u32 {
         if self.take_stock(thread, index, bytes) {
             return index;
@@ -243,8 +242,8 @@ impl Ledger {
         index
     }
 
-    /// Charges `bytes` to `index` itself and all above it, whatever the limits say and even if its
-    /// group has been removed. The caller keeps the node.
+    /// Charges `bytes` to `index` itself and all above it, ignoring limits, even if its group has
+    /// been removed. The caller keeps the node alive.
     pub fn charge_here_forced(&self, index: u32, bytes: u64) {
         assert!(bytes <= CHARGE_BYTES_MAX, "a forced charge of {bytes} bytes");
         self.levels_to(index, NO_NODE).for_each(|node| node.add(bytes));
@@ -288,8 +287,8 @@ impl Ledger {
         true
     }
 
-    /// Adds `bytes` to a node, and counts them at the levels above: from stock, or else by adding
-    /// them there.
+    /// Adds `bytes` to a node, and counts them at the levels above: from stock, or by adding them
+    /// there.
     #[inline]
     fn add_below_stock(
         &self,
@@ -331,8 +330,8 @@ impl Ledger {
             return false;
         }
         if space.is_some() {
-            // Bytes are left over when a level above has claimed a slot meanwhile, which reduces
-            // the share of each slot.
+            // Bytes are left over if a level above has claimed a slot meanwhile and so reduced the
+            // share of each slot.
             let over = shared.put_or_spill(index, extra);
             if over != 0 {
                 self.give_back_exactly(index, over);
@@ -344,7 +343,7 @@ impl Ledger {
         true
     }
 
-    /// Returns how many bytes beyond `bytes` to charge at a node, for a stock with `space` left.
+    /// Returns the bytes to charge at a node beyond `bytes`, for a stock with `space` left.
     fn extra(&self, node: &CounterNode, bytes: u64, space: u64) -> u64 {
         let room = node.max().saturating_sub(node.usage()).saturating_sub(bytes);
         space.min(room / ROOM_SHARE)
@@ -397,8 +396,8 @@ impl Ledger {
         }
     }
 
-    /// Subtracts level by level. `keep` may put into stock some of the bytes that would be
-    /// subtracted at the next level and all above it; it returns the rest.
+    /// Subtracts level by level. `keep` may put into stock some of the bytes due at the next level
+    /// and all above it; it returns the rest.
     #[inline]
     fn uncharge_levels(&self, index: u32, bytes: u64, keep: impl Fn(u32, u64) -> u64) {
         let (mut at, mut bytes) = (index, bytes);
@@ -452,8 +451,8 @@ impl Ledger {
         })
     }
 
-    /// Returns the lowest node with a limit, or else the topmost: the node that refuses a charge
-    /// too large to add.
+    /// Returns the lowest node with a limit, or else the topmost: the node to refuse a charge too
+    /// large to add.
     fn lowest_limited(&self, index: u32) -> u32 {
         let mut at = index;
         while self.node(at).max() == UNLIMITED && self.node(at).parent() != NO_NODE {

@@ -31,8 +31,8 @@ impl Ledger {
         thread.enter_with::<FENCED>().is_some_and(|own| own.set().pending().add(index, item, delta))
     }
 
-    /// Applies a change that did not fit in a slot, together with the pending ones; from then on
-    /// the node has a slot. The caller keeps the node alive.
+    /// Applies a change too large for a slot, together with the pending ones; from then on the node
+    /// has a slot. The caller keeps the node alive.
     pub fn apply_with_pending(
         &self,
         thread: &ThreadStock<'_>,
@@ -53,8 +53,8 @@ impl Ledger {
             if before.node == index {
                 change.deltas.iter_mut().zip(before.deltas).for_each(|(delta, before)| *delta += before);
             } else if !before.is_nothing() {
-                // We are inside: a thread that removes the node waits until we are out, so the node
-                // is still valid.
+                // This thread is inside: a thread removing the node waits until it has left, so the
+                // node is still valid.
                 apply(before);
             }
         }
@@ -79,8 +79,8 @@ impl Ledger {
         }
     }
 
-    /// Returns what seems to be pending for a node and all below it, without stopping any thread;
-    /// but now and then sweeps (see [`crate::pending`]).
+    /// Returns an estimate of the pending changes for a node and its descendants, without stopping
+    /// any thread; but now and then sweeps (see [`crate::pending`]).
     pub fn peek_pending(
         &self,
         thread: &ThreadStock<'_>,
@@ -101,21 +101,22 @@ impl Ledger {
         sums
     }
 
-    /// Returns the most that may be pending in any number, all threads together, in bytes.
+    /// Returns the largest possible pending change of any statistic, all threads together, in
+    /// bytes.
     pub fn pending_bytes_max(&self) -> u64 {
         self.sets_with_pending().count() as u64 * NR_PENDING as u64 * PENDING_BYTES_MAX
     }
 
     /// Counts visits to sets. Returns whether a sweep is due.
     fn is_pending_sweep_due(&self, nr_visited: usize) -> bool {
-        // Threads that race here lose visits, and the next sweep comes a little later.
+        // Racing threads lose visits, and the next sweep comes a little later.
         let nr = self.nr_pending_visits.load(Relaxed) + nr_visited;
         let is_due = nr >= VISITS_PER_SWEEP;
         self.nr_pending_visits.store(if is_due { 0 } else { nr }, Relaxed);
         is_due
     }
 
-    /// Sweeps; `INSIDE` is false only in the model that shows why a set leaves the list while its
+    /// Sweeps; `INSIDE` is false only in the model showing why a set leaves the list while its
     /// thread is kept out.
     #[cfg(loom)]
     pub fn sweep_pending<const INSIDE: bool>(&self, thread: &ThreadStock<'_>, apply: Apply<'_>) {
@@ -123,8 +124,8 @@ impl Ledger {
         self.sweep_pending_alone::<INSIDE>(thread, apply);
     }
 
-    /// Takes the changes and the slots of the sets, except for the calling thread's, that have not
-    /// changed since the last sweep. The caller holds `intruder`.
+    /// Takes the changes and the slots of all sets unchanged since the last sweep, except for the
+    /// calling thread's set. The caller holds `intruder`.
     fn sweep_pending_alone<const INSIDE: bool>(&self, thread: &ThreadStock<'_>, apply: Apply<'_>) {
         let is_own = |set: &StockSet| thread.set().is_some_and(|own| ptr::eq(own, set));
         let idle = self.sets_with_pending().filter(|set| !is_own(set) && !set.pending().take_recent());
@@ -145,8 +146,8 @@ impl Ledger {
         self.with_pending.remove(set.index());
     }
 
-    /// Returns every stock set that may have pending changes, except for what other threads are
-    /// just about to add.
+    /// Returns every stock set with possible pending changes, except for changes just about to be
+    /// added by other threads.
     fn sets_with_pending(&self) -> impl Iterator<Item = &StockSet> {
         self.sets_of(&self.with_pending)
     }

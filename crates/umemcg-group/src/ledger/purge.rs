@@ -6,9 +6,8 @@ use crate::stock::{Drain, StockSet};
 use crate::stock_table::Stocked;
 
 impl Ledger {
-    /// Removes all stock and all pending changes of a node that has been marked dead, such that no
-    /// new ones can appear. `HANDSHAKE` is false only in the model that shows why their threads
-    /// must be kept out meanwhile.
+    /// Removes all stock and all pending changes of a node marked dead, so no new ones can appear.
+    /// `HANDSHAKE` is false only in the model showing why their threads must be kept out meanwhile.
     pub fn purge<const HANDSHAKE: bool>(&self, index: u32, apply: Apply<'_>) {
         let purge = |set: &StockSet| set.purge(index, &|out| self.give_back_stocked(out), apply);
         if HANDSHAKE {
@@ -18,7 +17,7 @@ impl Ledger {
         }
     }
 
-    /// Calls [`purge`](Self::purge) for a node and all below it, all marked dead.
+    /// Calls [`purge`](Self::purge) for a node and its descendants, all marked dead.
     pub fn purge_subtree(&self, top: u32) {
         let is_meant = |slot: Stocked| self.is_below(slot.node, top);
         self.for_each_set(

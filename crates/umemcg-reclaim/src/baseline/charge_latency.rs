@@ -1,16 +1,16 @@
-//! The time that requests of one thread take from charging pages to getting frames for them.
+//! The time from charging pages to getting frames for them, for requests of one thread.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use super::processor_time;
 
-/// One such time. A thread that is preempted sees it in the first only.
+/// One such time. Preemption counts in `real` only.
 #[derive(Debug, Clone, Copy)]
 pub struct ChargeLatency {
-    /// By the clock on the wall.
+    /// Wall-clock time.
     pub real: Duration,
-    /// Of the thread's processor time; what looking at that clock costs is part of it.
+    /// Processor time of the thread, including the cost of reading the clock.
     pub cpu: Duration,
 }
 
@@ -18,12 +18,12 @@ thread_local! {
     static LATENCIES: Cell<Option<Vec<ChargeLatency>>> = const { Cell::new(None) };
 }
 
-/// Starts recording this thread's times; returns those recorded since the last call.
+/// Starts recording this thread's times; returns the times recorded since the last call.
 pub fn take_charge_latencies() -> Vec<ChargeLatency> {
     LATENCIES.replace(Some(Vec::new())).unwrap_or_default()
 }
 
-/// Records how long `act`, which charges pages and gets frames for them, takes.
+/// Records the duration of `act`; `act` charges pages and gets frames for them.
 pub fn charge_to_frame<R>(act: impl FnOnce() -> R) -> R {
     let Some(mut latencies) = LATENCIES.take() else { return act() };
     let cpu = processor_time();

@@ -1,5 +1,5 @@
-//! The mechanisms from before each change, for the benchmarks that compare. This module takes the
-//! place of `mechanism`, function for function; everything else is the code that ships.
+//! The mechanisms from before each change, for comparing benchmarks. This module replaces
+//! `mechanism`, function for function; everything else is the shipped code.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -50,22 +50,23 @@ pub(crate) fn active_share(share: u64) -> u64 {
     if settings::is_of_largest_excess() { share.min(SWAP_CLUSTER_MAX) } else { share }
 }
 
-/// Processor time that the calling thread has spent in reclaim, and the part of it spent asking
+/// Processor time spent by the calling thread in reclaim, and the part of it spent asking
 /// shrinkers.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Spent {
     /// In reclaim altogether.
     pub reclaim: Duration,
-    /// Nanoseconds of that, asking. What looking at the clock costs is taken off each visit, so
-    /// that a little of which may be less than nothing; the sum is not.
+    /// Nanoseconds of `reclaim` spent asking. The cost of reading the clock is subtracted from each
+    /// visit, so a single visit may be negative; the sum is not.
     pub asking_ns: i64,
-    /// The time of the repeated questions that tell how long one takes; no part of the above.
+    /// The time of the repeated questions made for measuring; no part of the above.
     repeated: Duration,
 }
 
-/// One visit of this many is timed. A prime, so that visits that differ in turns are all met.
+/// One visit of this many is timed. A prime, so periodically differing visits are all timed.
 const ONE_IN: u32 = 61;
-/// It asks this many times in a row: one that finds nothing costs less than reading the clock.
+/// A timed visit asks this many times in a row: a visit finding nothing costs less than reading the
+/// clock.
 const IN_A_ROW: u32 = 16;
 /// No visit takes longer by itself.
 const ASKING_MAX: Duration = Duration::from_millis(1);
@@ -96,7 +97,7 @@ pub(crate) fn in_reclaim<R>(act: impl FnOnce() -> R) -> R {
     if SPENT.get().is_none() {
         return act();
     }
-    // The cost of reading the clock is no part of it.
+    // The cost of reading the clock is subtracted.
     let look = processor_time();
     let start = processor_time();
     let result = act();
@@ -120,7 +121,7 @@ pub(crate) fn in_asking(group: &Arc<Group>, mut ask: impl FnMut(&Arc<Group>)) {
     let start = Instant::now();
     (0..IN_A_ROW).for_each(|_| act());
     let (time, clock) = (start.elapsed(), start - look);
-    // A visit in which the thread was preempted is not counted.
+    // A visit of a preempted thread is not counted.
     if let Some(mut spent) = SPENT.get().filter(|_| time.max(clock) < ASKING_MAX) {
         let time_ns = time.as_nanos() as i64 - clock.as_nanos() as i64;
         spent.asking_ns += time_ns * i64::from(ONE_IN) / i64::from(IN_A_ROW);

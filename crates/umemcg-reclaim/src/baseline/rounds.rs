@@ -1,5 +1,4 @@
-//! Soft limits as before the mail soft-limit-rework, and shrinkers as they were asked before the
-//! bits.
+//! Soft limits as before the mail soft-limit-rework, and asking shrinkers as before the bits.
 
 use std::sync::Arc;
 
@@ -19,7 +18,7 @@ use crate::victim::Victim;
 const JUDGED_AFTER_LOOPS: u32 = 2;
 #[doc(alias = "MEM_CGROUP_MAX_RECLAIM_LOOPS")]
 const LOOPS_MAX: u32 = 100;
-/// Most victims that may give nothing before reclaim gives up.
+/// Most victims without a freed page before reclaim gives up.
 #[doc(alias = "MEM_CGROUP_MAX_SOFT_LIMIT_RECLAIM_LOOPS")]
 const VICTIMS_MAX: usize = 2;
 
@@ -34,14 +33,14 @@ pub(crate) fn shrink_otherwise(
         return None;
     }
     let mut progress = shrink_largest_excess(reclaimer, root, pass, protection);
-    // From the whole pool every group had to give its share; below a limit it ended with what was
-    // wanted.
+    // Under pressure on the whole pool every group had to give its share; below a limit reclaim
+    // ended once enough was freed.
     let enough_below = |now: &Progress| !root.is_root() && enough(now);
     shrink_round(reclaimer, root, pass, Round::AllGroups, protection, &mut progress, &enough_below);
     Some((progress, !enough(&progress)))
 }
 
-/// Returns every (group, shrinker) pair, as before there was a map.
+/// Asks every shrinker for the group, as before there was a map.
 pub(crate) fn ask_otherwise(reclaimer: &Reclaimer, group: &Arc<Group>, pass: &Pass) -> Option<Progress> {
     if !settings::asks_every_shrinker() {
         return None;
@@ -63,10 +62,10 @@ pub(crate) fn ask_otherwise(reclaimer: &Reclaimer, group: &Arc<Group>, pass: &Pa
     Some(progress)
 }
 
-/// Reclaims as the kernel did before the mail: of all groups the one with the largest excess,
-/// at priority 0, in steps of 32 pages until it has no excess or has given a quarter of it, and
-/// whatever it gave, the round over all groups follows. At every priority anew, and only when
-/// the whole pool is under pressure.
+/// Reclaims as the kernel did before the mail: takes the group with the largest excess, at priority
+/// 0, in steps of 32 pages, until it has no excess or has given a quarter of it. Whatever it gave,
+/// the round over all groups follows. This happens at every priority, and only when the whole pool
+/// is under pressure.
 #[doc(alias = "mem_cgroup_soft_limit_reclaim")]
 fn shrink_largest_excess(
     reclaimer: &Reclaimer,
@@ -101,7 +100,7 @@ fn shrink_victim(
     for nr_loops in 1..=LOOPS_MAX {
         let mut at = None;
         while let Some(group) = Group::next_in_subtree(victim, at.as_ref()) {
-            // Whole lists are the share; a group that has given 32 pages is done for this loop.
+            // Whole lists are the share; a group is done for this loop after giving 32 pages.
             // Objects were not included.
             let step = Pass { priority: 0, goal: SWAP_CLUSTER_MAX, round: Round::AllGroups, ..*pass };
             let given = Victim::of(reclaimer, root, &group)
@@ -120,7 +119,7 @@ fn shrink_victim(
     progress
 }
 
-/// Returns the groups below `root` that count as in excess: what the kernel kept a tree of.
+/// Returns the groups in excess below `root`; the kernel kept them in a tree.
 fn in_excess(root: &Arc<Group>) -> Vec<Arc<Group>> {
     let (mut found, mut above) = (Vec::new(), vec![Arc::clone(root)]);
     while let Some(group) = above.pop() {

@@ -1,4 +1,4 @@
-//! The mechanisms in use, which a benchmark switches.
+//! The mechanisms in use, switched by benchmarks.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
@@ -15,15 +15,13 @@ static WITHOUT_CONTROLLER: AtomicBool = AtomicBool::new(false);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SoftLimits {
-    /// As they are: two rounds, and the first looks only at groups in excess (the mail's patches 1
-    /// to 8).
+    /// As shipped: two rounds, the first over groups in excess only (the mail's patches 1 to 8).
     TwoRounds,
-    /// Two rounds, of which the first looks at every group there is, and is always made (patches 1
-    /// to 3).
+    /// Two rounds; the first checks every group, and is always made (patches 1 to 3).
     NoSkipping,
     /// Two rounds with subtrees skipped, to the letter of patches 1 to 8: a list gives its share of
-    /// the priority, however little that is; the second round follows only when the first has
-    /// looked at no page; reclaim does not wait for dirty pages.
+    /// the priority, however little; the second round follows only when the first has scanned no
+    /// page; reclaim does not wait for dirty pages.
     AsMailed,
     /// Before the round over all groups, the group with the largest excess at priority 0 (before
     /// the mail; `kernel-semantics` §3.1).
@@ -32,7 +30,7 @@ pub enum SoftLimits {
 
 static SOFT_LIMITS: AtomicU8 = AtomicU8::new(SoftLimits::TwoRounds as u8);
 
-/// Says how soft limits are honoured from now on.
+/// Sets the treatment of soft limits from now on.
 pub fn honour_soft_limits(how: SoftLimits) {
     SOFT_LIMITS.store(how as u8, Relaxed);
 }
@@ -55,19 +53,19 @@ pub fn ask_every_shrinker(on: bool) {
     EVERY_GROUP.store(on, Relaxed);
 }
 
-/// Walks visit groups that have nothing, too; but only shrinkers whose bit is set are asked.
+/// Walks visit empty groups, too; but only shrinkers whose bit is set are asked.
 pub fn visit_every_group(on: bool) {
     EVERY_GROUP.store(on, Relaxed);
 }
 
-/// Has reclaim take pages only, and leave objects alone.
+/// Makes reclaim take pages only, and leave objects alone.
 pub fn pages_only(on: bool) {
     PAGES_ONLY.store(on, Relaxed);
 }
 
-/// Switches to one list of each kind for all groups: objects are on the root's, whichever group
-/// pays for them, and reclaim of any group takes the oldest from there. To be set before there are
-/// objects.
+/// Switches to one list of each kind for all groups: objects are on the root's list, whichever
+/// group is charged for them, and reclaim of any group takes the oldest from there. Must be set
+/// before the first object.
 pub fn one_global_list(on: bool) {
     ONE_LIST.store(on, Relaxed);
 }
@@ -81,7 +79,7 @@ pub(crate) fn list_owner(owner: OwnerId) -> OwnerId {
     group.ancestors().last().map_or(owner, Group::owner)
 }
 
-/// Counts dirty pages for no group, only in their file and store. To be changed while nothing is
+/// Counts dirty pages for no group, only in their file and store. Must be changed while nothing is
 /// dirty.
 pub fn without_controller(on: bool) {
     WITHOUT_CONTROLLER.store(on, Relaxed);
@@ -108,8 +106,8 @@ thread_local! {
     static OF_LARGEST_EXCESS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Marks that this thread shrinks the group with the largest excess: lists only, and of each kind
-/// as many pages at a time.
+/// Marks this thread as shrinking the group with the largest excess: lists only, and as many pages
+/// of each kind at a time.
 pub(super) fn in_largest_excess<R>(act: impl FnOnce() -> R) -> R {
     OF_LARGEST_EXCESS.set(true);
     let result = act();

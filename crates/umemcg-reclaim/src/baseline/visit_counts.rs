@@ -13,11 +13,11 @@ static VISITS: [[AtomicU64; 4]; NR_PRIORITIES] = [const { [const { AtomicU64::ne
 pub struct VisitCounts {
     /// Groups visited.
     pub visits: u64,
-    /// Pages looked at there.
+    /// Pages scanned there.
     pub scanned: u64,
-    /// Of those, dirty or not yet durable.
+    /// Scanned pages that were dirty or not yet durable.
     pub dirty: u64,
-    /// Of those, freed.
+    /// Scanned pages that were freed.
     pub reclaimed: u64,
 }
 
@@ -28,7 +28,7 @@ pub(crate) fn note_visit(priority: u32, progress: &Progress) {
     }
 }
 
-/// Returns what was done since the last call, by priority.
+/// Returns the counts since the last call, by priority.
 pub fn take_visit_counts() -> [VisitCounts; NR_PRIORITIES] {
     std::array::from_fn(|priority| {
         let [visits, scanned, dirty, reclaimed] =

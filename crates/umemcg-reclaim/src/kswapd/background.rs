@@ -15,7 +15,7 @@ pub(crate) struct Background {
     pub(crate) marks: Watermarks,
     /// `memory.high` in bytes. (A)
     high: AtomicU64,
-    /// Made when the group first has a mark.
+    /// Made when the group first gets a mark.
     pub(super) job: OnceLock<Arc<Job>>,
 }
 

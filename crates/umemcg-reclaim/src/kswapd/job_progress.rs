@@ -8,31 +8,31 @@ use crate::scan_control::DEF_PRIORITY;
 
 /// Pages of a quantum.
 pub const QUANTUM_PAGES: u64 = 32;
-/// First back-off of a group from which nothing can be freed.
+/// First back-off of a group with nothing to free.
 pub(super) const BACKOFF_FIRST: Duration = Duration::from_millis(20);
-/// Back-offs up to this one are for pages that are dirty; a worker that still finds nothing else
-/// then takes from other groups (see [`crate::rounds`]).
+/// Back-offs up to this length wait for dirty pages; a worker still finding nothing else then takes
+/// from other groups (see [`crate::rounds`]).
 pub(super) const BACKOFF_IN_VAIN: Duration = Duration::from_millis(160);
-/// Back-offs for dirty pages in which something is written but nothing is freed, before they are in
-/// vain as well: two seconds.
+/// Back-offs for dirty pages with something written but nothing freed, before they count as in vain
+/// as well: two seconds.
 pub(super) const DIRTY_BACKOFFS_MAX: u32 = 100;
-/// Longest.
+/// Longest back-off.
 pub(super) const BACKOFF_MAX: Duration = Duration::from_secs(2);
 
-/// The counts when a worker backed off because it saw nothing but dirty pages.
+/// The counts when a worker backed off because it found only dirty pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BackoffBaseline {
-    /// Write-backs that had finished.
+    /// Finished write-backs.
     pub(super) nr_written: u64,
-    /// Pages that had been taken on behalf of the group, by any thread.
+    /// Pages taken on behalf of the group, by any thread.
     pub(super) nr_freed: u64,
-    /// Back-offs since the last page was.
+    /// Back-offs since the last page was taken.
     pub(super) nr_backoffs: u32,
 }
 
 impl BackoffBaseline {
-    /// Returns whether the back-off that ends now was useful: pages were freed, by any thread, or,
-    /// for a while, something was written.
+    /// Returns whether the back-off ending now was useful: pages were freed, by any thread, or, for
+    /// a while, something was written.
     pub(super) fn was_useful(&self, nr_written: u64, nr_freed: u64) -> bool {
         nr_freed != self.nr_freed || (nr_written != self.nr_written && self.nr_backoffs < DIRTY_BACKOFFS_MAX)
     }
@@ -45,13 +45,13 @@ impl BackoffBaseline {
     }
 }
 
-/// The progress of a job, which only the worker that runs it touches.
+/// The progress of a job, touched only by its current worker.
 #[derive(Debug)]
 pub(super) struct JobProgress {
     pub(super) priority: u32,
     /// Node of the next quantum.
     pub(super) next_node: usize,
-    /// Nodes that still give something; when none is left the group backs off.
+    /// Nodes still giving something; when none is left the group backs off.
     pub(super) candidates: Vec<bool>,
     /// Pages freed since the walk over the subtree last came to its end.
     pub(super) freed_in_round: u64,
@@ -71,20 +71,21 @@ pub(super) struct JobProgress {
 /// Back-offs, each twice as long as the previous one, before requested releases no longer count:
 /// 140 ms.
 const RELEASE_BACKOFFS_MAX: u32 = 2;
-/// The same while some of the group is [leaving](crate::Leaving), which comes to an end: 1.3 s.
+/// The same while bytes are [leaving](crate::Leaving) the group, since their requests always end:
+/// 1.3 s.
 const LEAVING_BACKOFFS_MAX: u32 = 5;
 
-/// The releases that a worker has requested and that are on their way.
+/// The pending releases requested by a worker.
 ///
-/// The group counts the bytes of requests that have ended, whichever thread made them. So what is
-/// on its way is the distance of that count from the one at which all will have ended.
+/// The group counts the bytes of ended requests, whichever thread made them. The pending bytes are
+/// the distance from this count to its value once all requests have ended.
 #[derive(Debug, Default)]
 pub(super) struct Requested {
     /// The group's count when all requests of the worker have ended.
     ends_at: u64,
     /// The group's count when the worker last looked at it.
     seen: u64,
-    /// Some requests have ended since the first of those that are on their way.
+    /// Some requests have ended since the first pending one was made.
     has_some_ended: bool,
     /// The worker has backed off for them.
     is_awaited: bool,
@@ -93,12 +94,12 @@ pub(super) struct Requested {
 }
 
 impl Requested {
-    /// Returns the bytes that are on their way.
+    /// Returns the pending bytes.
     pub(super) fn coming_bytes(&self) -> u64 {
         self.ends_at.saturating_sub(self.seen)
     }
 
-    /// Returns the count at which a look is worth while: half of what is on its way has ended.
+    /// Returns the count at which another look is worthwhile: half of the pending bytes have ended.
     pub(super) fn wake_at(&self) -> u64 {
         match self.coming_bytes() {
             0 => u64::MAX,
@@ -134,10 +135,10 @@ impl JobProgress {
         *self = Self { next_node: self.next_node, ..Self::new(self.candidates.len()) };
     }
 
-    /// Returns whether bytes whose release is requested count as freed; `None` if the group backs
-    /// off for those that are on their way. `ended_bytes` is the group's count of ended requests;
-    /// `is_leaving` says that a request of pages has not ended; `is_enough` says whether this many
-    /// bytes fewer would reach the high mark.
+    /// Returns whether requested bytes count as freed; `None` if the group backs off for the
+    /// pending ones. `ended_bytes` is the group's count of ended requests. `is_leaving` is true
+    /// while a request for pages has not ended. `is_enough` returns whether this many bytes fewer
+    /// would reach the high mark.
     pub(super) fn counts_releasing_bytes(
         &mut self,
         (ended_bytes, is_leaving): (u64, bool),
@@ -160,7 +161,7 @@ impl JobProgress {
         }
         let nr_backoffs_max = if is_leaving { LEAVING_BACKOFFS_MAX } else { RELEASE_BACKOFFS_MAX };
         if requested.nr_backoffs > nr_backoffs_max {
-            // The rest does not happen: the names are in use, or the kernel does not answer.
+            // The rest is not released: the names are in use, or the kernel does not answer.
             let has_some_ended = requested.has_some_ended;
             self.requested = Requested { seen: ended_bytes, ..Requested::default() };
             return Some(has_some_ended);
@@ -170,8 +171,8 @@ impl JobProgress {
         if requested.is_awaited { None } else { Some(true) }
     }
 
-    /// Notes that a quantum has freed pages. Bytes whose release is requested count as freed for
-    /// now: a worker that asked for more meanwhile would take far too much.
+    /// Notes pages freed by a quantum. Requested bytes count as freed for now: a worker asking for
+    /// more meanwhile would take far too much.
     pub(super) fn note_freed(&mut self, pages: u64, releasing_bytes: u64) {
         self.requested.add(releasing_bytes);
         self.freed_in_round += pages + releasing_bytes / PAGE_SIZE_U64;
@@ -181,8 +182,7 @@ impl JobProgress {
         }
     }
 
-    /// Chooses the next priority when the walk over the subtree has come to its end with a quantum
-    /// on this node.
+    /// Chooses the next priority after a walk over the subtree ended with a quantum on this node.
     pub(super) fn end_round(&mut self, node: usize) {
         if self.freed_in_round >= QUANTUM_PAGES {
             // One step gentler, not the gentlest: at the gentlest priority small groups give
@@ -192,7 +192,7 @@ impl JobProgress {
         } else if self.priority > 0 {
             self.priority -= 1;
         } else {
-            // Only memory that `low` protects is left, so take that.
+            // Only memory protected by `low` is left, so take it.
             let gives_up_low = self.freed_in_round == 0 && self.low_was_in_the_way && !self.overrides_low;
             self.overrides_low |= gives_up_low;
             self.low_was_in_the_way = false;
@@ -218,7 +218,7 @@ mod tests {
         assert!(!baseline.was_useful(5, 1040), "nothing was written and nothing was freed");
     }
 
-    /// A mark that is this many bytes away.
+    /// A mark this many bytes away.
     fn reached_by(distance: u64) -> impl FnOnce(u64) -> bool {
         move |coming| coming >= distance
     }

@@ -1,11 +1,11 @@
-//! One quantum: 32 pages from one node of a group's subtree, and what to do next.
+//! One quantum: 32 pages from one node of a group's subtree, and the next step.
 //!
-//! The nodes take turns. Priorities go from gentle to everything as rounds over the subtree bring
-//! less than a quantum, and start again with the first quantum that brings enough. A node whose
-//! lists give nothing even at the last priority leaves the candidates; when none is left the group
-//! backs off. It also backs off while the bytes whose release shrinkers have requested would be
-//! enough, and is woken when half of them have come: a release takes time, and asking for more
-//! meanwhile would take far too much.
+//! The nodes take turns. After a round over the subtree with less than a quantum freed, the
+//! priority becomes more urgent; after a round with a quantum or more, one step gentler. A node
+//! giving nothing even at the last priority leaves the candidates; when none is left the group
+//! backs off. It also backs off while the releases requested by shrinkers would be enough, and is
+//! woken when half of these bytes have come: a release takes time, and asking for more meanwhile
+//! would take far too much.
 
 use std::sync::Arc;
 
@@ -66,13 +66,13 @@ pub(super) fn run_quantum(reclaimer: &Reclaimer, job: &Job) -> Next {
     let (progress, is_round_over) =
         shrink_in_rounds(reclaimer, &group, &pass, &mut protection, &mut first_rounds, &enough);
     work.low_was_in_the_way |= protection.low_was_in_the_way();
-    // The priority of a quantum says nothing about pressure.
+    // The priority of a quantum is no measure of pressure.
     reclaimer.note_level(&group, DEF_PRIORITY, (progress.scanned, progress.reclaimed));
     let releasing = if is_believed { progress.releasing_bytes } else { 0 };
     work.note_freed(progress.pages(), releasing);
     if progress.scanned > 0 && progress.dirty == progress.scanned {
-        // Only dirty pages were seen, so the flusher has to write them. The worker does not
-        // wait for it.
+        // Only dirty pages were found, so the flusher has to write them. The worker does not wait
+        // for it.
         if let Some(owner) = reclaimer.page_owner() {
             owner.start_writeback(&group);
         }
@@ -84,7 +84,7 @@ pub(super) fn run_quantum(reclaimer: &Reclaimer, job: &Job) -> Next {
         }
     }
     if is_round_over {
-        // What is on its way comes before what `low` protects.
+        // Back off for leaving bytes before taking pages protected by `low`.
         let is_in_vain = work.priority == 0 && work.freed_in_round == 0;
         if is_in_vain && work.backoff < BACKOFF_MAX && leaving_bytes(&group) > 0 {
             return Next::BackOff;
@@ -106,8 +106,7 @@ fn review_backoff(reclaimer: &Reclaimer, group: &Arc<Group>, work: &mut JobProgr
     }
 }
 
-/// Returns how many write-backs have finished, and how many pages have been taken on behalf of
-/// the group.
+/// Returns the count of finished write-backs, and the group's age.
 fn backoff_baseline(reclaimer: &Reclaimer, group: &Arc<Group>) -> (u64, u64) {
     let nr_written = reclaimer.page_owner().map_or(0, |owner| owner.writeback_progress());
     (nr_written, GroupReclaim::of(group, reclaimer.nr_nodes()).age())

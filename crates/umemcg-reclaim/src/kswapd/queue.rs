@@ -1,8 +1,8 @@
-//! The queue of background reclaim: one job for each group, and the jobs that wait for a worker or
-//! have backed off.
+//! The queue of background reclaim: one job for each group, either waiting for a worker or backed
+//! off.
 //!
-//! Those that wait are served in rounds: a group that was served goes to the next round, and within
-//! a round the one that is nearest to its limit comes first.
+//! Waiting jobs are served in rounds: a served group goes to the next round, and within a round the
+//! group nearest to its limit comes first.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -25,22 +25,21 @@ pub(super) enum JobPlace {
     Queued,
     /// With a worker.
     Running,
-    /// In a queue of those that have backed off.
+    /// In a queue, backed off.
     BackedOff,
 }
 
-/// Where a job is, and which queue it belongs to.
+/// The place of a job, and the queue of its group.
 #[derive(Debug)]
 pub(super) struct JobState {
     pub(super) place: JobPlace,
-    /// Tells the entries of one back-off from those of an earlier one.
+    /// Distinguishes the queue entry of this back-off from entries of earlier ones.
     pub(super) backoff_serial: u64,
-    /// Bytes of the group, and of those below it, whose release was requested and has happened, or
-    /// is known not to.
+    /// Bytes of the group and its descendants with an ended release request, released or not.
     pub(super) ended_bytes: u64,
-    /// A job that has backed off is tried again when `ended_bytes` reaches this.
+    /// A backed-off job is tried again when `ended_bytes` reaches this.
     pub(super) wake_at: u64,
-    /// The queue of the worker that serves the group instead of the pool.
+    /// The queue of the group's own worker; `None` if the pool serves the group.
     pub(super) own_queue: Option<Arc<Queue>>,
 }
 
@@ -135,19 +134,19 @@ impl Default for Queue {
     }
 }
 
-/// Returns the room that a group has left below its limit, in thousandths of it: the smaller, the
-/// more urgent.
+/// Returns the room left below a group's limit, in thousandths of the limit: the smaller, the more
+/// urgent.
 fn room(group: &Group) -> u64 {
     let max = group.max_bytes();
     (u128::from(max.saturating_sub(group.usage_bytes())) * 1000 / u128::from(max.max(1))) as u64
 }
 
 impl Queue {
-    /// Queues a group whose mark a charge reached.
+    /// Queues a group after a charge reached its mark.
     pub(crate) fn enqueue_signalled(&self, job: &Arc<Job>) {
         let mut state = job.state.lock();
-        // A job that runs checks the usage again after taking the signal, and a job that backs off
-        // waits for its time.
+        // A running job checks the usage again after taking the signal, and a backed-off job waits
+        // for its time.
         if state.place == JobPlace::Idle {
             state.place = JobPlace::Queued;
             let own = state.own_queue.clone();
@@ -156,7 +155,7 @@ impl Queue {
         }
     }
 
-    /// Tries a group that has backed off again, since something was freed.
+    /// Tries a backed-off group again, since something was freed.
     pub(crate) fn wake_backed_off(&self, job: &Arc<Job>) {
         if !job.is_backed_off() {
             return;
@@ -164,8 +163,7 @@ impl Queue {
         self.try_again(job, job.state.lock());
     }
 
-    /// Notes bytes of requested releases that have ended, and tries a group again that has backed
-    /// off for them.
+    /// Notes bytes of ended release requests, and tries a group again if it backed off for them.
     pub(super) fn note_ended(&self, job: &Arc<Job>, bytes: u64) {
         let mut state = job.state.lock();
         state.ended_bytes += bytes;
@@ -184,8 +182,8 @@ impl Queue {
         }
     }
 
-    /// Queues a job in its group's own queue; in this one, the pool's, if it has none or has lost
-    /// it since the caller looked.
+    /// Queues a job in its group's own queue; or in this one, the pool's, if the group has no own
+    /// queue or has lost it since the caller looked.
     fn put_home(&self, own: Option<&Queue>, job: &Arc<Job>) {
         if !own.is_some_and(|own| own.put(job, false)) {
             self.put(job, false);
@@ -193,16 +191,15 @@ impl Queue {
     }
 
     /// Queues a job: in this round, or behind all others if it was served. Wakes a sleeping worker.
-    /// Returns `false` if this queue has been stopped: the job's place is in the pool's then.
+    /// Returns `false` if this queue has been stopped: the job then belongs in the pool's queue.
     pub(super) fn put(&self, job: &Arc<Job>, was_served: bool) -> bool {
         let is_queued = self.put_back(job, was_served);
         self.wake.notify_one();
         is_queued
     }
 
-    /// Like `put`, for a worker of this queue that asks for its next job immediately afterwards, so
-    /// no thread has to wake up. A worker that ends instead wakes another, see
-    /// [`next`](Self::next).
+    /// Like `put`, for a worker of this queue about to ask for its next job, so no thread has to
+    /// wake up. A worker ending instead wakes another, see [`next`](Self::next).
     pub(super) fn put_back(&self, job: &Arc<Job>, was_served: bool) -> bool {
         let Some(group) = job.group.upgrade() else { return true };
         let room = room(&group);
@@ -222,8 +219,7 @@ impl Queue {
         self.nr_waiting.load(Relaxed) == 0
     }
 
-    /// Queues a job that its worker has marked as backed off. Returns `false` as [`put`](Self::put)
-    /// does.
+    /// Queues a job marked by its worker as backed off. Returns `false` as [`put`](Self::put) does.
     pub(super) fn back_off(&self, job: &Arc<Job>, serial: u64, how_long: Duration) -> bool {
         let mut jobs = self.jobs.lock();
         if jobs.stopped {
@@ -236,12 +232,12 @@ impl Queue {
         true
     }
 
-    /// Waits for the next job. `None` means that the worker should end.
+    /// Waits for the next job. Returns `None` if the worker should end.
     pub(super) fn next(&self, ends: &AtomicBool) -> Option<Arc<Job>> {
         let mut jobs = self.jobs.lock();
         loop {
             if jobs.stopped || ends.load(Relaxed) {
-                // A notification that was meant for the thread that continues.
+                // Pass on a notification meant for a continuing thread.
                 self.wake.notify_one();
                 return None;
             }
@@ -272,7 +268,7 @@ impl Queue {
         }
     }
 
-    /// Hands what waits here to another queue; for a worker of its own that ends.
+    /// Stops this queue and hands its jobs to another queue; for a group's own worker about to end.
     pub(super) fn hand_over_to(&self, other: &Queue) {
         let mut jobs = self.jobs.lock();
         jobs.stopped = true;
@@ -296,7 +292,7 @@ impl Queue {
 
     /// Makes every worker check whether it should end.
     pub(super) fn wake_all(&self) {
-        // With the lock taken first: a worker that has checked already is asleep by then.
+        // Take the lock first: a worker that has already checked is asleep by then.
         drop(self.jobs.lock());
         self.wake.notify_all();
     }
@@ -314,7 +310,7 @@ mod tests {
         let (pool, own) = (Queue::default(), Arc::new(Queue::default()));
         let job = Arc::new(Job::new(tree.root(), 1));
         own.hand_over_to(&pool);
-        // As a thread has read it a moment before.
+        // As read by a thread a moment before.
         job.state.lock().own_queue = Some(Arc::clone(&own));
         pool.enqueue_signalled(&job);
         assert!(!pool.is_empty());

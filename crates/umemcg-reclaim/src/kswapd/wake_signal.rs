@@ -8,7 +8,7 @@ use umemcg_group::Group;
 use super::queue::{Job, Queue};
 use crate::group_reclaim::GroupReclaim;
 
-/// Attaches the group's pressure wake signal, if that has not been done.
+/// Attaches the group's pressure wake signal, unless already attached.
 pub(crate) fn listen_for_pressure(queue: &Arc<Queue>, group: &Arc<Group>, nr_nodes: usize) {
     let background = GroupReclaim::of(group, nr_nodes).background();
     background.job.get_or_init(|| {
@@ -24,18 +24,17 @@ pub(crate) fn listen_for_pressure(queue: &Arc<Queue>, group: &Arc<Group>, nr_nod
     });
 }
 
-/// Notes that something of the group was freed: if it has backed off, it may be worth another
-/// try.
+/// Notes freed pages of the group: if it has backed off, it may be worth another try.
 pub(crate) fn wake_backed_off(queue: &Queue, group: &Arc<Group>) {
     jobs_from(group).for_each(|job| queue.wake_backed_off(job));
 }
 
-/// Notes bytes of the group whose release was requested, and has happened or is known not to.
+/// Notes bytes of the group with an ended release request, released or not.
 pub(crate) fn note_ended(queue: &Queue, group: &Arc<Group>, bytes: u64) {
     jobs_from(group).for_each(|job| queue.note_ended(job, bytes));
 }
 
-/// Returns the jobs of a group and of those above it.
+/// Returns the jobs of a group and of its ancestors.
 fn jobs_from(group: &Arc<Group>) -> impl Iterator<Item = &Arc<Job>> {
     let levels = std::iter::successors(Some(group), |at| at.parent());
     levels.filter_map(|group| GroupReclaim::if_present(group)?.background().job())

@@ -14,8 +14,8 @@ use super::wake_signal::listen_for_pressure;
 use crate::group_reclaim::GroupReclaim;
 use crate::reclaimer::Reclaimer;
 
-/// Quanta of a group that is alone in its queue, before its worker checks whether it should end and
-/// whether other groups' back-offs are over.
+/// Quanta of a group alone in its queue, before its worker checks whether it should end and whether
+/// other groups' back-offs are over.
 const QUANTA_ALONE_MAX: u32 = 32;
 
 /// Quanta after which a worker offers its processor to waiting threads: about twenty microseconds
@@ -24,7 +24,7 @@ const QUANTA_PER_OFFER: u32 = 4;
 
 /// Most workers of single groups: no group pays for a thread.
 const NR_DEDICATED_MAX: usize = 64;
-/// Those within one top-level group.
+/// Most workers of single groups within one top-level group.
 const NR_DEDICATED_OF_TENANT_MAX: usize = 8;
 
 /// The workers of a reclaimer. Dropping it ends them.
@@ -48,7 +48,7 @@ struct Pooled {
 #[derive(Debug)]
 struct Dedicated {
     job: Arc<Job>,
-    /// The number of the top-level group that it is within.
+    /// The number of its top-level group.
     tenant: u64,
     queue: Arc<Queue>,
     tid: u32,
@@ -96,7 +96,7 @@ impl Kswapd {
         Ok(())
     }
 
-    /// Threads of the pool.
+    /// Returns the number of threads in the pool.
     pub fn nr_workers(&self) -> usize {
         self.pool.lock().len()
     }
@@ -105,7 +105,7 @@ impl Kswapd {
     ///
     /// # Errors
     /// When the operating system refuses a thread; `QuotaExceeded` when the top-level group, or all
-    /// groups, have as many as they may.
+    /// groups together, have reached their limit of workers.
     pub fn set_dedicated(&self, group: &Arc<Group>, dedicated: bool) -> io::Result<()> {
         let Some(reclaimer) = self.reclaimer.upgrade() else { return Ok(()) };
         listen_for_pressure(reclaimer.kswapd_queue(), group, reclaimer.nr_nodes());
@@ -133,7 +133,7 @@ impl Kswapd {
                 job.state.lock().own_queue = Some(Arc::clone(&queue));
                 all.push(Dedicated { job: Arc::clone(job), tenant, queue, tid, _worker });
                 // If the job is in the pool's queue now, it is served there once more, and then by
-                // its own.
+                // its own worker.
             }
             (Some(at), false) => {
                 let own = all.swap_remove(at);
@@ -162,7 +162,7 @@ impl Kswapd {
     }
 }
 
-/// Returns the number of the top-level group that a group is within.
+/// Returns the number of a group's top-level group.
 fn tenant_of(group: &Group) -> u64 {
     group.ancestors().take_while(|level| !level.is_root()).last().unwrap_or(group).id()
 }
@@ -178,9 +178,9 @@ impl Drop for Kswapd {
 
 /// Runs a worker to its end.
 ///
-/// The thread that wakes it is in the middle of a request. The scheduler likes to run a thread
-/// where it was woken, and immediately; a worker's burst of a few hundred microseconds would then
-/// be part of that request.
+/// The waking thread is in the middle of a request. The scheduler likes to run a woken thread on
+/// the waker's processor, and immediately; a worker's burst of a few hundred microseconds would
+/// then delay the request.
 fn run(reclaimer: &Weak<Reclaimer>, queue: &Queue, ends: &AtomicBool) {
     // A sandbox may forbid it; then the worker runs with the ordinary policy.
     let _ = umemcg_arena::sys::yield_to_wakers();
@@ -190,8 +190,7 @@ fn run(reclaimer: &Weak<Reclaimer>, queue: &Queue, ends: &AtomicBool) {
     }
 }
 
-/// Runs one quantum, and puts the job in its next place. `mine` is the queue that this worker
-/// serves.
+/// Runs one quantum, and puts the job in its next place. `mine` is the queue served by this worker.
 fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
     {
         let mut state = job.state.lock();
@@ -204,7 +203,7 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
     });
     let wake_at = job.progress.lock().requested.wake_at();
     let mut state = job.state.lock();
-    // What has ended since the worker looked wakes no job that runs.
+    // Releases ended since the worker's last look woke no job, since the job was running.
     let next = if next == Next::BackOff && state.ended_bytes >= wake_at { Next::Again } else { next };
     state.wake_at = wake_at;
     let own = state.own_queue.clone();
@@ -214,7 +213,8 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
         Next::Done => {
             state.place = JobPlace::Idle;
             drop(state);
-            // A signal since the last check found the job running, and left it to this worker.
+            // A signal since the last check found the job running, and left the next check to this
+            // worker.
             if take_signal(job) {
                 pool.enqueue_signalled(job);
             }

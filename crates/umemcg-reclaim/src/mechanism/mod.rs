@@ -1,7 +1,7 @@
-//! The mechanisms of reclaim that can be exchanged: here, those that ship.
+//! The exchangeable mechanisms of reclaim: here, the shipped ones.
 //!
-//! Benchmarks compare them with earlier ones. With the feature `baseline` the module of that name
-//! takes the place of this one, function for function, so that no other file knows about it.
+//! Benchmarks compare them with earlier ones. With the feature `baseline` the module `baseline`
+//! replaces this one, function for function, so no other file knows about it.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::scan_control::{Progress, Round};
 
 pub(crate) mod rounds;
 
-/// Does a reclaim.
+/// Runs a reclaim.
 #[inline(always)]
 pub(crate) fn in_reclaim<R>(act: impl FnOnce() -> R) -> R {
     act()
@@ -39,20 +39,19 @@ pub(crate) fn list_owner(owner: OwnerId) -> OwnerId {
     owner
 }
 
-/// Returns whether the round over groups in excess looks at every group there is, and is always
-/// made.
+/// Returns whether the round over groups in excess checks every group, and is always made.
 #[inline(always)]
 pub(crate) fn skips_no_subtree() -> bool {
     false
 }
 
-/// Returns whether a walk visits groups that have nothing, too.
+/// Returns whether a walk visits empty groups, too.
 #[inline(always)]
 pub(crate) fn visits_every_group(_round: Round) -> bool {
     false
 }
 
-/// Returns whether reclaim waits for write-back when it meets nothing but dirty pages.
+/// Returns whether reclaim waits for write-back when it finds only dirty pages.
 #[inline(always)]
 pub(crate) fn waits_for_dirty() -> bool {
     true
@@ -71,7 +70,7 @@ pub(crate) fn round_of_share(round: Round) -> Round {
     round
 }
 
-/// Returns how many pages of an active list are looked at, when `share` would be.
+/// Returns the number of pages of an active list to scan, where the usual number is `share`.
 #[inline(always)]
 pub(crate) fn active_share(share: u64) -> u64 {
     share

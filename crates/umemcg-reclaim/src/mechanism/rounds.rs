@@ -1,4 +1,4 @@
-//! The ways to visit groups and to ask shrinkers that take the place of whole functions: none.
+//! Replacements of whole functions for visiting groups and asking shrinkers: none.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Charge, or reclaim from the group that refused and try again: the slow path of every allocation
+//! Charge, or reclaim from the refusing group and try again: the slow path of every allocation
 //! (`kernel-semantics` §1.3).
 
 use std::sync::Arc;
@@ -21,8 +21,8 @@ const MAX_LOST_RACES: u32 = 1024;
 
 /// Looks for isolated pages before a charge fails; between the first ones the thread yields …
 const ISOLATED_YIELDS: u32 = 100;
-/// … and between the others, up to this many, it sleeps for 20 ms at most: two seconds in all, in
-/// which a thread that has been preempted comes back.
+/// … and between the others, up to this many, it sleeps for 20 ms at most: two seconds in all, long
+/// enough for a preempted thread to come back.
 const ISOLATED_LOOKS_MAX: u32 = 200;
 
 /// Why a charge failed for good.
@@ -45,7 +45,7 @@ fn describe(refused: &Refused) -> String {
     )
 }
 
-/// Returns whether a group has twice as much as `bytes` in clean pages that were used once at most.
+/// Returns whether a group has at least twice `bytes` in clean pages used at most once.
 fn has_idle_pages(group: &Group, bytes: u64) -> bool {
     let total = |item| group.stat_total_applied(item).max(0) as u64;
     let unclean = [StatItem::FileDirty, StatItem::FileWriteback, StatItem::FileUnstable].map(total);
@@ -57,8 +57,8 @@ impl Reclaimer {
     /// and tries again. May sleep; no lock may be held.
     ///
     /// # Errors
-    /// [`ChargeError::Limit`] names the group that has nothing left to give; its `max` and `oom`
-    /// events were counted.
+    /// [`ChargeError::Limit`] names the full group with nothing left to reclaim; its `max` and
+    /// `oom` events were counted.
     #[doc(alias = "mem_cgroup_try_charge")]
     pub fn charge(
         &self,
@@ -81,7 +81,7 @@ impl Reclaimer {
         group.try_charge(bytes).inspect(|_| note_charged(bytes))
     }
 
-    /// Like [`charge`](Self::charge), for a caller that can do with less memory: makes one round of
+    /// Like [`charge`](Self::charge), for a caller able to do with less memory: makes one round of
     /// reclaim, and a refusal counts no `oom` event.
     ///
     /// # Errors
@@ -100,9 +100,9 @@ impl Reclaimer {
     }
 
     /// Like [`charge_opportunistic`](Self::charge_opportunistic), for more than the caller was
-    /// asked for, such as read-ahead: where the group that refuses has background reclaim, the
-    /// caller does not reclaim. A request that raises usage from below the mark to above the limit
-    /// would otherwise reclaim each time, and the workers would never be woken.
+    /// asked for, such as read-ahead: if the refusing group has background reclaim, the caller does
+    /// not reclaim. Requests raising usage from below the mark to above the limit would otherwise
+    /// reclaim each time, and the workers would never be woken.
     ///
     /// # Errors
     /// As [`charge`](Self::charge).
@@ -115,9 +115,9 @@ impl Reclaimer {
         self.charge_surplus_if(group, bytes, cancelled, |_| true)
     }
 
-    /// Like [`charge_surplus`](Self::charge_surplus), for what no request waits for: goes over no
-    /// `memory.high`, and reclaims only where the group that refuses has clean pages enough that
-    /// were used once, so that reclaim need not look at any others.
+    /// Like [`charge_surplus`](Self::charge_surplus), for pages awaited by no request: goes over no
+    /// `memory.high`, and reclaims only if the refusing group has enough clean pages used at most
+    /// once, so reclaim need not scan any others.
     ///
     /// # Errors
     /// As [`charge`](Self::charge).
@@ -153,10 +153,10 @@ impl Reclaimer {
         .inspect(|_| note_charged(bytes))
     }
 
-    /// Returns the lowest level with background reclaim in which `bytes` more would use the reserve
-    /// for charges that cannot do with less: half of the memory between its low mark and its limit.
-    /// Without a reserve, a burst of read-ahead fills a small group completely, and the next page
-    /// that is really needed finds no room before the workers have run.
+    /// Returns the lowest level with background reclaim where `bytes` more would use its reserve:
+    /// half of the memory between its low mark and its limit, kept for charges unable to do with
+    /// less. Without a reserve, a burst of read-ahead fills a small group completely, and the next
+    /// page really needed finds no room before the workers have run.
     fn level_short_of_reserve(&self, group: &Arc<Group>, bytes: u64) -> Option<Arc<Group>> {
         let eats = |at: &&Arc<Group>| {
             let start = self.low_mark(at);
@@ -209,7 +209,7 @@ impl Reclaimer {
             }
             retries -= 1;
             if retries == 1 && persistent && self.wait_for_isolated(&refused.group, cancelled) {
-                // What has been freed may be in a stock.
+                // The freed bytes may be in a stock.
                 drained = false;
             }
             if retries == 0 || hopeless {
@@ -222,8 +222,8 @@ impl Reclaimer {
         }
     }
 
-    /// Waits for what other threads have isolated of a group and those below it, as long as that
-    /// may take. Returns whether it has waited.
+    /// Waits for pages of a group and its descendants isolated by other threads, up to
+    /// [`ISOLATED_LOOKS_MAX`] looks. Returns whether it has waited.
     fn wait_for_isolated(&self, group: &Arc<Group>, cancelled: &dyn Fn() -> bool) -> bool {
         for nr_looks in 0..ISOLATED_LOOKS_MAX {
             if !has_isolated(group) || cancelled() {

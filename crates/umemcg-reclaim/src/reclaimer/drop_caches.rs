@@ -1,5 +1,4 @@
-//! Dropping everything that is clean, on request: pages, objects, or both. Nothing is written for
-//! it.
+//! Dropping everything clean, on request: pages, objects, or both. Nothing is written for it.
 
 use std::sync::Arc;
 
@@ -25,8 +24,8 @@ const EVERYTHING: Pass = Pass {
 };
 
 impl Reclaimer {
-    /// Drops the clean pages of a subtree that are not in use at the moment. Every page is visited
-    /// once. May sleep briefly; no lock may be held.
+    /// Drops the clean, currently unused pages of a subtree. Every page is visited once. May sleep
+    /// briefly; no lock may be held.
     #[doc(alias = "drop_pagecache_sb")]
     pub fn drop_pages(&self, root: &Arc<Group>, cancelled: &dyn Fn() -> bool) -> Progress {
         assert_no_locks_held("dropping pages");
@@ -41,9 +40,9 @@ impl Reclaimer {
         progress
     }
 
-    /// Asks all shrinkers of a subtree for everything, in passes, as long as a pass frees more than
-    /// a threshold: the threshold doubles, so that objects that are recreated immediately do not
-    /// prolong it for ever. Interruptible; no lock may be held.
+    /// Asks all shrinkers of a subtree for everything, in passes, as long as a pass scans more
+    /// objects than a threshold. The threshold doubles, so immediately recreated objects do not
+    /// prolong it forever. Interruptible; no lock may be held.
     pub fn drop_slab(&self, root: &Arc<Group>, cancelled: &dyn Fn() -> bool) -> Progress {
         assert_no_locks_held("dropping objects");
         let mut progress = Progress::default();
@@ -62,7 +61,7 @@ impl Reclaimer {
                 }
             }
             if freed.releasing_bytes > 0 {
-                // The bytes that are released now need not be asked for again.
+                // Bytes released now need not be requested again.
                 freed.slab_bytes +=
                     self.pending_releases().wait(released_before, freed.releasing_bytes, u64::MAX);
             }

@@ -1,10 +1,10 @@
-//! Frames: their references, the lists that they wait on, and the way back to the free list.
+//! Frames: their references, their LRU lists, and the way back to the free list.
 //!
 //! A frame in a file's index carries one *base* reference; every reader, writer and reclaimer adds
-//! one of its own (a pin). A thread that takes a page out of its file clears its identity first and
-//! then drops the base reference. The thread that drops the count to zero tries to freeze the
-//! frame; exactly one succeeds, and frees it. A reader that pinned by a stale look-up finds the
-//! identity changed and drops its pin in the same way, so no thread has to wait for readers.
+//! one of its own (a pin). A thread taking a page out of its file clears its identity first and
+//! then drops the base reference. A thread dropping the count to zero tries to freeze the frame;
+//! exactly one succeeds, and frees it. A reader with a pin from a stale look-up finds the identity
+//! changed and drops its pin in the same way, so no thread has to wait for readers.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -28,8 +28,8 @@ impl Reclaimer {
         }
     }
 
-    /// Frees frames that the caller froze and took out of their file. Each gives back a page to the
-    /// group it was charged to.
+    /// Frees frames already frozen and taken out of their file by the caller. Each uncharges a page
+    /// from its group.
     pub fn free_frozen(&self, frames: &[FrameId]) {
         let mut at = 0;
         while at < frames.len() {
@@ -52,7 +52,7 @@ impl Reclaimer {
         uncharge_raw(owner, frames.len() as u64 * PAGE_SIZE_U64);
     }
 
-    /// Takes pages off the lists that they may still be on, and out of the gauges of their group.
+    /// Takes pages off their lists, if still on one, and out of the gauges of their group.
     fn leave_lists(&self, owner: OwnerId, frames: &[FrameId]) {
         let nr_nodes = self.nr_nodes();
         let arena = self.arena();
@@ -126,8 +126,8 @@ impl Reclaimer {
         }
     }
 
-    /// Counts new pages of one owner that no store holds: they go to no list, so that reclaim never
-    /// meets them. The pages are pinned.
+    /// Counts new pages of one owner as unevictable, since no store has a copy. They go to no list,
+    /// so reclaim never meets them. The pages are pinned.
     pub fn count_unevictable(&self, owner: OwnerId, frames: &[FrameId]) {
         for &frame in frames {
             self.arena().record(frame).set(Flag::UNEVICTABLE);
@@ -144,9 +144,8 @@ impl Reclaimer {
         with_lists(owner, arena.node_of(frame), self.nr_nodes(), |lists, _| lists.remove(arena, frame));
     }
 
-    /// Moves pages that reclaim could not evict to the old end of their lists, because their
-    /// write-back is done now. The caller keeps them: it pins them, or holds the lock of their
-    /// index.
+    /// Moves pages skipped by reclaim to the old end of their lists, because their write-back is
+    /// done now. The caller keeps them: it pins them, or holds the lock of their index.
     #[doc(alias = "folio_rotate_reclaimable")]
     pub fn rotate_to_tail(&self, frames: &[FrameId]) {
         let arena = self.arena();
@@ -173,8 +172,8 @@ impl Reclaimer {
                 arena.node_of(frame),
                 self.nr_nodes(),
                 |lists, group| {
-                    // Not in a file any more: the thread that took it out saw it on no list, and
-                    // our pin is what keeps it.
+                    // A page not in a file any more is not put back: the thread taking it out saw
+                    // it on no list, and only our pin keeps it.
                     if record.file.load(Relaxed) != 0 {
                         lists.add(arena, frame, kind);
                         touched = Some(Arc::clone(group));
@@ -186,7 +185,7 @@ impl Reclaimer {
             );
             self.unpin(frame);
         }
-        // The lists were empty meanwhile, and a walk may have said so.
+        // The lists were empty meanwhile, and a walk may have marked the group as empty.
         if let Some(group) = touched {
             GroupReclaim::of(&group, self.nr_nodes()).note_present(&group);
         }

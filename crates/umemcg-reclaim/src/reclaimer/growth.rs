@@ -1,9 +1,9 @@
-//! Growth of a [`Holding`]: charge, or reclaim from the group that refused and try again, without
-//! ever waiting.
+//! Growth of a [`Holding`]: charge, or reclaim from the refusing group and try again, without ever
+//! waiting.
 //!
-//! It differs from a [charge](super::charge) in what a refusal means. A holder that is refused does
-//! with less (a query spills), so refusals are ordinary: each counts one `max` event and never an
-//! `oom`, and where nothing can be reclaimed it is made without a reclaim.
+//! It differs from a [charge](super::charge) in the meaning of a refusal. A refused holder does
+//! with less (a query spills), so refusals are ordinary. Each counts one `max` event and never an
+//! `oom`. If nothing can be reclaimed, the refusal comes without a reclaim.
 
 use std::sync::Arc;
 
@@ -18,13 +18,13 @@ use crate::stall::StalledHere;
 const ROUNDS_MAX: u32 = 16;
 
 impl Reclaimer {
-    /// Grows a holding by `bytes`, after a group has refused that: reclaims from *that* group what
-    /// is missing, and tries again. Never waits: what is dirty stays. No lock may be held.
+    /// Grows a holding by `bytes`, after a group has refused to: reclaims the missing bytes from
+    /// *that* group, and tries again. Never waits: dirty pages stay. No lock may be held.
     ///
     /// # Errors
-    /// [`Refused`] names the group that refuses in the end; nothing is changed then. Counts one
-    /// `max` event there, except when `bytes` is more than its limit, and when `is_counted` says
-    /// that the caller was refused before and tries again.
+    /// [`Refused`] names the group refusing the last attempt; nothing is changed then. Counts one
+    /// `max` event there, unless `bytes` is more than its limit, or `is_counted` is set: the caller
+    /// was refused before and tries again.
     pub fn grow_after_refusal(
         &self,
         held: &Holding,
@@ -61,8 +61,8 @@ impl Reclaimer {
         Err(refused)
     }
 
-    /// Returns whether a group, or one below it, may have pages or objects that can be reclaimed.
-    /// Costs two loads; `true` may be wrong, `false` is right.
+    /// Returns whether a group or a descendant may have reclaimable pages or objects. Costs two
+    /// loads; `true` may be wrong, `false` is right.
     #[inline]
     pub fn may_reclaim(&self, group: &Group) -> bool {
         GroupReclaim::if_present(group).is_some_and(|part| part.subtree_marks().is_any_marked())

@@ -1,9 +1,9 @@
-//! Bytes that are leaving: charged still, while another party has been asked to free them. It says
-//! when it is done, whatever has come of it, so they are counted exactly, for the group that pays
-//! and for those above.
+//! Leaving bytes: still charged, while another party has been asked to free them. The other party
+//! always reports the end, freed or not, so leaving bytes are counted exactly, for the charged
+//! group and its ancestors.
 //!
-//! Usage falls only when they are gone. A reclaim that took them for used until then would take
-//! what a group has under its protection, and one that finds nothing else would fail: see
+//! Usage falls only when they are freed. If a reclaim counted them as used until then, it would
+//! take pages under a group's protection, and would fail when it finds nothing else: see
 //! [`protection`](crate::protection) and [`reclaim`](super::reclaim).
 
 use std::sync::{Arc, Weak};
@@ -16,10 +16,11 @@ use super::Reclaimer;
 use crate::group_reclaim::GroupReclaim;
 use crate::leaving_bytes::LeavingBytes;
 
-/// Longest time in which nothing comes of what is leaving before a reclaim that has found nothing
-/// else goes on without it.
+/// Longest wait without a freed byte before a reclaim with nothing else to free goes on without the
+/// leaving bytes.
 pub(super) const LEAVING_WAIT: Duration = Duration::from_secs(2);
-/// Longest wait in all, in such times: what comes byte by byte would end none of them.
+/// Longest wait in all, as a multiple of [`LEAVING_WAIT`]: bytes freed one by one would prolong the
+/// wait forever.
 const LEAVING_WAITS_MAX: u32 = 4;
 
 /// Bytes of a group that are leaving, until this is dropped.
@@ -27,7 +28,7 @@ const LEAVING_WAITS_MAX: u32 = 4;
 pub struct Leaving {
     /// Weak: the other party may be done when the engine is gone.
     reclaimer: Weak<Reclaimer>,
-    /// A group that is removed meanwhile stays counted: those above are the same.
+    /// A group removed meanwhile stays counted: its ancestors are the same.
     group: Arc<Group>,
     bytes: u64,
 }
@@ -41,8 +42,8 @@ impl Leaving {
         Self { reclaimer: Arc::downgrade(reclaimer), group: Arc::clone(group), bytes }
     }
 
-    /// Reports that some bytes have been freed, and that others that reclaim was promised stay. No
-    /// lock may be held.
+    /// Reports `freed_bytes` as freed, and `kept_bytes` promised to reclaim as staying. No lock may
+    /// be held.
     pub fn end(self, freed_bytes: u64, kept_bytes: u64) {
         let (reclaimer, group) = (self.reclaimer.upgrade(), Arc::clone(&self.group));
         self.at_each_level(|leaving| leaving.note_freed(freed_bytes));
@@ -68,7 +69,7 @@ impl Drop for Leaving {
     }
 }
 
-/// What a reclaim does that waits for what is leaving.
+/// The next step of a reclaim waiting for leaving bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WaitFollowUp {
     Wait,
@@ -78,7 +79,7 @@ pub(super) enum WaitFollowUp {
     GiveUp,
 }
 
-/// A wait of a reclaim for what is leaving.
+/// A reclaim's wait for leaving bytes.
 #[derive(Debug)]
 pub(super) struct LeavingWait {
     freed_bytes: u64,
@@ -87,14 +88,14 @@ pub(super) struct LeavingWait {
 }
 
 impl LeavingWait {
-    /// Begins a wait that ends with `until` at the latest.
+    /// Begins a wait ending at `until` at the latest.
     pub(super) fn begin(now: Instant, until: Option<Instant>) -> Self {
         let end = now + LEAVING_WAIT * LEAVING_WAITS_MAX;
         let end = until.map_or(end, |until| until.min(end));
         Self { freed_bytes: 0, in_vain_at: now + LEAVING_WAIT, end }
     }
 
-    /// Decides what to do when so much has been freed since the wait began.
+    /// Decides the next step, with `freed_bytes` freed since the wait began.
     pub(super) fn follow_up(&mut self, now: Instant, freed_bytes: u64) -> WaitFollowUp {
         if freed_bytes > self.freed_bytes {
             (self.freed_bytes, self.in_vain_at) = (freed_bytes, now + LEAVING_WAIT);

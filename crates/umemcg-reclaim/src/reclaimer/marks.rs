@@ -60,8 +60,8 @@ impl Reclaimer {
         self.put_marks(group, marks, *rule);
     }
 
-    /// Returns the marks of a group: its limit less the distances, whether or not that is enough to
-    /// turn background reclaim on.
+    /// Returns the marks of a group: its limit less the distances, whether or not background
+    /// reclaim is on.
     pub fn marks(&self, group: &Arc<Group>) -> Marks {
         let limit = group.max_bytes();
         let below =
@@ -134,7 +134,7 @@ impl Reclaimer {
         }
     }
 
-    /// Sets `wmark_ratio`: background reclaim starts above that share of the limit. 0 turns it off.
+    /// Sets `wmark_ratio`: background reclaim starts above this share of the limit. 0 turns it off.
     /// Replaces distances.
     ///
     /// # Errors

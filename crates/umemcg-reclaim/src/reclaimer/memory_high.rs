@@ -1,5 +1,5 @@
-//! `memory.high`: above it background reclaim works on the group, and a process that charged is
-//! slowed at the end of its request (`kernel-semantics` §1.4).
+//! `memory.high`: above it background reclaim works on the group, and a charging process is slowed
+//! at the end of its request (`kernel-semantics` §1.4).
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -24,8 +24,8 @@ pub const HIGH_DELAY_MIN: Duration = Duration::from_millis(10);
 /// Pages for which the formula gives its delay; the kernel's batch.
 const BATCH_PAGES: u64 = 64;
 
-/// Returns the delay of a request that charged `pages` while the usage is `usage` and should be
-/// below `high`.
+/// Returns the delay of a request after charging `pages`, at the usage `usage` and the limit
+/// `high`.
 #[doc(alias = "calculate_high_delay")]
 pub fn high_delay(usage: u64, high: u64, pages: u64) -> Duration {
     if usage <= high {
@@ -41,18 +41,17 @@ pub fn high_delay(usage: u64, high: u64, pages: u64) -> Duration {
 }
 
 thread_local! {
-    /// Bytes that charges with leave to reclaim have brought in on this thread, ever.
+    /// Bytes ever charged on this thread by charges allowed to reclaim.
     static CHARGED_BYTES: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Notes that a charge that may reclaim has succeeded.
+/// Notes a successful charge of a caller that may reclaim.
 #[inline]
 pub(crate) fn note_charged(bytes: u64) {
     CHARGED_BYTES.with(|charged| charged.set(charged.get().wrapping_add(bytes)));
 }
 
-/// A count of the charges of this thread, for the caller that has to pay at the end of a request
-/// for those of the request.
+/// A count of the charges of this thread during a request, for the delay at the end of the request.
 #[derive(Debug)]
 pub struct ChargeMeter {
     start: u64,
@@ -67,13 +66,13 @@ impl ChargeMeter {
             .with(|charged| Self { start: charged.get(), thread: std::ptr::from_ref(charged).addr() })
     }
 
-    /// Returns whether this is the thread that started it.
+    /// Returns whether the calling thread started it.
     pub fn is_here(&self) -> bool {
         CHARGED_BYTES.with(|charged| std::ptr::from_ref(charged).addr() == self.thread)
     }
 
-    /// Returns the bytes charged since, by the thread that started it; asked on another, nothing.
-    /// Those count, too, that were given back.
+    /// Returns the bytes charged since by the thread that started it; 0 on other threads. Includes
+    /// bytes given back.
     pub fn bytes(&self) -> u64 {
         if !self.is_here() {
             return 0;
@@ -97,36 +96,35 @@ impl Reclaimer {
         self.limit_changed(group);
     }
 
-    /// Returns whether a group or one above it is over its `memory.high`. Costs a few loads for
-    /// each level.
+    /// Returns whether a group or an ancestor is over its `memory.high`. Costs a few loads for each
+    /// level.
     #[inline]
     pub fn is_over_high(&self, group: &Arc<Group>) -> bool {
         self.would_be_over_high(group, 0)
     }
 
-    /// Returns whether a group or one above it would be over its `memory.high` with `bytes` more.
+    /// Returns whether a group or an ancestor would be over its `memory.high` with `bytes` more.
     #[inline]
     pub(super) fn would_be_over_high(&self, group: &Arc<Group>, bytes: u64) -> bool {
         std::iter::successors(Some(group), |at| at.parent()).any(|at| {
-            // Without a limit, nothing is read that charges write.
+            // Without a limit, no counter written by charges is read.
             let high = GroupReclaim::if_present(at).map_or(UNLIMITED, |part| part.background().high_limit());
             high != UNLIMITED && at.usage_bytes().saturating_add(bytes) > high
         })
     }
 
-    /// Ends a request that charged `bytes` and is answered at once, since other groups wait for
-    /// what it holds until then: the group's next one that may be delayed pays for them. Does not
-    /// sleep.
+    /// Ends a request that charged `bytes` and is answered at once, because other groups wait for a
+    /// resource held until then: the group's next delayable request pays for them. Does not sleep.
     pub fn defer_over_high(&self, group: &Arc<Group>, bytes: u64) {
         if bytes > 0 && self.is_over_high(group) {
             GroupReclaim::of(group, self.nr_nodes()).defer(bytes);
         }
     }
 
-    /// Ends a request that charged `bytes`, and pays for what others of its group have deferred:
-    /// for each level over its `memory.high` reclaims as long as that brings something, and returns
-    /// for how long the answer is then to be delayed. May sleep for reclaim, and once for what is
-    /// leaving; no lock may be held.
+    /// Ends a request that charged `bytes`, and pays for bytes deferred by earlier requests of its
+    /// group: reclaims from each level over its `memory.high` as long as reclaim frees pages, and
+    /// returns the delay for the answer. May sleep for reclaim, and once for leaving bytes; no lock
+    /// may be held.
     #[doc(alias = "mem_cgroup_handle_over_high")]
     pub fn handle_over_high(&self, group: &Arc<Group>, bytes: u64, cancelled: &dyn Fn() -> bool) -> Duration {
         let deferred = GroupReclaim::if_present(group).map_or(0, GroupReclaim::take_deferred);
@@ -135,8 +133,8 @@ impl Reclaimer {
         }
         assert_no_locks_held("the end of a request");
         let _stalled = StalledHere::begin(group);
-        // What others have deferred has been there for a while: it makes the delay longer, and
-        // reclaim no harder.
+        // Deferred bytes have been there for a while: they make the delay longer, and reclaim no
+        // harder.
         let own_pages = bytes.div_ceil(PAGE_SIZE_U64);
         let pages = bytes.saturating_add(deferred).div_ceil(PAGE_SIZE_U64);
         let mut delay = Duration::ZERO;

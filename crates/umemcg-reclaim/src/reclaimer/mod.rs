@@ -1,11 +1,10 @@
-//! The reclaimer: the frames, the groups, the shrinkers and the queue of the workers that reclaim
-//! works with.
+//! The reclaimer: the frames, groups, shrinkers and worker queue used by reclaim.
 //!
-//! The files of this folder are what the layers above ask of it: to charge, to reclaim, to drop
-//! caches, to evict the pages of sparse blocks, to put frames on lists and to free them, and to set
-//! the marks and `memory.high` of a group. They call the files outside for how a subtree is
-//! reclaimed: in [`rounds`](crate::rounds) over its groups, each of which is
-//! [shrunk](crate::victim) as far as it is not [protected](crate::protection).
+//! The files of this folder are the operations called by the layers above: charge, reclaim, drop
+//! caches, evict the pages of sparse blocks, put frames on lists and free them, and set the marks
+//! and `memory.high` of a group. The files outside this folder reclaim a subtree: in
+//! [`rounds`](crate::rounds) over its groups, each [shrunk](crate::victim) as far as it is not
+//! [protected](crate::protection).
 
 mod charge;
 mod drop_caches;
@@ -54,11 +53,11 @@ pub struct Reclaimer {
     pending_releases: PendingReleases,
     /// Write-back's count of progress when a reclaim last waited for it in vain. (A)
     writeback_hung: AtomicU64,
-    /// Groups that wait for background reclaim.
+    /// Groups waiting for background reclaim.
     kswapd_queue: Arc<Queue>,
-    /// (C) Protection that no child claims is distributed to all children.
+    /// (C) Protection claimed by no child is distributed to all children.
     recursive_protection: bool,
-    /// The listener that is told the level of pressure.
+    /// The listener for the level of pressure.
     level_listener: LevelListener,
     noteworthy: Noteworthy,
 }
@@ -67,7 +66,7 @@ impl Reclaimer {
     /// Creates a reclaimer for one pool and one hierarchy.
     ///
     /// # Errors
-    /// When the operating system has no address space for the places in object lists.
+    /// When the operating system cannot reserve address space for the places in object lists.
     pub fn new(arena: Arc<Arena>, tree: Arc<GroupTree>, nr_nodes: usize) -> io::Result<Self> {
         umemcg_base::table::use_huge_pages(umemcg_arena::sys::prefer_huge_pages);
         let list_slots = Arc::new(ListSlots::new(tree.capacity_bytes())?);
@@ -88,8 +87,8 @@ impl Reclaimer {
         })
     }
 
-    /// Says whether protection that no child of a group claims is handed down to all of them; it
-    /// is, unless said otherwise.
+    /// Sets whether protection claimed by no child of a group is handed down to all its children.
+    /// On by default.
     #[must_use]
     #[doc(alias = "memory_recursiveprot")]
     pub fn with_recursive_protection(mut self, on: bool) -> Self {
@@ -102,8 +101,7 @@ impl Reclaimer {
         &self.shrinkers
     }
 
-    /// Returns whether a reclaim has waited for write-back in vain, and its count of progress is
-    /// what it was then.
+    /// Returns whether a reclaim has waited for write-back in vain at this count of progress.
     pub(crate) fn writeback_hung_at(&self, progress: u64) -> bool {
         self.writeback_hung.load(Relaxed) == progress
     }
@@ -120,32 +118,31 @@ impl Reclaimer {
         &self.list_slots
     }
 
-    /// Places in object lists that are taken.
+    /// Returns the number of places taken in object lists.
     pub fn nr_list_slots(&self) -> usize {
         self.list_slots.nr_taken()
     }
 
-    /// Returns a number for a shrinker that is being made; its lists need it before it can be
-    /// registered.
+    /// Reserves a number for a shrinker; its lists need the number before it can be registered.
     #[doc(alias = "shrinker_alloc")]
     pub fn reserve_shrinker(&self) -> ShrinkerId {
         self.shrinkers.reserve()
     }
 
-    /// Registers a shrinker. Reclaim that starts from now on asks it, until the registration is
+    /// Registers a shrinker. Reclaim started from now on asks it, until the registration is
     /// dropped.
     #[doc(alias = "shrinker_register")]
     pub fn register_shrinker(&self, id: ShrinkerId, shrinker: Arc<dyn Shrinker>) -> Registration {
         self.shrinkers.register(id, shrinker)
     }
 
-    /// Shrinkers that are registered.
+    /// Returns the number of registered shrinkers.
     pub fn nr_shrinkers(&self) -> usize {
         self.shrinkers.nr()
     }
 
-    /// Says that a shrinker has objects of `group` on `node`. For shrinkers that keep their objects
-    /// outside any [`ListLru`](crate::ListLru), after an object can be counted.
+    /// Notes that a shrinker has objects of `group` on `node`. For shrinkers with objects outside
+    /// any [`ListLru`](crate::ListLru), after an object can be counted.
     pub fn note_objects(&self, group: &Arc<Group>, node: usize, shrinker: u32) {
         let mut at = group;
         loop {
@@ -163,7 +160,7 @@ impl Reclaimer {
         }
     }
 
-    /// Returns the objects of every shrinker that has any in `group` itself.
+    /// Returns the objects of every shrinker with objects in `group` itself.
     pub fn slab_usage(&self, group: &Arc<Group>) -> Vec<SlabUsage> {
         assert_no_locks_held("a table of objects");
         slab_usage::usage_of(&self.shrinkers, self.nr_nodes, group)
@@ -181,7 +178,8 @@ impl Reclaimer {
         &self.clock
     }
 
-    /// Tells `tracing` that an account of `group` was refused `bytes`; ten times a second at most.
+    /// Logs with `tracing` that an account of `group` was refused `bytes`; ten times a second at
+    /// most.
     #[cold]
     pub fn note_refused_growth(&self, group: &Group, bytes: u64, why: &dyn fmt::Display) {
         self.noteworthy.refused_growth(group, bytes, why);
@@ -206,31 +204,31 @@ impl Reclaimer {
         self.owner.get()?.upgrade()
     }
 
-    /// Returns the bytes whose release shrinkers have requested from others.
+    /// Returns the releases requested by shrinkers from other parties.
     pub(crate) fn pending_releases(&self) -> &PendingReleases {
         &self.pending_releases
     }
 
-    /// Reports that bytes of a group whose release a shrinker had requested are free now, and wakes
-    /// the threads and the workers that wait for them.
+    /// Reports bytes of a group as free after a shrinker requested their release, and wakes the
+    /// waiting threads and workers.
     pub fn note_released(&self, group: &Arc<Group>, bytes: u64) {
         self.pending_releases.note(bytes);
         note_ended(self.kswapd_queue(), group, bytes);
     }
 
-    /// Reports that bytes of a group stay whose release a shrinker had requested, so that workers
-    /// do not wait for them.
+    /// Reports bytes of a group as staying after a shrinker requested their release, so workers do
+    /// not wait for them.
     pub fn note_not_released(&self, group: &Arc<Group>, bytes: u64) {
         note_ended(self.kswapd_queue(), group, bytes);
     }
 
-    /// Returns the bytes that have been freed after a request so far, of all groups.
+    /// Returns the bytes of all groups freed after a request so far.
     pub fn released_bytes(&self) -> u64 {
         self.pending_releases.released_bytes()
     }
 
-    /// Waits for a moment, until bytes are free whose release a shrinker had requested before,
-    /// unless `is_awaited` says that nothing is to come. No lock may be held.
+    /// Waits for a moment, until any bytes requested by a shrinker are freed; returns at once if
+    /// `is_awaited` returns `false`. No lock may be held.
     pub fn wait_for_release(&self, is_awaited: impl FnOnce() -> bool) {
         let before = self.pending_releases.released_bytes();
         if is_awaited() {
@@ -238,9 +236,9 @@ impl Reclaimer {
         }
     }
 
-    /// Sets a listener that is called for every window of scanned pages that ends from now on;
-    /// replaces the previous listener. It is called with no ranked lock held, by threads that
-    /// reclaim, and must neither sleep nor reclaim. A panic of it is logged and goes no further.
+    /// Sets the listener for the level of every window of scanned pages ending from now on;
+    /// replaces the previous listener. Reclaiming threads call it with no ranked lock held; it must
+    /// neither sleep nor reclaim. Its panics are logged and go no further.
     #[doc(alias = "vmpressure_register_event")]
     pub fn listen_for_levels(&self, listener: impl Fn(&Arc<Group>, PressureLevel) + Send + Sync + 'static) {
         self.level_listener.set(Some(Box::new(listener)));
@@ -252,20 +250,20 @@ impl Reclaimer {
         self.level_listener.set(None);
     }
 
-    /// Tells the level listener of pages that reclaim of `root` has scanned and freed at this
-    /// priority.
+    /// Counts pages scanned and freed by a reclaim of `root` at this priority, for the level
+    /// listener.
     pub(crate) fn note_level(&self, root: &Arc<Group>, priority: u32, pages: (u64, u64)) {
         let window = || GroupReclaim::of(root, self.nr_nodes).level_window();
         self.level_listener.note(root, window, priority, pages);
     }
 
-    /// Returns how much of `group` is protected from a reclaim that starts at `root`, just now.
+    /// Returns the current protection of `group` from a reclaim starting at `root`.
     pub fn effective_protection(&self, root: &Arc<Group>, group: &Arc<Group>) -> Protection {
         EffectiveProtection::new(root, self.recursive_protection).of(group)
     }
 
-    /// Returns one reclaim's view of which groups are protected, from a reclaim that starts at
-    /// `root`. With `overrides_low`, only `min` counts.
+    /// Returns the protection of groups from one reclaim starting at `root`. With `overrides_low`,
+    /// only `min` counts.
     pub(crate) fn protection_from<'r>(
         &self,
         root: &'r Arc<Group>,
@@ -275,16 +273,16 @@ impl Reclaimer {
     }
 
     /// Moves everything of a dying group to its parent: lists of pages and of objects in O(1) each,
-    /// shrinker bits, and the deferred work of shrinkers. Every shrinker is told, because one may
-    /// keep state of a group that has no objects.
+    /// shrinker bits, and the deferred work of shrinkers. Every shrinker is notified, since it may
+    /// keep state of a group without objects.
     #[doc(alias = "memcg_reparent_objcgs")]
     pub fn splice_to_parent(&self, dying: &Arc<Group>, parent: &Arc<Group>) {
         splice_lists((self.arena(), self.list_slots()), (dying, parent), self.nr_nodes());
         let part = GroupReclaim::of(parent, self.nr_nodes());
         for id in 0..self.shrinkers().high() {
             self.shrinkers().with(id, |shrinker| shrinker.reparent(dying, parent));
-            // The bits moved before the objects that the shrinker keeps by itself, so a count may
-            // have found nothing and cleared them. A bit too many costs one count.
+            // The bits moved before the shrinker's own objects, so a count may have found nothing
+            // and cleared them. A bit too many costs one count.
             for node in 0..self.nr_nodes() {
                 if let Some(place) = part.shrinker_bits(node).find(id) {
                     // Open: the parent has a child until this removal is over.

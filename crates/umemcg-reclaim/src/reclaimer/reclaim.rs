@@ -1,9 +1,9 @@
 //! A reclaim: a root group, a goal, a reason, priorities 12 down to 0.
 //!
 //! At priority p every visited list is scanned by its length divided by 2^p, so gentle passes come
-//! first and the whole list is looked at only when nothing else helped (`kernel-semantics` §2.3,
-//! §2.4). Reclaim never writes dirty data: it skips dirty pages and wakes the flusher. When it sees
-//! nothing but dirty pages, it waits for write-back, for a bounded time.
+//! first and the whole list is scanned only when nothing else helped (`kernel-semantics` §2.3,
+//! §2.4). Reclaim never writes dirty data: it skips dirty pages and wakes the flusher. When it
+//! finds only dirty pages, it waits for write-back, for a bounded time.
 
 use std::sync::Arc;
 
@@ -20,16 +20,16 @@ use crate::protection::ReclaimProtection;
 use crate::rounds::{FirstRounds, shrink_in_rounds};
 use crate::scan_control::{DEF_PRIORITY, Pass, Progress, Reason, SWAP_CLUSTER_MAX, WRITEBACK_WAIT};
 
-/// Waits in which nothing comes after which what was asked for may never come, unless it is
-/// leaving. A kernel that does other work takes longer than one to begin, and what is given up is
-/// asked for elsewhere: all of it would be lost to the group when it comes.
+/// Consecutive waits without a released byte before requested bytes are given up, unless they are
+/// leaving. A busy kernel may take longer than one wait to begin. Bytes given up are requested
+/// elsewhere: if they are released after all, the group loses both.
 const WAITS_IN_VAIN_MAX: u32 = 6;
 
 impl Reclaimer {
     /// Reclaims about `goal` pages from `root` and everything below it. May sleep. No lock may be
     /// held.
     ///
-    /// Returns the progress; zero pages reclaimed means that nothing can be freed.
+    /// Returns the progress; zero pages reclaimed means nothing can be freed.
     #[doc(alias = "try_to_free_mem_cgroup_pages")]
     pub fn reclaim(
         &self,
@@ -61,8 +61,8 @@ impl Reclaimer {
         self.reclaim_now(root, goal, Reason::Proactive, FirstRounds::ignoring_soft_limits(), cancelled)
     }
 
-    /// Like [`reclaim`](Self::reclaim), but never waits: what is dirty, or on its way, stays.
-    /// Starts write-back if it sees dirty pages alone.
+    /// Like [`reclaim`](Self::reclaim), but never waits: dirty pages and requested bytes stay.
+    /// Starts write-back if it finds only dirty pages.
     pub fn reclaim_promptly(&self, root: &Arc<Group>, goal: u64) -> Progress {
         let rounds = FirstRounds::without_waiting();
         self.noteworthy
@@ -92,12 +92,12 @@ impl Reclaimer {
                 (&mut protection, first_rounds),
                 cancelled,
             ));
-            // What is on its way comes before what `low` protects, and before a failure.
+            // Waits for leaving bytes before taking pages protected by `low`, and before failing.
             if progress.pages() == 0 && !first_rounds.never_waits {
                 let wanted = (freed_before, goal.max(1));
                 progress.slab_bytes += self.wait_for_leaving(root, wanted, &first_rounds, cancelled);
             }
-            // Once more at most, taking memory that only `low` protects.
+            // Once more at most, taking memory protected only by `low`.
             if progress.pages() > 0 || cancelled() || !protection.give_up_low() {
                 return progress;
             }
@@ -116,10 +116,10 @@ impl Reclaimer {
         let needed = goal.max(1);
         let goal = goal.max(SWAP_CLUSTER_MAX);
         let mut progress = Progress::default();
-        // Bytes that earlier passes have asked for and that are not asked for again.
+        // Bytes requested by earlier passes, and not requested again.
         let (mut coming, mut nr_waits_in_vain) = (0, 0);
         for priority in (0..=DEF_PRIORITY).rev() {
-            // The last pass looks at everything, so what is on its way comes first.
+            // The last pass scans everything, so wait for leaving bytes first.
             if priority == 0 && std::mem::take(&mut coming) > 0 && progress.pages() < needed {
                 let wanted = (self.freed_bytes(root), goal.saturating_sub(progress.pages()));
                 progress.slab_bytes += self.wait_for_leaving(root, wanted, &first_rounds, cancelled);
@@ -147,7 +147,7 @@ impl Reclaimer {
             }
             let requested = coming + progress.releasing_bytes - before.releasing_bytes;
             if requested > 0 && !first_rounds.never_waits {
-                // A reclaim that has reached its goal leaves the rest to later ones.
+                // Requested bytes complete the goal: leave the rest to later reclaims.
                 if progress.pages() >= needed && progress.pages() + requested / PAGE_SIZE_U64 >= goal {
                     return progress;
                 }
@@ -166,7 +166,7 @@ impl Reclaimer {
         progress
     }
 
-    /// Returns how much of what was asked for may still come after some waits in vain.
+    /// Returns the part of the requested `bytes` still expected after some waits in vain.
     fn still_coming(&self, root: &Group, bytes: u64, nr_waits_in_vain: u32) -> u64 {
         if nr_waits_in_vain < WAITS_IN_VAIN_MAX {
             return bytes;
@@ -175,15 +175,14 @@ impl Reclaimer {
         if leaving.hangs() { 0 } else { bytes.min(leaving.now()) }
     }
 
-    /// Returns what has been freed, ever, of what was leaving `root` and those below it.
+    /// Returns the total of leaving bytes of `root` and its descendants freed so far.
     fn freed_bytes(&self, root: &Group) -> u64 {
         GroupReclaim::of(root, self.nr_nodes()).leaving_bytes().freed()
     }
 
-    /// Waits for what is leaving `root` and those below it until this many pages have been freed
-    /// since `freed_before` was read, as long as [`LeavingWait`] and the rounds allow. After a
-    /// wait in vain, no reclaim waits again until something is freed. Returns the bytes that have
-    /// been freed.
+    /// Waits for bytes leaving `root` and its descendants until `nr_pages` have been freed since
+    /// `freed_before` was read, as long as [`LeavingWait`] and the rounds allow. After a wait in
+    /// vain, no reclaim waits again until something is freed. Returns the bytes freed.
     fn wait_for_leaving(
         &self,
         root: &Group,
@@ -212,8 +211,8 @@ impl Reclaimer {
         }
     }
 
-    /// Notes a pass. A pass that a thread waited for shows how hard it is to free memory; a
-    /// requested one does not.
+    /// Notes a pass. Passes of direct and background reclaim show the difficulty of freeing memory;
+    /// proactive passes do not.
     fn note_pass(&self, root: &Arc<Group>, reason: Reason, priority: u32, before: Progress, now: Progress) {
         if reason != Reason::Proactive {
             let (scanned, reclaimed) = (now.scanned - before.scanned, now.reclaimed - before.reclaimed);
@@ -221,8 +220,8 @@ impl Reclaimer {
         }
     }
 
-    /// Wakes the flusher, since only dirty pages were seen, and waits for it a little, as long as
-    /// that brings progress. Only wakes it if the caller never waits.
+    /// Wakes the flusher, since only dirty pages were found, and waits for it a little, as long as
+    /// waiting brings progress. Does not wait for a caller that never waits.
     fn wait_for_dirty(&self, root: &Arc<Group>, never_waits: bool) {
         if !mechanism::waits_for_dirty() {
             return;
@@ -235,9 +234,9 @@ impl Reclaimer {
     }
 }
 
-/// Returns whether, by the counts, almost nothing of a group and those below it is clean. A pass
-/// may have seen only dirty pages by chance; then the next one scans further. Reads what threads
-/// have pending without stopping them: this runs on the way of a charge.
+/// Returns whether, by the counts, almost no page of a group and its descendants is clean. A pass
+/// may have found only dirty pages by chance; then the next one scans further. Ignores counts still
+/// pending in threads, since this runs on the path of a charge.
 fn has_only_dirty(root: &Group) -> bool {
     let pages =
         root.stat_total_applied(StatItem::InactiveFile) + root.stat_total_applied(StatItem::ActiveFile);

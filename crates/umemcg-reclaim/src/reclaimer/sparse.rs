@@ -15,24 +15,24 @@ use crate::lruvec::LruKind;
 use crate::page_owner::Eviction;
 use crate::shadow::Shadow;
 
-/// Pages that are evicted together.
+/// Pages evicted together.
 const BATCH_PAGES: usize = 256;
 
 /// The fate of pages in sparse blocks.
 #[derive(Debug, Default)]
 pub struct SparseOutcome {
-    /// Pages that were evicted.
+    /// Number of evicted pages.
     pub nr_evicted: usize,
-    /// Pages that have to be written first. The frames may be another page's by now.
+    /// Pages to be written before eviction. The frames may be another page's by now.
     pub dirty: Vec<FrameId>,
-    /// Pages that no store has. As above.
+    /// Unevictable pages, held by no store. The frames may be another page's by now.
     pub unevictable: Vec<FrameId>,
 }
 
 impl Reclaimer {
-    /// Evicts the clean pages among `frames` that are not in use, in the order in which they come.
-    /// Groups within their protection keep theirs, and pages used lately stay as long as their
-    /// block has many. Counts as proactive reclaim. May sleep briefly; no lock may be held.
+    /// Evicts the clean, unused pages among `frames`, in order. Groups within their protection keep
+    /// their pages, and recently used pages stay as long as their block has many. Counts as
+    /// proactive reclaim. May sleep briefly; no lock may be held.
     pub fn evict_sparse(&self, frames: &[SparseFrame]) -> SparseOutcome {
         assert_no_locks_held("emptying blocks");
         let mut outcome = SparseOutcome::default();
@@ -70,8 +70,8 @@ impl Reclaimer {
         outcome
     }
 
-    /// Returns whether a pinned page is clean and cold enough to be evicted; otherwise records in
-    /// `outcome` what it needs.
+    /// Returns whether a pinned page is clean and cold enough to be evicted; otherwise records the
+    /// obstacle in `outcome`.
     fn may_leave(&self, sparse: &SparseFrame, outcome: &mut SparseOutcome) -> bool {
         let flags = self.arena().record(sparse.frame).flags();
         if flags.intersects(Flag::UNEVICTABLE) {
@@ -102,8 +102,7 @@ impl Reclaimer {
         })
     }
 
-    /// Evicts isolated pages; those that cannot leave go back to their lists. Returns how many
-    /// left.
+    /// Evicts isolated pages; busy pages go back to their lists. Returns the number evicted.
     fn evict_isolated(&self, taken: &[(FrameId, LruKind)]) -> usize {
         let Some(owner) = self.page_owner() else { return 0 };
         let root = Arc::clone(self.tree().root());

@@ -1,16 +1,15 @@
-//! One bit for each shrinker that may have objects of a group on a node.
+//! One bit for each shrinker with possible objects of a group on a node.
 //!
-//! A shrinker's id says which bit. Bits lie in units; a unit is appended when the first of its
-//! shrinkers comes to have an object of the group, so registering a shrinker touches no group, and
-//! what was never appended reads as zero. Units never move, and live as long as their group.
+//! A shrinker's id determines its bit. Bits lie in units. A unit is appended when the first of its
+//! shrinkers gets an object of the group, so registering a shrinker touches no group. Bits of a
+//! missing unit read as zero. Units never move, and live as long as their group.
 //!
 //! - *Set* after the object can be counted, unconditionally: no fence is needed.
-//! - *Clear* when a count said "nothing at all", then count again, and set the bit again if the
-//!   answer changed. Of an adder and a clearer, the later on the word sees what the earlier did
-//!   before it (`kernel-semantics` §4.3).
-//! - *Close* when the group is removed: one bit of every unit, and a last unit, say so. A later
-//!   attempt to set a bit fails and goes to the parent; a bit set earlier is among those that
-//!   closing returns.
+//! - *Clear* when a count found no objects at all, then count again, and set the bit again if the
+//!   answer changed. Of an adder and a clearer, the later to write the word sees all earlier stores
+//!   of the other (`kernel-semantics` §4.3).
+//! - *Close* when the group is removed: one bit of every unit, and a last unit, mark the removal. A
+//!   later attempt to set a bit fails and goes to the parent; closing returns all bits set earlier.
 
 use std::sync::atomic::AtomicU64 as Hint;
 use std::sync::{Arc, OnceLock};
@@ -19,28 +18,28 @@ use umemcg_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::contract::Count;
 
-/// Shrinkers of one unit; the bit after them is `CLOSED`. Few in models, which pay for every
-/// atomic that exists.
+/// Shrinkers of one unit; the bit after them is `CLOSED`. Few in models, since each atomic makes a
+/// model slower.
 pub const UNIT_IDS: u32 = if cfg!(loom) { 2 } else { 63 };
 const CLOSED: u64 = 1 << UNIT_IDS;
-/// The unit that ends the chain of a removed group.
+/// Base of the unit at the end of a removed group's chain.
 const END: u32 = u32::MAX;
 
-/// Pages freed before shrinkers that have reported nothing to free are asked again.
+/// Pages freed before shrinkers without freeable objects are asked again.
 pub const QUIET_PAGES: u64 = 1024;
 
-/// The group has been removed; its parent is the place to go.
+/// The group has been removed; use its parent instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Closed;
 
-/// The bits of [`UNIT_IDS`] shrinkers, and the work that each of them owes.
+/// The bits of [`UNIT_IDS`] shrinkers, and the work owed by each.
 #[doc(alias = "shrinker_info_unit")]
 #[derive(Debug)]
 pub struct Unit {
-    /// Returns the id of the shrinker of bit 0.
+    /// The id of the shrinker of bit 0.
     base: u32,
     bits: AtomicU64,
-    /// Objects that were due but not scanned, see [`super::pressure`]. (A)
+    /// Objects due but not scanned, see [`super::pressure`]. (A)
     deferred: [AtomicU32; UNIT_IDS as usize],
     next: OnceLock<Arc<Unit>>,
 }
@@ -65,7 +64,7 @@ impl Unit {
         self.base
     }
 
-    /// Returns the bits that are set.
+    /// Returns the set bits.
     pub fn bits(&self) -> u64 {
         self.bits.load(Ordering::Relaxed) & !CLOSED
     }
@@ -73,7 +72,7 @@ impl Unit {
     /// Sets a bit. The object must be countable already.
     ///
     /// # Errors
-    /// [`Closed`]: nothing was set that any thread would look at.
+    /// [`Closed`]: the bit was set in a closed unit, without effect.
     #[doc(alias = "set_shrinker_bit")]
     pub fn set(&self, bit: u32) -> Result<(), Closed> {
         // Release: pairs with the Acquire in `clear_if_empty` and `close`.
@@ -81,19 +80,19 @@ impl Unit {
         if before & CLOSED == 0 { Ok(()) } else { Err(Closed) }
     }
 
-    /// Clears a bit, after a count of nothing at all, and counts again. Returns that count; unless
-    /// it is [`Count::Empty`], the bit is set again. `ASK_AGAIN` is off only in the model that
-    /// shows why it is needed.
+    /// Clears a bit, after a count of no objects at all, and counts again. Returns the second
+    /// count; unless it is [`Count::Empty`], the bit is set again. `ASK_AGAIN` is off only in the
+    /// model showing why it is needed.
     pub fn clear_if_empty<const ASK_AGAIN: bool>(&self, bit: u32, count: impl FnOnce() -> Count) -> Count {
-        // Acquire: pairs with the Release in `set`. An object whose bit this clears is seen by the
-        // count below.
+        // Acquire: pairs with the Release in `set`. The count below sees any object whose bit this
+        // clears.
         self.bits.fetch_and(!(1 << bit), Ordering::Acquire);
         if !ASK_AGAIN {
             return Count::Empty;
         }
         let again = count();
         if again != Count::Empty {
-            // Closed meanwhile: the thread that closed it moves what is there.
+            // If closed meanwhile, the closing thread moves the objects.
             let _ = self.set(bit);
         }
         again
@@ -104,14 +103,14 @@ impl Unit {
         self.bits.fetch_or(CLOSED, Ordering::Acquire) & !CLOSED
     }
 
-    /// Takes the work that a shrinker owes.
+    /// Takes the objects owed by a shrinker.
     pub fn take_deferred(&self, bit: u32) -> u64 {
         let owed = &self.deferred[bit as usize];
         // Nearly always zero, and a load is cheap.
         if owed.load(Ordering::Relaxed) == 0 { 0 } else { u64::from(owed.swap(0, Ordering::Relaxed)) }
     }
 
-    /// Adds to the work that a shrinker owes.
+    /// Adds to the objects owed by a shrinker.
     pub fn add_deferred(&self, bit: u32, nr: u64) {
         let add = u32::try_from(nr).unwrap_or(u32::MAX);
         let owed = &self.deferred[bit as usize];
@@ -152,13 +151,13 @@ impl ShrinkerBits {
     }
 
     /// Returns whether a visit at this age of the group need not ask the shrinkers, because all
-    /// have recently reported that nothing can be freed just now.
+    /// have recently reported nothing freeable.
     #[inline]
     pub fn is_quiet(&self, age: u64) -> bool {
         age < self.quiet_until.load(Ordering::Relaxed)
     }
 
-    /// Notes whether all shrinkers said that nothing can be freed just now.
+    /// Notes whether all shrinkers reported nothing freeable just now.
     pub fn note_quiet(&self, is_quiet: bool, age: u64) {
         let until = if is_quiet { age.saturating_add(QUIET_PAGES) } else { 0 };
         if self.quiet_until.load(Ordering::Relaxed) != until {
@@ -177,8 +176,8 @@ impl ShrinkerBits {
         Some(BitPlace { unit: Arc::clone(unit), bit: id % UNIT_IDS })
     }
 
-    /// Returns the place of a shrinker's bit; appends its unit when it has none. `appended` is told
-    /// of that.
+    /// Returns the place of a shrinker's bit; if its unit is missing, appends it and calls
+    /// `appended`.
     ///
     /// # Errors
     /// [`Closed`].
@@ -187,7 +186,7 @@ impl ShrinkerBits {
     }
 
     /// Does the work of [`find_or_append`](Self::find_or_append); `RETRY` is off only in the model
-    /// that shows why it is needed.
+    /// showing why it is needed.
     ///
     /// # Errors
     /// [`Closed`].
@@ -196,8 +195,8 @@ impl ShrinkerBits {
         let mut link = &self.first;
         let mut made = false;
         loop {
-            // Of two threads that append here at the same time, one is first; the other finds its
-            // unit and continues after it.
+            // If two threads append here at the same time, the second finds the unit of the first
+            // and continues after it.
             let unit = link.get_or_init(|| {
                 made = true;
                 Unit::new(base)
@@ -225,8 +224,8 @@ impl ShrinkerBits {
         place.unit.set(place.bit)
     }
 
-    /// Ends the map of a removed group. Every shrinker whose bit was set, or that owes work, is
-    /// handed to `moved`, with what it owes, to be noted in the parent.
+    /// Ends the map of a removed group. Calls `moved` for every shrinker with its bit set or
+    /// objects owed, with the number owed, to be noted in the parent.
     pub fn close(&self, mut moved: impl FnMut(u32, bool, u64)) {
         let mut link = &self.first;
         loop {

@@ -1,9 +1,9 @@
-//! Shrinkers: caches of objects that give memory back when a group is reclaimed, beside the pages.
+//! Shrinkers: object caches that give memory back when a group is reclaimed, beside the pages.
 //!
 //! A shrinker counts and frees objects of one group on one node. It is asked with no lock held, in
 //! every kind of reclaim, in proportion to the pressure on pages ([`pressure`]), and only for
-//! groups in which it may have something ([`bits`]). Objects usually wait in a
-//! [`ListLru`](crate::ListLru), which does the bookkeeping.
+//! groups with possible objects ([`bits`]). Objects usually wait in a [`ListLru`](crate::ListLru),
+//! which does the bookkeeping.
 
 pub mod bits;
 mod contract;

@@ -1,26 +1,25 @@
-//! The number of objects that a shrinker is asked to scan: in proportion to the pressure on the
-//! pages beside them (`kernel-semantics` §4.1).
+//! The number of objects requested from a shrinker: in proportion to the pressure on the pages
+//! beside them (`kernel-semantics` §4.1).
 //!
-//! At priority p the share of the objects is their number divided by 2^p, four times that divided
-//! by `seeks`: objects that are expensive to recreate are asked for less, except at priority 0,
-//! where it is all of them at least. Less than a batch is not scanned but deferred, and added
-//! later.
+//! At priority p the share of the objects is their number divided by 2^p, times four, divided by
+//! `seeks`: the share of objects expensive to recreate is smaller, except at priority 0, where it
+//! is at least all of them. Less than a batch is not scanned but deferred, and added later.
 
-/// Cost of making an object again, in seeks, unless the shrinker says otherwise.
+/// Cost of recreating an object, in seeks, unless the shrinker overrides it.
 pub const DEFAULT_SEEKS: u32 = 2;
-/// At this cost the share of objects is that of the pages.
+/// At this cost the share of objects equals the share of pages.
 const SEEKS_OF_ALL: u32 = 4;
-/// Objects scanned at once, unless the shrinker says otherwise.
+/// Objects scanned at once, unless the shrinker overrides it.
 #[doc(alias = "SHRINK_BATCH")]
 pub const DEFAULT_BATCH: u64 = 128;
 
 /// The work of one call on one shrinker, for one group and node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScanPlan {
-    /// Objects that could be freed.
+    /// Freeable objects.
     freeable: u64,
     batch: u64,
-    /// Owed when the call began.
+    /// Objects owed when the call began.
     owed: u64,
     /// The share of this call.
     delta: u64,
@@ -35,7 +34,7 @@ impl ScanPlan {
     #[doc(alias = "do_shrink_slab")]
     pub fn new(freeable: u64, owed: u64, priority: u32, seeks: u32, batch: u64) -> Self {
         let delta = if seeks == 0 {
-            // Objects that cost nothing to recreate: half of them, at every priority.
+            // Objects free to recreate: half of them, at every priority.
             freeable / 2
         } else {
             let seeks = if priority == 0 { seeks.min(SEEKS_OF_ALL) } else { seeks };
@@ -45,15 +44,15 @@ impl ScanPlan {
         Self { freeable, batch: batch.max(1), owed, delta, left, scanned: 0 }
     }
 
-    /// Scans a batch at least, or all there is if that is less, whatever the share of this call
-    /// comes to.
+    /// Scans at least a batch, or all objects if there are fewer, however small the share of this
+    /// call.
     #[must_use]
     pub fn with_a_batch_at_least(mut self) -> Self {
         self.left = self.left.max(self.batch.min(self.freeable));
         self
     }
 
-    /// Returns the number of objects to scan next; none when the rest is too little.
+    /// Returns the number of objects to scan next; `None` when the rest is too little.
     pub fn next_step(&self) -> Option<u64> {
         let enough = self.left >= self.batch || self.left >= self.freeable;
         (enough && self.left > 0).then(|| self.batch.min(self.left))
@@ -65,12 +64,12 @@ impl ScanPlan {
         self.scanned += nr;
     }
 
-    /// Ends the call, because no more is wanted: nothing of its share is deferred.
+    /// Ends the call, because no more is wanted: no part of its share is deferred.
     pub fn end(&mut self) {
         self.delta = self.delta.min(self.scanned);
     }
 
-    /// Returns what the shrinker owes after this call.
+    /// Returns the number of objects owed by the shrinker after this call.
     pub fn deferred(&self) -> u64 {
         let due = self.owed.saturating_add(self.delta).saturating_sub(self.scanned);
         due.min(self.freeable.saturating_mul(2))
@@ -81,8 +80,8 @@ impl ScanPlan {
 mod tests {
     use super::*;
 
-    /// Runs a plan with a shrinker that looks at all it is asked for; returns the steps and what is
-    /// owed then.
+    /// Runs a plan with a shrinker that scans all requested objects; returns the steps and the
+    /// objects then owed.
     fn run(mut plan: ScanPlan) -> (Vec<u64>, u64) {
         let mut steps = Vec::new();
         while let Some(step) = plan.next_step() {

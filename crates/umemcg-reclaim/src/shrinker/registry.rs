@@ -1,5 +1,5 @@
-//! The shrinkers that exist, by id. A walk reads the table without any lock that registering takes,
-//! so it never skips a shrinker because another one registers.
+//! The registered shrinkers, by id. A walk reads the table without the lock taken to register, so
+//! it never skips a shrinker because another one registers.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ use super::contract::{Count, Scan, ShrinkTarget, Shrinker, Usage};
 use super::pressure::{DEFAULT_BATCH, DEFAULT_SEEKS};
 
 thread_local! {
-    /// Shrinkers that this thread is asking.
+    /// Shrinkers being asked by this thread.
     static ASKING: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -60,7 +60,7 @@ impl BorrowedShrinker<'_> {
         self.ask("scan", |shrinker| shrinker.scan(target, nr)).unwrap_or(Scan::Stop)
     }
 
-    /// Returns what an object costs to make again, and how many are scanned at once.
+    /// Returns the cost of recreating an object in seeks, and the number of objects in a batch.
     pub(crate) fn measures(self) -> (u32, u64) {
         let measures = self.ask("seeks or batch", |shrinker| (shrinker.seeks(), shrinker.batch()));
         measures.unwrap_or((DEFAULT_SEEKS, DEFAULT_BATCH))
@@ -77,7 +77,7 @@ impl BorrowedShrinker<'_> {
     }
 }
 
-/// A registered shrinker. The last one to hold it says that it is gone.
+/// A registered shrinker. The drop of the last reference sets `gone`.
 struct Registered {
     /// `None` only while being dropped.
     shrinker: Option<Arc<dyn Shrinker>>,
@@ -127,8 +127,7 @@ impl fmt::Debug for Shrinkers {
     }
 }
 
-/// A number for a shrinker that is being made. The number is free again when the last clone is
-/// dropped.
+/// A number reserved for a shrinker. The number is free again when the last clone is dropped.
 #[derive(Debug, Clone)]
 pub struct ShrinkerId(Arc<Reserved>);
 
@@ -151,8 +150,8 @@ impl ShrinkerId {
     }
 }
 
-/// Keeps a shrinker registered. Dropping it waits until no walk uses the shrinker any more; from
-/// inside a walk, which would wait for itself, it does not wait.
+/// Keeps a shrinker registered. Dropping it waits until no walk uses the shrinker any more. Inside
+/// a walk, dropping does not wait, since the walk would wait for itself.
 #[must_use = "the shrinker is unregistered when this is dropped"]
 #[derive(Debug)]
 pub struct Registration {
@@ -186,7 +185,7 @@ impl Shrinkers {
         ShrinkerId(Arc::new(Reserved { id, home: Arc::clone(self) }))
     }
 
-    /// Registers a shrinker under a number reserved here. Walks that start from now on ask it.
+    /// Registers a shrinker under a number reserved here. Walks started from now on ask it.
     #[doc(alias = "register_shrinker")]
     pub fn register(self: &Arc<Self>, id: ShrinkerId, shrinker: Arc<dyn Shrinker>) -> Registration {
         debug_assert!(Arc::ptr_eq(self, &id.0.home), "a number belongs to one reclaimer");
@@ -197,19 +196,19 @@ impl Shrinkers {
 
     /// Calls `ask` with the shrinker of a number.
     pub(crate) fn with<R>(&self, id: u32, ask: impl FnOnce(BorrowedShrinker<'_>) -> R) -> Option<R> {
-        // The guard holds the entry, so that the end of a registration waits for us.
+        // The guard holds the entry, so the end of a registration waits for this call.
         let guard = self.table.get(id)?.load();
         let shrinker = guard.as_ref()?.shrinker.as_ref()?;
         let _asking = Asking::begin();
         Some(ask(BorrowedShrinker { shrinker, id }))
     }
 
-    /// Numbers from 0 that have been in use.
+    /// Returns the exclusive upper bound of all numbers used so far.
     pub(crate) fn high(&self) -> u32 {
         self.ids.lock().high
     }
 
-    /// Shrinkers that are registered.
+    /// Number of registered shrinkers.
     pub fn nr(&self) -> usize {
         (0..self.high()).filter(|&id| self.with(id, |_| ()).is_some()).count()
     }

@@ -1,4 +1,4 @@
-//! Shrinkers in reclaim: which are asked for a group, and how often.
+//! Shrinkers in reclaim: the choice of shrinkers to ask for a group, and how often.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::mechanism;
 use crate::reclaimer::Reclaimer;
 use crate::scan_control::{DEF_PRIORITY, Pass, Progress};
 
-/// Down to this priority, shrinkers that reported nothing to free are not asked again for a while,
-/// as long as pages are easy to free.
+/// Down to this priority, shrinkers with nothing to free at the last visit are not asked again for
+/// a while, as long as pages are easy to free.
 const GENTLE: u32 = DEF_PRIORITY / 2;
 
 /// Returns whether a visit with this progress need not ask the shrinkers: most scanned pages
@@ -27,8 +27,8 @@ pub(crate) fn is_quiet(part: &GroupReclaim, pass: &Pass, visit: &Progress) -> bo
         && pass.nodes(part.nr_nodes()).all(|node| part.shrinker_bits(node).is_quiet(part.age()))
 }
 
-/// Asks the shrinkers that may have objects of `group` to free their share at `priority`.
-/// Groups below are not asked.
+/// Asks the shrinkers with possible objects of `group` to free their share at the priority of
+/// `pass`. Groups below are not asked.
 #[doc(alias = "shrink_slab_memcg")]
 pub(crate) fn shrink_slab(reclaimer: &Reclaimer, group: &Arc<Group>, pass: &Pass) -> Progress {
     let mut progress = Progress::default();
@@ -77,7 +77,7 @@ fn ask(
         (count, scan_share(shrinker, &target, count, pass, Some((unit, bit))))
     });
     asked.unwrap_or_else(|| {
-        // The bit of a shrinker that is gone. A new one with its number may be registering just
+        // The shrinker of this bit is gone. A new shrinker with its number may be registering just
         // now.
         let registered = || {
             if reclaimer.shrinkers().with(id, |_| ()).is_some() { Count::NothingNow } else { Count::Empty }
@@ -89,8 +89,8 @@ fn ask(
     })
 }
 
-/// Makes a shrinker free its share, but no more than is wanted. Its deferred work is kept in
-/// `owed`, if that is given.
+/// Makes a shrinker free its share, but no more than `target` wants. Its deferred work is kept in
+/// `owed`, if given.
 pub(crate) fn scan_share(
     shrinker: BorrowedShrinker<'_>,
     target: &ShrinkTarget<'_>,
@@ -115,7 +115,7 @@ pub(crate) fn scan_share(
                 progress.slab_bytes += done.freed_bytes;
                 progress.releasing_bytes += done.releasing_bytes;
                 progress.slab_scanned += done.scanned;
-                // A shrinker that scans nothing has nothing more; the loop must end.
+                // A scan of nothing means that nothing is left; the loop must end.
                 plan.note_scanned(if done.scanned == 0 { step } else { done.scanned });
                 if done.scanned == 0 {
                     break;

@@ -19,7 +19,7 @@ pub struct SlabUsage {
     pub usage: Usage,
 }
 
-/// Returns the objects of every shrinker that has any in `group` itself.
+/// Returns the objects of every shrinker with objects in `group` itself.
 pub(crate) fn usage_of(shrinkers: &Shrinkers, nr_nodes: usize, group: &Arc<Group>) -> Vec<SlabUsage> {
     let Some(part) = GroupReclaim::if_present(group) else { return Vec::new() };
     let mut table: Vec<SlabUsage> = Vec::new();

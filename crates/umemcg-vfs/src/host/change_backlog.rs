@@ -1,9 +1,9 @@
-//! The changes that the watch has read and not looked at yet, by inode.
+//! Changes read by the watch but not processed yet, by inode.
 //!
-//! To read an event takes a fraction of a microsecond, to look at its inode some microseconds. So
-//! events are read as soon as there are any, before the kernel has more than it keeps, and the
-//! changes of one inode are looked at together. A change that waits too long counts as
-//! lost: then all caches are invalidated at once.
+//! Reading an event takes a fraction of a microsecond, looking at its inode some microseconds. So
+//! events are read as soon as there are any, before the kernel's queue overflows, and the changes
+//! of one inode are processed together. A change that waits too long counts as lost: then all
+//! caches are invalidated at once.
 
 use std::collections::{HashMap, HashSet, hash_map};
 use std::time::{Duration, Instant};
@@ -11,28 +11,28 @@ use std::time::{Duration, Instant};
 use umemcg_arena::fanotify::FsChange;
 use umemcg_arena::handle::FileHandle;
 
-/// Most bytes of a backlog.
+/// The most bytes of a backlog.
 const BYTES_MAX: usize = 32 << 20;
-/// The bytes of an inode with its handle: twice what its place in a table takes up, which has free
-/// places, and stays until all that were there have been taken.
+/// The bytes of an inode with its handle: twice its place in a table, since a table has free
+/// places, and stays until all its entries have been taken.
 const INODE_BYTES: usize = 320;
-/// The bytes of a name beside its own.
+/// The overhead of a name, in bytes.
 const NAME_BYTES: usize = 96;
-/// The longest time for which a change waits here.
+/// The longest time a change waits here.
 const AGE_MAX: Duration = Duration::from_secs(5);
 
-/// What has changed of one inode.
+/// The changes of one inode.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct InodeChanges {
-    /// Its data or its attributes.
+    /// Its data or its attributes have changed.
     pub(super) is_changed: bool,
-    /// It was closed after it had been open for writing.
+    /// It was closed after an open for writing.
     pub(super) is_written: bool,
-    /// Names in it.
+    /// Changed names in it.
     pub(super) names: HashSet<Box<[u8]>>,
 }
 
-/// Which changes there are.
+/// The next changes to process.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Changes {
     /// Anything may have changed.
@@ -43,10 +43,10 @@ pub(super) enum Changes {
 /// See the module text.
 #[derive(Debug, Default)]
 pub(super) struct ChangeBacklog {
-    /// What is looked at first, in any order.
+    /// Processed first, in any order.
     oldest: hash_map::IntoIter<FileHandle, InodeChanges>,
     newer: HashMap<FileHandle, InodeChanges>,
-    /// The moments at which the first of each came.
+    /// The moments of the first change in each.
     oldest_since: Option<Instant>,
     newer_since: Option<Instant>,
     nr_bytes: usize,
@@ -54,7 +54,7 @@ pub(super) struct ChangeBacklog {
 }
 
 impl ChangeBacklog {
-    /// Adds a change. What is beyond the bound counts as lost.
+    /// Adds a change. Beyond the bound, all changes count as lost.
     pub(super) fn add(&mut self, change: FsChange, now: Instant) {
         if self.nr_bytes >= BYTES_MAX {
             return self.lose_all();
@@ -69,7 +69,7 @@ impl ChangeBacklog {
             }
             FsChange::Inode(handle) => self.inode(handle).is_changed = true,
             FsChange::Written(handle) => self.inode(handle).is_written = true,
-            // Also what is not known here.
+            // Lost events, and unknown kinds of change.
             _ => self.lose_all(),
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! File systems stamp changes with a coarse clock, which advances every few milliseconds, and since
 //! Linux 6.13 with a finer time if a process has read the time in between. The daemon's stamps must
-//! be ordered with the host's, or `make` would see a target that is older than its source. So this
-//! is the same coarse clock, but never earlier than a stamp that the host was seen to set.
+//! be ordered with the host's, or `make` would see a target older than its source. So this is the
+//! same coarse clock, but never earlier than an observed stamp of the host.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -14,13 +14,13 @@ use crate::attr::Timestamp;
 /// Stamps for accepted writes.
 #[derive(Debug, Default)]
 pub(crate) struct VolumeClock {
-    /// (A) Latest stamp of the host that was seen, in nanoseconds since 1970. Relaxed: it stands
+    /// (A) The latest observed stamp of the host, in nanoseconds since 1970. Relaxed: it stands
     /// alone.
     latest: AtomicI64,
 }
 
 impl VolumeClock {
-    /// Notes a status-change time that the host set. Writes the shared cache line only when time
+    /// Notes a status-change time set by the host. Writes the shared cache line only when time
     /// advanced.
     pub(crate) fn saw(&self, ctime: Timestamp) {
         let nanoseconds = ctime.as_nanoseconds();
@@ -29,14 +29,14 @@ impl VolumeClock {
         }
     }
 
-    /// Returns the present time as the host would stamp it.
+    /// Returns the present time as a stamp of the host.
     pub(crate) fn now(&self) -> Timestamp {
         let coarse = read(ClockId::RealtimeCoarse);
         let latest = self.latest.load(Ordering::Relaxed);
         if latest <= coarse {
             return Timestamp::from_nanoseconds(coarse);
         }
-        // A stamp from the future (the clock was set back) must not hold us there.
+        // A stamp from the future (the clock was set back) must not hold the clock there.
         Timestamp::from_nanoseconds(latest.min(read(ClockId::Realtime)).max(coarse))
     }
 }

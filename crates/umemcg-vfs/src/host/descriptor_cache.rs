@@ -1,6 +1,6 @@
-//! A cache of descriptors of inodes that no process has open, so that the next operation on the
-//! same directory or file need not look it up again. The cache is bounded, because each descriptor
-//! pins a dentry of the host that no group pays for. The second-chance algorithm chooses the one to
+//! A cache of descriptors of inodes not open in any process: the next operation on the same
+//! directory or file need not look it up again. The cache is bounded, because each descriptor pins
+//! a dentry of the host charged to no group. The second-chance algorithm chooses the descriptor to
 //! close.
 //!
 //! The caches of all volumes together are bounded as well. At that bound a volume caches a new
@@ -15,7 +15,7 @@ use umemcg_base::{Rank, RankedMutex};
 
 use crate::attr::NodeId;
 
-/// Number of independently locked parts.
+/// The number of independently locked parts.
 const NR_SHARDS: usize = 8;
 
 /// (A) Descriptors in the caches of all volumes. Relaxed: a count, exceeded by operations in flight
@@ -58,9 +58,9 @@ struct Shard {
 #[derive(Debug)]
 pub(crate) struct DescriptorCache {
     shards: [RankedMutex<Shard>; NR_SHARDS],
-    /// (C) Most places per shard.
+    /// (C) The most places per shard.
     per_shard: usize,
-    /// (C) Most descriptors in the caches of all volumes.
+    /// (C) The most descriptors in the caches of all volumes.
     all_max: usize,
 }
 
@@ -89,7 +89,7 @@ impl DescriptorCache {
         Some(Arc::clone(&place.fd))
     }
 
-    /// Keeps a descriptor; closes the one whose place it takes outside the lock.
+    /// Keeps a descriptor. Closes the replaced descriptor, if any, outside the lock.
     pub(crate) fn put(&self, node: NodeId, fd: Arc<OwnedFd>) {
         let evicted = {
             let mut shard = self.shard(node).lock();

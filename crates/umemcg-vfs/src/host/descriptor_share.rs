@@ -1,18 +1,18 @@
-//! Divides the process's descriptors among groups, and closes some of a group that has used up its
+//! Divides the process's descriptors among groups, and closes descriptors of a group with a used-up
 //! share.
 //!
 //! The division needs no configuration. All handles together may hold three eighths of the
 //! process's descriptor limit. Each level counts the descriptors of the group and everything below
 //! it. A group may take another descriptor while the counts on its path to the root add up to less
-//! than that bound. So a single tenant below the root gets half of it, and *n* greedy tenants get
-//! one part of *n* + 1 each, which leaves a part for the next tenant. A tenant gains nothing by
-//! creating groups below its own.
+//! than that bound. So a single tenant below the root gets half of the bound, and *n* greedy
+//! tenants get one part of *n* + 1 each, leaving a part for the next tenant. A tenant gains nothing
+//! by creating groups below its own.
 //!
-//! The share bounds descriptors, not open files. A file that can open its descriptor again
-//! ([`Reopens`]) is in its tenant's ring. When the share is used up, the ring is scanned: files
-//! that were not used since the last scan give their descriptors back. If there are none, files
-//! with dirty data are written and closed. A new open fails only if no file can give anything back.
-//! Files that are already open may exceed the bound by an eighth, so that they can continue.
+//! The share bounds descriptors, not open files. A file with a reopenable descriptor ([`Reopens`])
+//! is in its tenant's ring. When the share is used up, the ring is scanned: files not used since
+//! the last scan give their descriptors back. If there are none, files with dirty data are written
+//! and closed. A new open fails only if no file can give anything back. Files already open may
+//! exceed the bound by an eighth, so that they can continue.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -27,31 +27,31 @@ use umemcg::files::StoreId;
 use umemcg_base::sync::Instant;
 use umemcg_base::{Condvar, LeafMutex, Rank, assert_may_wait};
 
-/// Members of a ring that one call looks at, at most.
+/// The most members of a ring looked at by one call.
 const NR_LOOKS_MAX: usize = 64;
 /// After this many looks, recently used members give back as well.
 const NR_LOOKS_FOR_UNUSED: usize = 32;
-/// Files that one call writes to their store, at most.
+/// The most files written to their store by one call.
 const NR_WRITES_MAX: usize = 4;
 
 /// The shares of all groups.
 static SHARES: LazyLock<Shares> = LazyLock::new(|| Shares::new(nr_descriptors_max()));
 
-/// Returns the most descriptors that handles of this process may hold. The first open computes it
-/// from the process's limit at that time.
+/// Returns the most descriptors for handles of this process. The first open computes it from the
+/// process's limit at that time.
 fn nr_descriptors_max() -> usize {
     let limit = getrlimit(Resource::Nofile).current;
     limit.map_or(usize::MAX, |limit| usize::try_from(limit / 8 * 3).unwrap_or(usize::MAX))
 }
 
-/// A holder of descriptors that can close them and open them again.
+/// A holder of reopenable descriptors.
 pub(crate) trait Reopens: fmt::Debug + Send + Sync {
-    /// Closes the descriptors if nothing uses or needs them. Unless `is_hard`, only if they were
-    /// not used since the last call. Does not wait for data to be written.
+    /// Closes the descriptors if they are neither used nor needed. Unless `is_hard`, only if they
+    /// were not used since the last call. Does not wait for data to be written.
     fn give_back(&self, is_hard: bool);
 
-    /// Writes the data that needs the descriptors to the store, if the holder's store is `store`,
-    /// and closes them. Returns `false` if it did not try.
+    /// Writes dirty data to the store, if the holder's store is `store`, and closes the
+    /// descriptors. Returns `false` if it did not try.
     fn write_and_give_back(&self, store: StoreId) -> bool;
 }
 
@@ -60,12 +60,12 @@ pub(crate) trait Reopens: fmt::Debug + Send + Sync {
 pub(crate) enum Purpose {
     /// For a new handle.
     Open,
-    /// For a handle that exists.
+    /// For an existing handle.
     Reopen,
 }
 
-/// The holders of one tenant (the group just below the root) that can open their descriptors again,
-/// by serial number.
+/// One tenant's holders of reopenable descriptors, by serial number. A tenant is a group just below
+/// the root.
 #[derive(Debug, Default)]
 struct Ring {
     members: BTreeMap<u64, Weak<dyn Reopens>>,
@@ -93,7 +93,8 @@ struct Table {
 }
 
 impl Table {
-    /// Counts `nr` more for a group and all above it, if that leaves its path within `nr_max`.
+    /// Counts `nr` more descriptors for a group and its ancestors, if its path stays within
+    /// `nr_max`.
     fn take(&mut self, group: &Arc<Group>, nr: usize, nr_max: usize) -> bool {
         let fits = self.fits(group, nr, nr_max);
         if fits {
@@ -135,7 +136,7 @@ struct Shares {
     nr_max: usize,
     /// A leaf lock.
     table: LeafMutex<Table>,
-    /// Signalled when descriptors have been given back.
+    /// Signaled when descriptors have been given back.
     given: Condvar,
 }
 
@@ -144,7 +145,7 @@ impl Shares {
         Self { nr_max, table: LeafMutex::default(), given: Condvar::new(Rank::KernelRelease) }
     }
 
-    /// Counts `nr` for a group, after making room in its tenant's ring.
+    /// Counts `nr` descriptors for a group, after making room in its tenant's ring.
     fn take(
         &self,
         group: &Arc<Group>,
@@ -185,8 +186,7 @@ impl Shares {
         }
     }
 
-    /// Counts `nr` descriptors if there is room. Otherwise returns the next member that could make
-    /// some.
+    /// Counts `nr` descriptors if there is room. Otherwise returns the next member to ask for some.
     fn take_or_next(&self, group: &Arc<Group>, nr: usize) -> Result<(), Option<Weak<dyn Reopens>>> {
         let mut table = self.table.lock();
         if table.take(group, nr, self.nr_max) {
@@ -196,7 +196,7 @@ impl Shares {
     }
 }
 
-/// Returns a group and all above it.
+/// Returns a group and its ancestors.
 fn path(group: &Arc<Group>) -> impl Iterator<Item = &Arc<Group>> {
     std::iter::successors(Some(group), |at| at.parent())
 }
@@ -223,10 +223,10 @@ pub(crate) struct DescriptorShare {
 
 impl DescriptorShare {
     /// Counts `nr` descriptors for a group. If there is no room, closes others, after writing data
-    /// to `store` if needed. May sleep for that; no lock may be held.
+    /// to `store` if needed. May sleep for the write; no lock may be held.
     ///
     /// # Errors
-    /// `ENFILE` when the share is used up by files that cannot give descriptors back.
+    /// `ENFILE` if the share is used up by files unable to give descriptors back.
     pub(crate) fn take(
         group: &Arc<Group>,
         nr: usize,
@@ -340,7 +340,7 @@ mod tests {
         assert_eq!(taken.len(), 60);
     }
 
-    /// Holds one descriptor, while nothing has asked for it.
+    /// Holds one descriptor until it is asked for.
     #[derive(Debug)]
     struct Holder {
         share: LeafMutex<Option<DescriptorShare>>,

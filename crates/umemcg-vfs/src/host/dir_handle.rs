@@ -3,11 +3,11 @@
 //! Positions are the host's own cookies (`d_off`). They stay valid when entries are added or
 //! removed, even for a `seekdir` to a very old position. On local file systems a position means the
 //! same through any descriptor, so a handle keeps only the node id there: each read opens the
-//! directory, seeks to its position, and discards the entries that the caller did not take.
-//! Elsewhere (overlayfs, network file systems, and tmpfs before Linux 6.6) such a listing would
-//! skip or repeat names. There a handle keeps a descriptor and a window of entries, which are
-//! charged to its group when the directory is opened. A read at any other position than the end of
-//! the last one drops the window and seeks, so that `rewinddir` sees new names.
+//! directory, seeks to its position, and discards the entries not taken by the caller. Elsewhere
+//! (overlayfs, network file systems, and tmpfs before Linux 6.6) such a listing would skip or
+//! repeat names. There a handle keeps a descriptor and a window of entries, charged to its group
+//! when the directory is opened. A read at any position but the end of the last read drops the
+//! window and seeks, so that `rewinddir` sees new names.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString, OsStr};
@@ -32,9 +32,9 @@ use crate::kernel_io::KernelIo;
 use crate::kernel_listing::ListedPart;
 use crate::volume::{DirEntry, Lookup, VolumeDir};
 
-/// Bytes of entries that one call to the host fetches.
+/// Bytes of entries fetched by one call to the host.
 const WINDOW_BYTES: usize = 8 << 10;
-/// The cost of a handle that keeps a window of the shortest names, in bytes.
+/// The cost of a handle with a window of the shortest names, in bytes.
 const LISTING_BYTES: u64 = 32 << 10;
 
 #[derive(Debug)]
@@ -45,7 +45,7 @@ struct RawEntry {
     next_offset: u64,
 }
 
-/// A position in a directory, with the entries that were fetched there and not yet taken.
+/// A position in a directory, with the entries fetched there and not yet taken.
 #[derive(Debug)]
 struct Listing {
     fd: OwnedFd,
@@ -55,7 +55,7 @@ struct Listing {
 }
 
 impl Listing {
-    /// Reads a window of entries from where the descriptor stands; none at the end of the
+    /// Reads a window of entries from the descriptor's position on; none at the end of the
     /// directory.
     fn fetch(&mut self) -> Result<(), Errno> {
         let mut space = [MaybeUninit::<u8>::uninit(); WINDOW_BYTES];
@@ -85,10 +85,10 @@ impl Listing {
 pub(crate) struct DirHandle {
     inodes: Arc<HostInodes>,
     node: NodeId,
-    /// The end of the last read, on volumes whose positions do not outlive a descriptor. Locked to
-    /// take it out and to put it back.
+    /// The end of the last read, on volumes with positions that do not outlive a descriptor. Locked
+    /// to take it out and to put it back.
     kept: LeafMutex<Option<Box<Listing>>>,
-    /// None for a request on a directory that was not opened.
+    /// None for a request without an open.
     _open: Option<(DescriptorShare, HandleCharge)>,
 }
 
@@ -111,7 +111,7 @@ impl DirHandle {
         Ok(Self { inodes, node, kept: LeafMutex::default(), _open: Some((share, charge)) })
     }
 
-    /// Returns a directory for one request, which costs nothing and keeps nothing.
+    /// Returns a directory for one request. It costs nothing and keeps nothing.
     pub(crate) fn for_request(inodes: &Arc<HostInodes>, node: NodeId) -> Result<Self, VfsError> {
         if inodes.find(node)?.kind != FileKind::Directory {
             return Err(Errno::NOTDIR.into());
@@ -122,7 +122,7 @@ impl DirHandle {
         Ok(Self { inodes: Arc::clone(inodes), node, kept: LeafMutex::default(), _open: None })
     }
 
-    /// Returns a listing that continues at a position; `None` when the directory has been removed.
+    /// Returns a listing to continue at a position; `None` if the directory has been removed.
     fn listing(&self, offset: u64) -> Result<Option<Box<Listing>>, Errno> {
         let kept = self.kept.lock().take();
         let mut listing = match kept {
@@ -139,7 +139,7 @@ impl DirHandle {
         Ok(Some(listing))
     }
 
-    /// Keeps the end of a read, where the next one may continue.
+    /// Keeps the end of a read, where the next read may continue.
     fn keep(&self, listing: Box<Listing>) {
         if !self.inodes.host_dir.has_lasting_positions {
             let replaced = self.kept.lock().replace(listing);
@@ -198,11 +198,11 @@ fn kind_of(file_type: FileType) -> Option<FileKind> {
 }
 
 impl VolumeDir for DirHandle {
-    /// Feeds entries from `offset` (0, or a `next_offset`) to `sink` until it answers false (that
-    /// entry was not taken) or the directory ends.
+    /// Passes entries from `offset` (0, or a `next_offset`) on to `sink` until it returns `false`
+    /// (the entry was not taken) or the directory ends.
     ///
     /// # Errors
-    /// The host's; `EINVAL` for a position that it never gave.
+    /// The host's; `EINVAL` for a position it never returned.
     fn readdir(&self, offset: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<(), VfsError> {
         self.walk(offset, &mut |entry, _, _| sink(entry))
     }
@@ -252,7 +252,7 @@ impl VolumeDir for DirHandle {
     /// # Errors
     /// The host's.
     fn fsyncdir(&self, data_only: bool) -> Result<(), VfsError> {
-        // A directory that has been removed has no entries.
+        // A removed directory has no entries.
         let Some(fd) = self.inodes.open_directory(self.node)? else { return Ok(()) };
         if data_only {
             rustix::fs::fdatasync(&fd)?

@@ -3,7 +3,7 @@
 //!
 //! The volume is one file system: mounts inside the directory, and subvolumes with a device number
 //! of their own, answer `EXDEV`. A file handle reaches an object even after a program has moved it
-//! out of the directory on the host, as a descriptor opened before the move would; names are always
+//! out of the directory on the host, like a descriptor opened before the move. Names are always
 //! resolved beneath the directory.
 
 use std::io::{IoSlice, IoSliceMut};
@@ -29,11 +29,11 @@ use umemcg::files::StoreId;
 
 /// Kernel flag of uncached buffered I/O (`RWF_DONTCACHE`).
 const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
-/// Alignment that direct I/O is used with: that of frames.
+/// The alignment of direct I/O, in bytes: the alignment of frames.
 pub(crate) const DIRECT_ALIGN: u64 = 4096;
 
-/// How long to retry the lock of a directory, and how often: a thread of a volume that has ended
-/// may hold the directory open while it handles an event.
+/// How long to retry the lock of a directory, and how often: a thread of an ended volume may hold
+/// the directory open while it handles an event.
 const CLAIM_WAIT: Duration = Duration::from_secs(1);
 const CLAIM_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -43,8 +43,8 @@ pub(crate) struct HostDirectory {
     /// (C) Its path, for messages.
     pub(crate) dir: PathBuf,
     /// (C) The directory; readable where the daemon may read it, so that handles can be opened on
-    /// its mount. It holds the lock of an exclusive volume, which therefore ends with the last
-    /// content that may write to the volume, or with the process.
+    /// its mount. It holds the lock of an exclusive volume. So the lock ends with the last content
+    /// that may write to the volume, or with the process.
     pub(crate) root: Arc<OwnedFd>,
     /// (C) Attributes of the directory when it was opened.
     pub(crate) root_stat: HostStat,
@@ -54,30 +54,30 @@ pub(crate) struct HostDirectory {
     pub(crate) is_privileged: bool,
     /// (C) The daemon's own user.
     pub(crate) uid: u32,
-    /// (C) Longest file that the file system takes.
+    /// (C) The length of the longest file in the file system, in bytes.
     pub(crate) len_max: u64,
-    /// (C) The host's mount does not update access times.
+    /// (C) Whether the host's mount does not update access times.
     pub(crate) is_noatime: bool,
-    /// (C) Waiting for a range (`sync_file_range`) means that its data is on the device.
+    /// (C) Whether data is on the device after a wait for its range (`sync_file_range`).
     pub(crate) waits_by_range: bool,
-    /// (C) A position in a directory means the same through any descriptor.
+    /// (C) Whether a position in a directory means the same through any descriptor.
     pub(crate) has_lasting_positions: bool,
-    /// (C) A file that was open can be opened again by its handle, even if its permissions have
-    /// changed.
+    /// (C) Whether a closed file can be opened again by its handle, even after a change of its
+    /// permissions.
     pub(crate) reopens: bool,
-    /// (C) Other programs' changes may be watched: they all come through this kernel, and inodes
-    /// can be found by the handles that it gives.
+    /// (C) Whether other programs' changes may be watched: all come through this kernel, and its
+    /// handles identify inodes.
     pub(crate) may_be_watched: bool,
     /// (C) How handles show the numbers of inodes.
     pub(crate) handle_form: Option<HandleForm>,
-    /// The changes of inodes by other programs, if they are watched.
+    /// Other programs' changes of inodes, if they are watched.
     pub(crate) changes: OnceLock<Arc<RecentChanges>>,
     /// (C) For the engine's queues.
     pub(crate) store_id: StoreId,
     /// Stamps for accepted writes.
     pub(crate) clock: VolumeClock,
-    /// (A) An [`IoMode`]; only ever steps down, when the file system refuses a mode that it
-    /// accepted before.
+    /// (A) An [`IoMode`]; only ever steps down, when the file system refuses a mode it accepted
+    /// before.
     io_mode: AtomicU8,
     /// (A) Whether directories here can have default access lists.
     pub(crate) has_acls: AtomicBool,
@@ -88,7 +88,7 @@ impl HostDirectory {
         Self::open_as(next_store_id(), config)
     }
 
-    /// Like [`open`](Self::open), as the store of this id.
+    /// Like [`open`](Self::open), as the store with this id.
     pub(crate) fn open_as(store_id: StoreId, config: &VolumeConfig) -> Result<Arc<Self>, VolumeError> {
         let failed = |errno| VolumeError::Open { dir: config.dir.clone(), errno };
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -112,7 +112,7 @@ impl HostDirectory {
                 Err(_) => Resolve::Names,
             },
         };
-        // A file without a name, for experiments. On a read-only file system there can be none, and
+        // A file without a name, for experiments. Not possible on a read-only file system: there
         // the first real I/O decides.
         let scratch = rustix::fs::openat(
             &root,
@@ -181,8 +181,8 @@ fn overrides_modes() -> bool {
     rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::DAC_OVERRIDE))
 }
 
-/// Keeps other volumes away from a directory as long as this description of it is open. Sleeps for
-/// up to [`CLAIM_WAIT`] while another has the lock.
+/// Keeps other volumes away from a directory as long as this open file description exists. Sleeps
+/// for up to [`CLAIM_WAIT`] while another holds the lock.
 fn claim(root: &OwnedFd, dir: &Path) -> Result<(), VolumeError> {
     let until = Instant::now() + CLAIM_WAIT;
     let claimed = loop {
@@ -252,8 +252,7 @@ fn longest(scratch: &OwnedFd) -> u64 {
         let middle = good + (bad - good) / 2;
         if fits(middle) { good = middle } else { bad = middle }
     }
-    // Below the smallest limit that a file system of our time has, the limit is the process's or a
-    // full disk.
+    // A limit below the smallest of any present file system is due to the process or a full disk.
     if good < i32::MAX as u64 { i64::MAX as u64 } else { good }
 }
 
@@ -285,7 +284,7 @@ mod tests {
         let first = HostDirectory::open(&config).unwrap();
         let refused = HostDirectory::open(&config).unwrap_err();
         assert!(matches!(&refused, VolumeError::InUse { dir: named } if named == dir.path()), "{refused}");
-        // An operation that only looks is not kept out.
+        // A read-only operation is not kept out.
         HostDirectory::open(&VolumeConfig { is_exclusive: false, ..config.clone() }).unwrap();
         drop(first);
         HostDirectory::open(&config).unwrap();

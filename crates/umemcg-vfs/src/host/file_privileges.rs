@@ -1,9 +1,9 @@
 //! Privileges of a file: set-id bits and capabilities (`security.capability`).
 //!
-//! A write clears them at the moment when it is accepted. The host clears them as well when the
-//! data is written back, which may be after they were set again. Write-back is not a new write, so
-//! it restores the privileges that it found. The host clears capabilities on every write, and
-//! set-id bits if the daemon lacks `CAP_FSETID`.
+//! A write clears them at the moment it is accepted. The host clears them again at write-back,
+//! perhaps after they were set anew. Write-back is not a new write, so it restores the privileges
+//! it found. The host clears capabilities on every write, and set-id bits if the daemon lacks
+//! `CAP_FSETID`.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,14 +14,14 @@ use rustix::io::Errno;
 use crate::host::syscalls;
 use crate::privileges::{CAPABILITIES, SET_GID, SET_UID, ShownCapabilities, mode_without_set_id};
 
-/// An upper bound on the length of the value that the kernel accepts.
+/// An upper bound on the length of a value accepted by the kernel, in bytes.
 const CAPABILITIES_BYTES_MAX: usize = 64;
 
-/// A hint that a file may have privileges. Set to true at any time, and to false only with
-/// exclusive access to the file.
+/// A hint at the privileges of a file. Set to true at any time, and to false only with exclusive
+/// access to the file.
 #[derive(Debug)]
 pub(crate) struct Privileges {
-    /// (A) Relaxed: a write concurrent with the `chmod` that sets it may be ordered before or after
+    /// (A) Relaxed: a write concurrent with the `chmod` setting it may be ordered before or after
     /// it.
     may_be_there: AtomicBool,
     /// (A) There may be capabilities among them. Relaxed, for the same reason.
@@ -30,7 +30,7 @@ pub(crate) struct Privileges {
 }
 
 impl Default for Privileges {
-    /// Creates the state of a file about which nothing is known.
+    /// Creates the state of an unknown file.
     fn default() -> Self {
         Self {
             may_be_there: AtomicBool::new(true),
@@ -51,19 +51,19 @@ impl Privileges {
         self.may_have_capabilities.load(Ordering::Relaxed)
     }
 
-    /// Notes that a file is new and has this mode.
+    /// Notes a new file with this mode.
     pub(crate) fn are_of_new(&self, mode: u32) {
         self.may_have_capabilities.store(false, Ordering::Relaxed);
         self.may_be_there.store(mode & (SET_UID | SET_GID) != 0, Ordering::Relaxed);
     }
 
-    /// Notes that extended attributes were changed, or anything from outside.
+    /// Notes a change of extended attributes, or any change from outside.
     pub(crate) fn note(&self) {
         self.may_have_capabilities.store(true, Ordering::Relaxed);
         self.may_be_there.store(true, Ordering::Relaxed);
     }
 
-    /// Notes that the mode was set, or may have been.
+    /// Notes a possible change of the mode.
     pub(crate) fn note_mode(&self) {
         self.may_be_there.store(true, Ordering::Relaxed);
     }
@@ -79,7 +79,7 @@ impl Privileges {
         }
         let cleared = mode_without_set_id(mode);
         if cleared != mode && !set_id {
-            // The next writer may not be allowed to keep the bits that this one keeps.
+            // The next writer may not be allowed to keep the bits kept by this one.
             return Ok(());
         }
         if cleared != mode {
@@ -89,7 +89,7 @@ impl Privileges {
         Ok(())
     }
 
-    /// Returns the privileges that a write to the host could clear on a file of this mode.
+    /// Returns the privileges of a file of this mode that a write to the host could clear.
     pub(crate) fn held(&self, fd: BorrowedFd<'_>, mode: u32) -> SavedPrivileges {
         if !self.may_be_there() {
             return SavedPrivileges::default();
@@ -113,7 +113,7 @@ pub(crate) struct SavedPrivileges {
 }
 
 impl SavedPrivileges {
-    /// Restores the privileges that the host has cleared, as far as the daemon may.
+    /// Restores the privileges cleared by the host, as far as the daemon may.
     pub(crate) fn put_back(&self, fd: BorrowedFd<'_>) {
         let mode_now = self.mode.and_then(|_| Some(syscalls::stat_fd(fd).ok()?.attr.mode));
         let lost = self.mode.zip(mode_now).filter(|(mode, now)| mode != now);

@@ -1,29 +1,29 @@
-//! The names by which an inode was looked up: one for a directory and for nearly every file,
-//! several for a file with hard links.
+//! The names of an inode's lookups: one for a directory and for nearly every file, several for a
+//! file with hard links.
 
 use crate::attr::NodeId;
 use crate::metadata_charge::{MetadataCharge, NAME_BYTES};
 
-/// Longest name that the charge of an entry covers, in bytes.
+/// The longest name covered by the charge of an entry, in bytes.
 const SHORT_BYTES_MAX: usize = 40;
 /// The charge for a long name, or for each name after the first.
 pub(crate) type NameCharge = MetadataCharge<NAME_BYTES>;
 
-/// Returns whether a name is longer than the charge of an entry covers.
+/// Returns whether a name is too long for the charge of an entry.
 pub(crate) fn is_long(name: &[u8]) -> bool {
     name.len() > SHORT_BYTES_MAX
 }
 
-/// Most names remembered per inode; the oldest is forgotten first. A file with more names is still
-/// found by these.
+/// The most names remembered per inode; the oldest is forgotten first. A file with more names is
+/// still found by these.
 pub(crate) const NAMES_MAX: usize = 8;
 
-/// A name that led to an inode.
+/// A name under which an inode was looked up.
 #[derive(Debug)]
 pub(crate) struct Name {
     pub(crate) parent: NodeId,
     pub(crate) name: Box<[u8]>,
-    /// For a long name or a further one; held until the name is forgotten.
+    /// For a long or a further name; held until the name is forgotten.
     pub(crate) charge: Option<NameCharge>,
 }
 
@@ -42,7 +42,7 @@ impl InodeNames {
         self.newest.as_ref().is_some_and(is) || self.older.as_ref().is_some_and(|o| o.iter().any(is))
     }
 
-    /// Adds a name; returns the one that it displaces.
+    /// Adds a name. Returns the displaced name, if any.
     pub(crate) fn add(&mut self, name: Name, max: usize) -> Option<Name> {
         let previous = self.newest.replace(name)?;
         if max == 1 {
@@ -69,7 +69,7 @@ impl InodeNames {
         self.newest.iter().chain(self.older.iter().flat_map(|o| o.iter().rev()))
     }
 
-    /// Returns the charges of the names that have one.
+    /// Returns the charges of the separately charged names.
     pub(crate) fn charges_mut(&mut self) -> impl Iterator<Item = &mut NameCharge> {
         let older = self.older.iter_mut().flat_map(|o| o.iter_mut());
         self.newest.iter_mut().chain(older).filter_map(|name| name.charge.as_mut())

@@ -1,12 +1,12 @@
 //! Volumes of host directories: names and attributes are the host's, content is cached in the
 //! engine.
 //!
-//! `volume` has the operations. `directory` says what the host's directory can do, `syscalls` are
-//! the calls on its descriptors. `inode_table` knows which inodes are referred to, `inodes` finds
-//! them again on the host, `name_shrinker` gives them back. `content` and `store`
-//! are a file's cached content and where that is stored, `shown_times` the times that it shows
-//! meanwhile. `open_file` and `dir_handle` are what is open. `outside_watch` tells the kernel what
-//! other programs have changed.
+//! `volume` has the operations. `directory` has the capabilities of the host's directory,
+//! `syscalls` the calls on its descriptors. `inode_table` is the table of referenced inodes,
+//! `inodes` finds them again on the host, `name_shrinker` gives them back. `content` is a file's
+//! cached content, `store` its backing file, `shown_times` its shown times meanwhile. `open_file`
+//! and `dir_handle` are open files and directories. `outside_watch` notifies the kernel of other
+//! programs' changes.
 
 mod change_backlog;
 mod clock;

@@ -1,17 +1,16 @@
 //! Names and inodes of a volume as two shrinkers.
 //!
 //! The daemon cannot free a name by itself, because the kernel refers to the inode. So the shrinker
-//! of names picks the oldest inodes that no process is known to use and asks the kernel to forget
-//! them ([`KernelCache`](crate::KernelCache)). It reports the bytes that this will release; reclaim
-//! waits a short time for the release. An inode that the kernel does not forget (a working
-//! directory, a file that is open in a way that the daemon does not see) is requested again only
-//! after a while. Directories are requested after their entries, because a name pins its directory
-//! here as it does in the kernel.
+//! of names picks the oldest inodes not known to be in use and asks the kernel to forget them
+//! ([`KernelCache`](crate::KernelCache)). It reports the bytes to be released; reclaim waits a
+//! short time for the release. If the kernel does not forget an inode (a working directory, a file
+//! opened unseen by the daemon), it is requested again only after a while. Directories are
+//! requested after their entries, because a name pins its directory here as in the kernel.
 //!
-//! An inode whose file has cached pages is kept for them, so its name is not asked for either:
-//! pages are evicted first. A file without pages loses its content, most of what it costs, before
-//! its name, since that needs no help from the kernel. The shrinker of inodes immediately frees
-//! inodes that the kernel has forgotten and that were kept for pages, if no page is left.
+//! An inode with cached pages is kept for them, so its name is not asked for either: pages are
+//! evicted first. A file without pages loses its content, most of its cost, before its name: this
+//! needs no help from the kernel. The shrinker of inodes immediately frees inodes forgotten by the
+//! kernel and kept for pages, once no page is left.
 
 use std::sync::{Arc, Weak};
 
@@ -29,11 +28,11 @@ use crate::name_lists::{Listed, NODE, NameLists};
 /// [`DEFAULT_SEEKS`](umemcg_reclaim::shrinker::DEFAULT_SEEKS).
 const NAME_SEEKS: u32 = 16;
 
-/// Names that the kernel has in its cache, each with its inode.
+/// Names in the kernel's cache, each with its inode.
 #[derive(Debug)]
 struct DentryShrinker(Weak<HostInodes>);
 
-/// Inodes that only we keep, each with its names.
+/// Inodes kept only by the daemon, each with its names.
 #[derive(Debug)]
 struct InodeShrinker(Weak<HostInodes>);
 
@@ -138,14 +137,14 @@ fn ask_for_names(inodes: &HostInodes, lists: &NameLists, target: &ShrinkTarget<'
         done.releasing_bytes += releasing_bytes;
     }
     if by_name {
-        // The thread that reports the release may be waiting for the very request that reclaims
-        // here, so reclaim must not wait for it.
+        // The thread reporting the release may be waiting for the very request reclaiming here, so
+        // reclaim must not wait for it.
         done.freed_bytes += std::mem::take(&mut done.releasing_bytes);
     }
     Scan::Done(done)
 }
 
-/// Drops the oldest inodes of a group that only we keep, if no page of them is left.
+/// Drops the oldest inodes of a group kept only by the daemon, if no page of them is left.
 fn drop_inodes(inodes: &HostInodes, lists: &NameLists, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
     let nodes = lists.oldest(Listed::Inodes, target.group, nr);
     let mut done = Scanned { scanned: nodes.len() as u64, ..Scanned::default() };

@@ -1,20 +1,20 @@
-//! The watch for changes that other programs make to the directory of a volume.
+//! The watch for other programs' changes to the directory of a volume.
 //!
-//! With it the kernel may keep names and attributes without a time limit: it is told of each
+//! With it the kernel may keep names and attributes without a time limit: it is notified of each
 //! change. One mark covers the whole file system. Events of this process are left out, since the
-//! kernel knows what it has asked for.
+//! kernel knows its own requests.
 //!
-//! - The *watching thread* reads events into a [`ChangeBacklog`] and tells the kernel that
-//!   attributes are out of date. It waits for nothing else.
-//! - The *telling thread* does what may wait for a request: it has the kernel drop names, and looks
-//!   at files whose data has changed, of which the kernel keeps pages.
+//! - The *watching thread* reads events into a [`ChangeBacklog`], and notifies the kernel of
+//!   outdated attributes. It waits for nothing else.
+//! - The *notifying thread* sends the messages that may wait for a request: it has the kernel drop
+//!   names, and looks at files with changed data and pages in the kernel.
 //!
-//! What a request under way may keep of its answer, [`RecentChanges`] says.
+//! [`RecentChanges`] decides whether the kernel may keep the answer of a request under way.
 //!
 //! A message about a name waits for requests in its directory. If that takes longer than
-//! [`HELD_UP_MAX`], or if events are lost, all names are declared to be out of date, which waits
-//! for nothing. It costs the kernel the pages of all files that are not open. If events are lost,
-//! all files are looked at, too, and read anew.
+//! [`HELD_UP_MAX`], or if events are lost, all names are declared out of date, which waits for
+//! nothing. The kernel then loses the pages of all files not open. If events are lost, all files
+//! are looked at, too, and read anew.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -38,70 +38,70 @@ use super::syscalls::InodeKey;
 use crate::attr::NodeId;
 use crate::kernel_cache::KernelCache;
 
-/// The longest time that it takes to tell of a changed name.
+/// The longest time for one message about a changed name.
 const HELD_UP_MAX: Duration = Duration::from_millis(500);
-/// The longest time for which a changed name waits behind others.
+/// The longest wait of a changed name behind others.
 const WAIT_MAX: Duration = Duration::from_secs(5);
-/// How often the watching thread looks whether names are held up, while some wait.
+/// The interval at which the watching thread looks for held-up names, while some wait.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// The pause after events that were all of this process, or of other directories: they come in
-/// great numbers.
+/// The pause after events only of this process or of other directories: they come in great numbers.
 const PAUSE_AFTER_OTHERS: Duration = Duration::from_millis(2);
-/// The time after which attributes are told of a file in which a look finds no change: an open may
-/// have told of it, and the kernel shall not ignore the answer that follows that.
+/// The delay before the kernel is notified of a file's attributes if a look finds no change: an
+/// open may have notified the kernel already, and a second message must not overtake the answer to
+/// the open.
 const TELL_AGAIN_AFTER: Duration = Duration::from_millis(50);
-/// The number of inodes that are looked at before events are read again.
+/// The number of inodes looked at before events are read again.
 const NR_LOOKS_BETWEEN: usize = 64;
-/// Most reads of events before inodes are looked at.
+/// The most reads of events before inodes are looked at.
 const NR_READS_MAX: usize = 64;
-/// Most names that wait to be told; with more, all names expire.
+/// The most names queued for the kernel; with more, all names expire.
 const NR_NAMES_MAX: usize = 65_536;
-/// Most files that wait to be looked at; with more, all files are.
+/// The most files queued for a look; with more, all files are looked at.
 const NR_FILES_MAX: usize = 4096;
 
-/// The inodes of a volume that is watched.
+/// The inodes of a watched volume.
 pub(crate) trait Watched: Send + Sync + fmt::Debug {
     /// Returns the number of a handle's inode, if handles show it.
     fn ino_of(&self, handle: &FileHandle) -> Option<u64>;
     /// Returns whether an inode of a number is known here.
     fn is_known_ino(&self, ino: u64) -> bool;
-    /// Returns the identity of the inode that a handle names; `None` if there is none any more.
+    /// Returns the identity of the inode with a handle; `None` if the inode is gone.
     ///
     /// # Errors
-    /// The host's: it may exist.
+    /// The host's: the inode may exist.
     fn key_of(&self, handle: &FileHandle) -> Result<Option<InodeKey>, Errno>;
-    /// Returns the inode of an identity, if it is known here.
+    /// Returns the inode with an identity, if it is known here.
     fn node_of(&self, key: InodeKey) -> Option<NodeId>;
-    /// Returns the names of an inode that the kernel refers to, each with its directory.
+    /// Returns the names of an inode, each with its directory; none unless the kernel refers to it.
     fn names_in_kernel(&self, node: NodeId) -> Vec<(NodeId, Box<[u8]>)>;
-    /// Calls `tell` with each inode that the kernel refers to, with nothing locked.
+    /// Calls `tell` with each inode referenced by the kernel, with nothing locked.
     fn for_each_in_kernel(&self, tell: &mut dyn FnMut(NodeId));
-    /// Returns whether a name leads to a directory that is known here.
+    /// Returns whether a name leads to a directory known here.
     fn is_known_directory(&self, parent: NodeId, name: &[u8]) -> bool;
     /// Returns whether the kernel may keep pages of a file.
     fn may_have_pages(&self, node: NodeId) -> bool;
-    /// Looks at a file that may have changed, and has the kernel drop its pages if so, which tells
-    /// of the attributes, too. Returns whether that is so. May wait for the store.
+    /// Looks at a possibly changed file. If it has changed, has the kernel drop its pages, which
+    /// invalidates its attributes, too. Returns whether it has changed. May wait for the store.
     fn look(self: Arc<Self>, node: NodeId) -> bool;
-    /// Has the next look at a file take it as changed, whatever its attributes say.
+    /// Has the next look at a file take it as changed, regardless of its attributes.
     fn suspect(&self, node: NodeId);
-    /// Returns the files that have content here.
+    /// Returns the files with content here.
     fn contents(&self) -> Vec<NodeId>;
 }
 
-/// What waits for the telling thread.
+/// The queue of the notifying thread.
 #[derive(Debug, Default)]
 struct ToTell {
-    /// Each since when.
+    /// Each with the moment at which it was queued.
     names: VecDeque<(Instant, NodeId, Box<[u8]>)>,
     files: VecDeque<NodeId>,
-    /// Files whose attributes are to be told then; oldest first.
+    /// Files with attributes due for notification at these moments; oldest first.
     late: VecDeque<(Instant, NodeId)>,
-    /// Since when there were names, or one is being told.
+    /// Since when the queue has had names, or the present name has been in progress.
     names_since: Option<Instant>,
-    /// More files than there was room for.
+    /// Whether there were more files than there is room for.
     all_files: bool,
-    /// Changes were lost: stores through mappings may be among them.
+    /// Whether changes were lost: stores through mappings may be among them.
     all_suspect: bool,
     is_ended: bool,
 }
@@ -124,7 +124,7 @@ impl ToTell {
         if self.files.len() < NR_FILES_MAX { self.files.push_back(node) } else { self.all_files = true }
     }
 
-    /// Returns whether names have waited for too long; then they wait no more.
+    /// Returns whether names have waited for too long. If so, removes them from the queue.
     fn give_up_held_up(&mut self, now: Instant) -> bool {
         let longer = |since: Instant, most| now.saturating_duration_since(since) >= most;
         let is_held_up = self.names_since.is_some_and(|since| longer(since, HELD_UP_MAX))
@@ -137,9 +137,10 @@ impl ToTell {
     }
 }
 
-/// Watches of the process: each has two threads, and is told of all changes of its file system.
+/// The number of watches of the process: each has two threads, and receives all changes of its file
+/// system.
 static NR_WATCHES: AtomicUsize = AtomicUsize::new(0);
-/// Most of them; the kernel has a bound for each user, too.
+/// The most watches; the kernel has a bound for each user, too.
 const NR_WATCHES_MAX: usize = 4;
 
 /// One of the few watches of the process; given back when dropped.
@@ -160,15 +161,15 @@ impl Drop for OneOfFew {
     }
 }
 
-/// What the threads share with the volume.
+/// The state shared by the threads and the volume.
 #[derive(Debug)]
 struct Shared {
-    /// Noted before the inodes of events are looked for.
+    /// Updated before the inodes of events are looked for.
     changes: Arc<RecentChanges>,
     /// Counts as long as the threads run.
     _one_of_few: OneOfFew,
-    /// (A) The watching thread reads events. Relaxed: at its end all answers are declared to be out
-    /// of date.
+    /// (A) The watching thread reads events. Relaxed: at its end all answers are declared out of
+    /// date.
     is_watching: AtomicBool,
     /// A leaf lock.
     to_tell: LeafMutex<ToTell>,
@@ -211,8 +212,8 @@ impl OutsideWatch {
         Ok(watch)
     }
 
-    /// Queues the invalidation of a name that the daemon itself has changed: no event comes.
-    /// Returns false when the queue is full. Never waits.
+    /// Queues the invalidation of a name changed by the daemon itself: no event comes. Returns
+    /// `false` if the queue is full. Never waits.
     pub(crate) fn invalidate_name(&self, parent: NodeId, name: &OsStr) -> bool {
         let has_room = self.0.to_tell.lock().add_name(parent, name.as_bytes(), Instant::now());
         self.0.changed.notify_all();
@@ -241,10 +242,10 @@ impl Shared {
     }
 }
 
-/// What has changed is not known.
+/// Events were lost: any inode may have changed.
 struct Lost;
 
-/// What the telling thread does next.
+/// The next task of the notifying thread.
 #[derive(Debug)]
 enum Next {
     Name(NodeId, Box<[u8]>),
@@ -253,7 +254,7 @@ enum Next {
     Late(NodeId),
 }
 
-/// Reads the events that there are. Returns whether there were some.
+/// Reads the available events. Returns whether there were any.
 fn read_events(fanotify: &mut Fanotify, backlog: &mut ChangeBacklog) -> io::Result<bool> {
     let (own_pid, now) = (rustix::process::getpid().as_raw_nonzero().get(), Instant::now());
     let mut nr_read = 0;
@@ -269,7 +270,7 @@ fn read_events(fanotify: &mut Fanotify, backlog: &mut ChangeBacklog) -> io::Resu
     Ok(nr_read > 0)
 }
 
-/// What both threads need.
+/// The common state of both threads.
 #[derive(Debug, Clone)]
 struct Told {
     shared: Arc<Shared>,
@@ -304,7 +305,7 @@ impl Told {
                 match self.take(&*inodes, &changes) {
                     Ok(is_here) => nr_here += usize::from(is_here),
                     Err(Lost) => {
-                        // All that is there still is part of it.
+                        // The rest of the backlog is covered by this.
                         backlog = ChangeBacklog::default();
                         self.forget_all();
                         nr_here += 1;
@@ -322,7 +323,8 @@ impl Told {
         }
     }
 
-    /// Waits for events, and no longer than names may be held up. Returns whether the watch ends.
+    /// Waits for events, or until it is time to look for held-up names. Returns whether the watch
+    /// ends.
     fn wait_for_events(&self, fanotify: &Fanotify, backlog: &ChangeBacklog) -> io::Result<bool> {
         let waits = self.shared.to_tell.lock().names_since.is_some();
         let longest = if backlog.is_empty() { LOOK_INTERVAL } else { Duration::ZERO };
@@ -339,8 +341,8 @@ impl Told {
         Ok(self.shared.to_tell.lock().is_ended)
     }
 
-    /// Invalidates the kernel's caches of one inode, or queues that. Returns whether the inode is
-    /// known here.
+    /// Invalidates the kernel's caches of one inode, or queues the invalidation. Returns whether
+    /// the inode is known here.
     fn take(&self, inodes: &dyn Watched, changes: &Changes) -> Result<bool, Lost> {
         let Changes::Of(handle, changes) = changes else {
             tracing::info!("changes by other programs were lost: all names and pages expire");
@@ -377,20 +379,20 @@ impl Told {
         changes.names.iter().for_each(|name| self.add_name(node, name));
     }
 
-    /// Tells that the attributes of an inode are out of date.
+    /// Notifies the kernel of outdated attributes of an inode.
     fn attributes_changed(&self, inodes: &dyn Watched, node: NodeId) {
         if self.kernel.attributes_changed(node) {
             return;
         }
-        // An answer that names it may be on its way: the kernel drops the names behind that.
+        // An answer with the inode may be on its way: the kernel drops the inode's names after it.
         for (parent, name) in inodes.names_in_kernel(node) {
             self.add_name(parent, &name);
         }
     }
 
     fn inode_changed(&self, inodes: &dyn Watched, node: NodeId) {
-        // Once only, and not if an open has told of it: an answer that another message overtakes is
-        // ignored, and a read would end where the file ended before.
+        // Only one message, and none if an open has sent it: the kernel ignores an answer overtaken
+        // by another message, and a read would end at the file's old end.
         if inodes.may_have_pages(node) {
             self.shared.to_tell.lock().add_file(node);
             self.shared.changed.notify_all();
@@ -404,13 +406,13 @@ impl Told {
         if has_room {
             self.shared.changed.notify_all();
         } else {
-            // Before the message: a name that is added after it must stay in the queue.
+            // Before the message: a name added after it must stay in the queue.
             self.shared.to_tell.lock().names.clear();
             self.kernel.all_names_changed();
         }
     }
 
-    /// Tells that everything may have changed.
+    /// Invalidates everything in the kernel.
     fn forget_all(&self) {
         self.shared.changes.note_all();
         self.kernel.all_names_changed();
@@ -423,18 +425,18 @@ impl Told {
         self.shared.changed.notify_all();
     }
 
-    /// The telling thread.
+    /// The notifying thread.
     fn tell(self) {
         while let Some(next) = self.next_to_tell() {
             let Some(inodes) = self.inodes.upgrade() else { return };
             if contained(|| self.tell_one(&inodes, next)).is_err() {
-                // Not told: everything counts as changed.
+                // The kernel was not notified: everything counts as changed.
                 self.forget_all();
             }
         }
     }
 
-    /// Waits for something to be told. Returns `None` at the end.
+    /// Waits for the next task. Returns `None` at the end.
     fn next_to_tell(&self) -> Option<Next> {
         let mut to_tell = self.shared.to_tell.lock();
         loop {
@@ -466,8 +468,8 @@ impl Told {
     fn tell_one(&self, inodes: &Arc<dyn Watched>, next: Next) {
         match next {
             Next::Name(parent, name) => {
-                // A directory may have been looked up since, and be a working directory: it is only
-                // looked up once more.
+                // A directory may have been looked up since, and be a working directory: its name
+                // only expires.
                 let may_stay = inodes.is_known_directory(parent, &name);
                 self.kernel.name_changed(parent, OsStr::from_bytes(&name), may_stay);
             }
@@ -482,7 +484,7 @@ impl Told {
         }
     }
 
-    /// Looks at a file. If nothing is to be dropped, its attributes are told later.
+    /// Looks at a file. If no pages are dropped, the kernel is notified of its attributes later.
     fn look_at(&self, inodes: &Arc<dyn Watched>, node: NodeId) {
         if Arc::clone(inodes).look(node) {
             return;

@@ -1,19 +1,19 @@
-//! Which inodes of a volume other programs have changed, and when: for answers that were looked for
-//! before.
+//! Recent changes of a volume's inodes by other programs, for answers based on an earlier look at
+//! the host.
 //!
 //! ```text
 //!   request:   moment ──► look at the host ──► enter the inode ──► is it unchanged since? ──► answer
 //! watching:  event ──► note ──► find the inode ──► tell the kernel
 //! ```
 //!
-//! A request under way may answer with what was there before a change. If the inode was entered
-//! before the watching thread looked for it, the kernel is told, and ignores an answer that the
-//! message has overtaken. Otherwise the request finds the note. The lock of the inode's shard
-//! orders the two, so all accesses are relaxed.
+//! A request under way may answer with the state before a change. If the inode was entered before
+//! the watching thread looked for it, the kernel is notified, and ignores an answer overtaken by
+//! the message. Otherwise the request finds the note. The lock of the inode's shard orders the two,
+//! so all accesses are relaxed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Places for notes. Inodes share them by their number.
+/// The number of places for notes. Inodes share them by inode number.
 const NR_PLACES: usize = 512;
 
 /// See the module text.
@@ -42,13 +42,13 @@ impl RecentChanges {
         self.last.load(Ordering::Relaxed)
     }
 
-    /// Notes that an inode has changed, or that an answer about it is not to be kept.
+    /// Notes a change of an inode, or an answer about it that must not be kept.
     pub(crate) fn note(&self, ino: u64) {
         let change = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         self.place(ino).fetch_max(change, Ordering::Relaxed);
     }
 
-    /// Notes that all may have changed.
+    /// Notes that all inodes may have changed.
     pub(crate) fn note_all(&self) {
         let change = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         self.of_all.fetch_max(change, Ordering::Relaxed);

@@ -1,23 +1,23 @@
-//! The times that a file with cached content shows, and whether the host's file has changed since
-//! our last operation.
+//! The times shown for a file with cached content, and the detection of changes of the host's file
+//! since our last operation.
 //!
 //! A write takes effect at the moment it is accepted: `mtime` and `ctime` change then. The host's
 //! file changes later, at write-back, and gets times of its own. So while content is cached, the
-//! times to show are kept here. After write-back the host's `mtime` is set to the accepted one
-//! (*restoring*), so that it stays the same when the cache drops the file. The host's `ctime`
-//! cannot be set: once the file has been dropped, it shows the time of the write-back.
+//! times to show are kept here. After write-back the host's `mtime` is set to the accepted `mtime`
+//! (*restoring*), so it stays the same when the cache drops the file. The host's `ctime` cannot be
+//! set: once the file has been dropped, it shows the time of the write-back.
 //!
 //! A change from outside is detected when the file's stamp (size, mtime, ctime) differs from the
 //! stamp after the daemon's own last operation. The daemon's operations on the host's file exclude
 //! each other: each holds the file's lock exclusively, reads the stamp first, which reveals changes
-//! since the last operation, and reads it again at the end. A thread that only reads the attributes
+//! since the last operation, and reads it again at the end. A thread only reading the attributes
 //! shares the lock. While an operation holds it, the attributes known from before are shown.
 //!
 //! The clock of a file system advances in steps of some milliseconds. Each accepted write
 //! nevertheless shows a later `ctime` than the change before it, by one nanosecond if the clock has
 //! not advanced. Otherwise a second mount above this one, or a backup program, could miss a change.
 //! (Since 6.13, Linux uses a finer time after a `stat`.) `mtime` follows the clock, since `make`
-//! compares it with times that the host gave to other files.
+//! compares it with the host's times of other files.
 //!
 //! ```text
 //!   try_shared()  share the lock ──► stat ──► times_to_show     busy: the attributes known from before
@@ -56,12 +56,12 @@ pub(crate) enum OwnOperation {
     /// Wrote accepted data back. The host's times are not the accepted ones. The file's length is
     /// at least `end`, and equal to it unless the file was longer before.
     WriteBack {
-        /// The end of what was written.
+        /// The end of the written range.
         end: u64,
     },
     /// Set the accepted modification time, or tried to.
     RestoreTimes {
-        /// The time that could not be set.
+        /// The time, if it could not be set.
         refused: Option<Timestamp>,
     },
     /// Changed the content as the caller requested (its length, its allocation): the host's times
@@ -76,7 +76,7 @@ pub(crate) enum OwnOperation {
     },
 }
 
-/// What is known of the host's times, and the times to show instead.
+/// The known times of the host, and the times to show instead.
 #[derive(Debug)]
 struct KnownTimes {
     /// The host's stamp after our last operation.
@@ -85,7 +85,8 @@ struct KnownTimes {
     shown: Option<Shown>,
     /// Write-back moved the host's modification time, and it has not been set back yet.
     mtime_pending: bool,
-    /// Changes of the host's file from outside, and those of them that the cache has adopted.
+    /// The number of outside changes of the host's file, and the number of the last of them adopted
+    /// by the cache.
     nr_changes: u64,
     nr_adopted: u64,
 }
@@ -111,7 +112,7 @@ impl KnownTimes {
         (self.nr_changes > self.nr_adopted).then_some(self.nr_changes)
     }
 
-    /// Returns whether the present stamp is the one that the last operation left. Where times
+    /// Returns whether the present stamp is the stamp left by the last operation. Where times
     /// drift, they are compared only after they have been set.
     fn is_as_left(&self, stamp: Stamp, times_drift: bool) -> bool {
         if times_drift && self.mtime_pending { stamp.size == self.known.size } else { stamp == self.known }
@@ -126,8 +127,8 @@ pub(crate) struct ShownTimes {
     host: RankedRwLock<()>,
     /// A leaf lock.
     state: LeafMutex<KnownTimes>,
-    /// (C) The host changes the times of a file once more some time after a write, as network file
-    /// systems do.
+    /// (C) Whether the host changes the times of a file again some time after a write, as network
+    /// file systems do.
     times_drift: bool,
 }
 
@@ -148,13 +149,13 @@ pub(crate) struct ExclusiveAccess<'a> {
 }
 
 impl ShownTimes {
-    /// Creates the state of a file whose host stamp is `known`.
+    /// Creates the state of a file with the host stamp `known`.
     pub(crate) fn new(known: Stamp, times_drift: bool) -> Self {
         let state = KnownTimes { known, shown: None, mtime_pending: false, nr_changes: 0, nr_adopted: 0 };
         Self { host: RankedRwLock::new(Rank::HostFile, ()), state: LeafMutex::new(state), times_drift }
     }
 
-    /// Notes that a write or another change of the content is accepted now.
+    /// Notes the acceptance of a write or another change of the content now.
     pub(crate) fn accept(&self, now: Timestamp) {
         let mut state = self.state.lock();
         let before = state.shown.map_or(state.known.ctime, |shown| shown.ctime);
@@ -167,7 +168,7 @@ impl ShownTimes {
         self.host.try_read().map(|shared| SharedAccess { times: self, _shared: shared })
     }
 
-    /// Takes shared access; waits for an operation of the daemon that is in progress.
+    /// Takes shared access. Waits for an operation of the daemon in progress.
     pub(crate) fn shared(&self) -> SharedAccess<'_> {
         SharedAccess { times: self, _shared: self.host.read() }
     }
@@ -178,19 +179,19 @@ impl ShownTimes {
     }
 
     /// Returns the file's stamp after the last operation, and the times to show; `None` if the file
-    /// has been changed from outside since.
+    /// has been changed from outside since then.
     pub(crate) fn known(&self) -> Option<(Stamp, Option<Shown>)> {
         let state = self.state.lock();
         state.change().is_none().then_some((state.known, state.shown))
     }
 
-    /// Has the file count as changed from outside, although its stamp may be as it was.
+    /// Has the file count as changed from outside, even with an unchanged stamp.
     pub(crate) fn suspect(&self) {
         self.state.lock().note_change_if(true);
     }
 
-    /// Returns the times to show if a stamp, read at an unknown moment, is the one that the last
-    /// operation left; `None` if it must be read again with the lock held.
+    /// Returns the times to show if a stamp, read at an unknown moment, is the stamp left by the
+    /// last operation; `None` if it must be read again with the lock held.
     pub(crate) fn peek(&self, stamp: Stamp) -> Option<Option<Shown>> {
         let state = self.state.lock();
         (state.change().is_none() && state.is_as_left(stamp, self.times_drift)).then_some(state.shown)
@@ -201,7 +202,7 @@ impl ShownTimes {
         self.state.lock().shown
     }
 
-    /// Returns whether the host's file carries the times that we show.
+    /// Returns whether the host's file has the shown `mtime`.
     pub(crate) fn is_restored(&self) -> bool {
         !self.state.lock().mtime_pending
     }
@@ -215,8 +216,8 @@ impl ShownTimes {
 }
 
 impl SharedAccess<'_> {
-    /// Returns the times to show for a stamp that was read under this access; `None` if the file
-    /// was changed from outside.
+    /// Returns the times to show for a stamp read under this access; `None` if the file was changed
+    /// from outside.
     pub(crate) fn times_to_show(&self, stamp: Stamp) -> Option<Option<Shown>> {
         self.times.peek(stamp)
     }
@@ -250,16 +251,15 @@ impl ExclusiveAccess<'_> {
         state.nr_adopted = state.nr_adopted.max(change);
     }
 
-    /// Returns the modification time that the host's file should get; the outer `None` means that
-    /// nothing has to be restored.
+    /// Returns the modification time to set on the host's file; the outer `None` means nothing to
+    /// restore.
     pub(crate) fn mtime_pending(&self) -> Option<Option<Timestamp>> {
         let state = self.times.state.lock();
         state.mtime_pending.then_some(state.shown.map(|shown| shown.mtime))
     }
 
-    /// Records the effect of the operation, complete or partial, and the stamp that it leaves. A
-    /// size or modification time that the operation cannot have caused indicates a change from
-    /// outside.
+    /// Records the effect of the operation, complete or partial, and the stamp left by it. A size
+    /// or modification time not caused by the operation indicates a change from outside.
     pub(crate) fn left(&self, stamp: Stamp, did: OwnOperation) {
         let mut state = self.times.state.lock();
         let before = std::mem::replace(&mut state.known, stamp);
@@ -272,7 +272,7 @@ impl ExclusiveAccess<'_> {
             }
             OwnOperation::RestoreTimes { refused } => {
                 state.note_change_if(stamp.size != before.size);
-                // A write that was accepted meanwhile is written back later.
+                // A write accepted meanwhile is written back later.
                 state.mtime_pending = false;
                 // The daemon does not own the file, so the host's own time is shown.
                 if let Some(shown) = &mut state.shown
@@ -303,7 +303,7 @@ impl ExclusiveAccess<'_> {
         }
     }
 
-    /// Notes that the daemon's operation on a name has changed attributes of the file and left this
+    /// Notes that the daemon's operation on a name has changed attributes of the file, leaving this
     /// stamp.
     pub(crate) fn found_renamed(&self, stamp: Stamp) {
         self.left(stamp, OwnOperation::Attributes { mtime: false });

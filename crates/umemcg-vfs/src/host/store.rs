@@ -1,20 +1,20 @@
 //! A host file as the backing store of cached content.
 //!
-//! The store has a descriptor while a process has the file open or data waits to be written back;
-//! content that is only cached needs none. A descriptor that can be opened again may be closed
-//! while nothing uses it ([`InUse`]) and no data waits. Reads and writes leave no second copy in
-//! the kernel's page cache where the volume's mode allows that.
+//! The store has a descriptor while a process has the file open or data waits for write-back;
+//! merely cached content needs none. A reopenable descriptor may be closed while it is unused
+//! ([`InUse`]) and no data waits. Reads and writes leave no second copy in the kernel's page cache
+//! where the volume's mode allows that.
 //!
 //! Durability: background write-back asks for a range only
 //! ([`sync_range`](BackingStore::sync_range)). On local file systems the call waits for the range:
 //! afterwards its data is on the device and an error is known, but metadata (a new length, new
 //! blocks) may not be committed. Committing it takes the `fdatasync` or `fsync` of
-//! [`sync`](BackingStore::sync), with which every sync that a user requested ends. It costs a
+//! [`sync`](BackingStore::sync), the last step of every sync requested by a user. It costs a
 //! journal commit and a flush of the device, several times as much as the write, so background
 //! write-back omits it. On file systems where waiting for a range may have no effect, background
 //! write-back uses it too.
 //!
-//! Every sync also sets the host file's modification time to the accepted one; see
+//! Every sync also sets the host file's modification time to the accepted time; see
 //! [`crate::host::shown_times`].
 
 use std::io;
@@ -43,9 +43,9 @@ use umemcg::files::{BackingStore, StoreId};
 pub(crate) struct StoreFds {
     pub(crate) buffered: OwnedFd,
     pub(crate) is_writable: bool,
-    /// Opened by the first direct transfer; `None` inside if that was refused.
+    /// Opened by the first direct transfer; `None` inside if the open was refused.
     direct: OnceLock<Option<OwnedFd>>,
-    /// The share of the group that opened them. The last field, so that they count until they are
+    /// The share of the opener's group. The last field, so the descriptors count until they are
     /// closed.
     pub(crate) share: DescriptorShare,
 }
@@ -58,16 +58,16 @@ impl StoreFds {
     }
 }
 
-/// The descriptors, and what keeps them.
+/// The descriptors and their users.
 #[derive(Debug, Default)]
 pub(crate) struct Fds {
     open: Option<Arc<StoreFds>>,
     nr_users: u32,
-    /// Since they were last asked for.
+    /// Whether they were used since the last request for them.
     were_used: bool,
 }
 
-/// Keeps the descriptors open while an operation needs them or creates data that will need them.
+/// Keeps the descriptors open while an operation needs them or creates dirty data.
 #[derive(Debug)]
 pub(crate) struct InUse<'a> {
     store: &'a HostStore,
@@ -106,7 +106,7 @@ impl HostStore {
         self.fds.read().open.clone()
     }
 
-    /// Uses the descriptors, if the store has suitable ones.
+    /// Uses the descriptors, if the store has any that suffice.
     pub(crate) fn try_use(&self, for_writing: bool) -> Option<InUse<'_>> {
         let mut fds = self.fds.write();
         fds.open.as_ref().filter(|open| open.is_writable || !for_writing)?;
@@ -126,9 +126,9 @@ impl HostStore {
         drop(old);
     }
 
-    /// Takes the descriptors of a store that nothing uses and whose file `is_stable`. Without
-    /// `is_hard`, only if they were not used since the last attempt. The caller keeps others from
-    /// being opened meanwhile.
+    /// Takes the descriptors of an unused store if its file `is_stable`. Without `is_hard`, only if
+    /// they were not used since the last attempt. The caller keeps others from being opened
+    /// meanwhile.
     pub(crate) fn take_idle_fds(
         &self,
         is_hard: bool,
@@ -136,13 +136,12 @@ impl HostStore {
     ) -> Option<Arc<StoreFds>> {
         let mut fds = self.fds.write();
         let was_used = std::mem::take(&mut fds.were_used);
-        // Nothing uses the descriptors any more, so pages that their users dirtied are visible
-        // here.
+        // The descriptors have no users left, so pages dirtied by past users are visible here.
         let is_idle = fds.nr_users == 0 && (is_hard || !was_used) && is_stable();
         if is_idle { fds.open.take() } else { None }
     }
 
-    /// Puts descriptors back that were taken.
+    /// Puts taken descriptors back.
     pub(crate) fn put_back(&self, taken: Arc<StoreFds>) {
         self.fds.write().open = Some(taken);
     }
@@ -160,7 +159,7 @@ impl HostStore {
     }
 
     fn open_fds(&self) -> io::Result<Arc<StoreFds>> {
-        // Content that is clean and not in use is neither read nor written.
+        // Clean, unused content is neither read nor written.
         self.fds().ok_or_else(|| Errno::BADF.into())
     }
 
@@ -182,9 +181,9 @@ impl HostStore {
         self.exclusively(fds.buffered.as_fd(), |_| done_to_content(change()))
     }
 
-    /// Runs an operation on the host's file, which the descriptor `held` refers to, atomically with
-    /// respect to other threads of the daemon. The operation gets the file's attributes before it,
-    /// and returns its effect.
+    /// Runs an operation on the host's file, held by the descriptor `held`, atomically with respect
+    /// to other threads of the daemon. The operation gets the file's previous attributes, and
+    /// returns its effect.
     pub(crate) fn exclusively<T, E: From<Errno>>(
         &self,
         held: BorrowedFd<'_>,
@@ -193,7 +192,7 @@ impl HostStore {
         self.exclusively_then(held, operation).0
     }
 
-    /// Like `exclusively`; returns the attributes after it, too, if they could be read.
+    /// Like `exclusively`; also returns the attributes after it, if they could be read.
     pub(crate) fn exclusively_then<T, E: From<Errno>>(
         &self,
         held: BorrowedFd<'_>,
@@ -216,8 +215,8 @@ impl HostStore {
         (result, after)
     }
 
-    /// Updates the host's access time as the options of the host's mount say, with a read at the
-    /// end of the file: it returns no data and leaves ctime unchanged.
+    /// Updates the host's access time according to the options of the host's mount, with a read at
+    /// the end of the file: it returns no data and leaves ctime unchanged.
     pub(crate) fn update_host_atime(&self, fds: &StoreFds) {
         let fd = fds.buffered.as_fd();
         let Ok(before) = syscalls::stat_fd(fd) else { return };
@@ -282,7 +281,7 @@ impl HostStore {
     /// Drops the kernel's copy of a range. Advice only: dirty pages stay.
     fn drop_behind(&self, fds: &StoreFds, offset: u64, len: u64) {
         if self.host_dir.io_mode() != IoMode::DontCache {
-            // None means to the end.
+            // `None` means to the end.
             let _ = rustix::fs::fadvise(&fds.buffered, offset, NonZero::new(len), Advice::DontNeed);
         }
     }
@@ -356,8 +355,7 @@ impl BackingStore for HostStore {
     }
 
     // Without descriptors there is nothing to sync: they were closed after the last write-back, and
-    // no process has the file open. A `syncfs` that comes just afterwards commits the closed file's
-    // metadata itself.
+    // no process has the file open. A following `syncfs` commits the closed file's metadata itself.
     fn sync(&self, data_only: bool) -> io::Result<()> {
         let Some(fds) = self.fds() else { return Ok(()) };
         let nr = self.unsynced.lock().begin();

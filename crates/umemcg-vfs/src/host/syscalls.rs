@@ -1,9 +1,9 @@
-//! System calls on descriptors of the host, in the form that the rest of the crate uses.
+//! System calls on descriptors of the host, in the form used by the rest of the crate.
 //!
-//! Most inodes are held by descriptors that cannot do I/O (`O_PATH`). The kernel accepts them in
-//! few calls; the other calls take the path `/proc/self/fd/N`, which names exactly the inode that
-//! the descriptor holds. A symbolic link that is held in this way is never followed. Nothing here
-//! resolves a path of more than one component.
+//! Most inodes are held by descriptors without I/O (`O_PATH`). The kernel accepts them in few
+//! calls. The other calls take the path `/proc/self/fd/N`, which names exactly the inode held by
+//! the descriptor. A symbolic link held in this way is never followed. Nothing here resolves a path
+//! of more than one component.
 
 use std::ffi::CStr;
 use std::marker::PhantomData;
@@ -27,7 +27,7 @@ pub(crate) struct HostStat {
     /// Birth time in nanoseconds, 0 where the file system does not record it. Distinguishes an
     /// inode from a later one with the same number.
     pub(crate) birth: u64,
-    /// Something is mounted here.
+    /// Whether it is a mount point.
     pub(crate) is_mount: bool,
 }
 
@@ -75,8 +75,8 @@ pub(crate) struct InodeKey {
     pub(crate) birth: u64,
 }
 
-/// A path that names what a descriptor holds, for as long as that is open: afterwards it may name
-/// what another request has opened.
+/// A path to the object held by a descriptor. Valid while the descriptor is open: afterwards the
+/// path may lead to an object opened by another request.
 pub(crate) struct DescriptorPath<'fd>(String, PhantomData<BorrowedFd<'fd>>);
 
 impl std::ops::Deref for DescriptorPath<'_> {
@@ -86,7 +86,7 @@ impl std::ops::Deref for DescriptorPath<'_> {
     }
 }
 
-/// Returns a path that names what a descriptor holds.
+/// Returns a path to the object held by a descriptor.
 pub(crate) fn path_of(fd: BorrowedFd<'_>) -> DescriptorPath<'_> {
     DescriptorPath(format!("/proc/self/fd/{}", fd.as_raw_fd()), PhantomData)
 }
@@ -95,7 +95,7 @@ fn wanted() -> StatxFlags {
     StatxFlags::BASIC_STATS | StatxFlags::BTIME
 }
 
-/// Returns the attributes of the object that a descriptor holds.
+/// Returns the attributes of the object held by a descriptor.
 pub(crate) fn stat_fd(fd: impl AsFd) -> Result<HostStat, Errno> {
     let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT, wanted())?;
     HostStat::from_statx(&stat)
@@ -112,12 +112,12 @@ pub(crate) fn hold_name(dir: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
     rustix::fs::openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Opens for I/O what a descriptor holds.
+/// Opens the object held by a descriptor for I/O.
 pub(crate) fn reopen(fd: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
     rustix::fs::open(&*path_of(fd), flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
 }
 
-/// Sets the permission bits of what a descriptor holds.
+/// Sets the permission bits of the object held by a descriptor.
 pub(crate) fn chmod(fd: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
     rustix::fs::chmod(&*path_of(fd), Mode::from_raw_mode(mode & 0o7777))
 }
@@ -158,7 +158,7 @@ pub(crate) fn set_times(
     }
 }
 
-/// Gives the object that a descriptor holds another name.
+/// Gives the object held by a descriptor another name.
 pub(crate) fn link(fd: BorrowedFd<'_>, dir: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
     rustix::fs::linkat(CWD, &*path_of(fd), dir, name, AtFlags::SYMLINK_FOLLOW)
 }

@@ -55,7 +55,7 @@ impl Fixture {
     }
 }
 
-/// Waits until a thread of this process waits for something, or has ended.
+/// Waits until a thread of this process sleeps or has ended.
 pub(crate) fn until_asleep(thread: Pid) {
     let path = format!("/proc/self/task/{}/stat", thread.as_raw_nonzero());
     loop {
@@ -71,8 +71,8 @@ thread_local! {
     static HERE: std::cell::RefCell<Option<Box<dyn FnOnce()>>> = const { std::cell::RefCell::new(None) };
 }
 
-/// Has this thread do something in the middle of its next change of attributes, removal of a name
-/// or write to the host.
+/// Has this thread call `run` in the middle of its next change of attributes, removal of a name or
+/// write to the host.
 pub(crate) fn at_pause(run: impl FnOnce() + 'static) {
     HERE.with(|here| *here.borrow_mut() = Some(Box::new(run)));
 }

@@ -1,10 +1,9 @@
-//! Ranges of a host file that were written and not yet reported durable, so that an error reaches
-//! all of them.
+//! Written ranges of a host file not yet reported durable, so that an error reaches all of them.
 //!
 //! The kernel reports a write-back error once per descriptor, to whichever sync comes first, and
-//! not by range. The sync of one range could take the error that belongs to another, whose own sync
-//! then succeeds although its data is lost. So a failed sync fails every range that was written and
-//! not yet synced: each learns it from its own sync.
+//! not by range. The sync of one range could take the error of another, whose own sync then
+//! succeeds although its data is lost. So a failed sync fails every written range not yet synced:
+//! the sync of each range reports the error.
 
 use rustix::io::Errno;
 
@@ -20,7 +19,7 @@ impl Ranges {
         self.0.splice(first..last, [merged]);
     }
 
-    /// Removes a range. Returns whether any part of it was there.
+    /// Removes a range. Returns whether any part of it was present.
     fn remove(&mut self, start: u64, end: u64) -> bool {
         let first = self.0.partition_point(|r| r.1 <= start);
         let last = self.0.partition_point(|r| r.0 < end);
@@ -39,16 +38,16 @@ impl Ranges {
 #[derive(Debug, Default)]
 pub(crate) struct Unsynced {
     written: Ranges,
-    /// The ranges among them that were written since the last sync of everything began.
+    /// The ranges among them written since the last sync of everything began.
     since: Ranges,
-    /// The number of syncs of everything that have begun.
+    /// The number of syncs of everything begun so far.
     nr_begun: u64,
     failed: Ranges,
     error: Option<Errno>,
 }
 
 impl Unsynced {
-    /// Notes that a range was written (again).
+    /// Notes a (repeated) write of a range.
     pub(crate) fn wrote(&mut self, offset: u64, len: u64) {
         if len > 0 {
             let end = offset.saturating_add(len);
@@ -58,14 +57,14 @@ impl Unsynced {
         }
     }
 
-    /// Begins a sync of everything; returns its number for [`synced_all`](Self::synced_all).
+    /// Begins a sync of everything. Returns its number, for [`synced_all`](Self::synced_all).
     pub(crate) fn begin(&mut self) -> u64 {
         self.since = Ranges::default();
         self.nr_begun += 1;
         self.nr_begun
     }
 
-    /// Ends a sync of a range with `result`; returns the result to report to the owner of the
+    /// Ends a sync of a range with `result`. Returns the result to report to the owner of the
     /// range.
     pub(crate) fn synced(&mut self, offset: u64, len: u64, result: Result<(), Errno>) -> Result<(), Errno> {
         let end = offset.saturating_add(len);
@@ -81,8 +80,8 @@ impl Unsynced {
         }
     }
 
-    /// Ends the sync of everything with number `nr` and `result`. An error that is still to be
-    /// reported for some range is an error here, too.
+    /// Ends the sync of everything with number `nr` and `result`. An error still to be reported for
+    /// some range is an error here, too.
     pub(crate) fn synced_all(&mut self, nr: u64, result: Result<(), Errno>) -> Result<(), Errno> {
         // A durable range is removed: it is not synced again, so a later error would stay
         // unreported for it for ever.
@@ -99,7 +98,7 @@ impl Unsynced {
         }
     }
 
-    /// Forgets errors and ranges beyond `len`, where the content is gone.
+    /// Forgets errors and ranges beyond `len`, after a truncation.
     pub(crate) fn cut(&mut self, len: u64) {
         self.written.remove(len, u64::MAX);
         self.since.remove(len, u64::MAX);
@@ -143,7 +142,7 @@ mod tests {
         assert_eq!(unsynced.synced_all(nr, Ok(())), Ok(()));
         assert_eq!(unsynced.synced(8192, 4096, Err(Errno::IO)), Err(Errno::IO));
         assert_eq!(unsynced.synced(0, 4096, Ok(())), Err(Errno::IO), "it learns of the error");
-        // Two at the same time: only the later one knows what came after it.
+        // Two at the same time: only the later sync knows the writes after its start.
         unsynced.wrote(0, 4096);
         let (first, second) = (unsynced.begin(), unsynced.begin());
         unsynced.wrote(4096, 4096);

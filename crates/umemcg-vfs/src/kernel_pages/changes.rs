@@ -1,8 +1,8 @@
-//! Changes of a file's data from outside, after each of which the kernel drops all that it has.
+//! Outside changes of a file's data. The kernel drops all its pages of the file after each.
 //!
-//! One drop is under way at a time. It also tells the kernel that it does not know the file's
-//! length, so an open that follows a change waits for it: the kernel ignores an answer with
-//! attributes that such a message overtakes.
+//! One drop is under way at a time. The message also invalidates the file's length in the kernel,
+//! so an open after a change waits for the drop: the kernel ignores attributes in an answer
+//! overtaken by such a message.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,29 +11,28 @@ use super::{KernelPages, Then};
 use crate::page_windows::PAGES_END;
 
 impl KernelPages {
-    /// Notes that what the kernel keeps is out of date.
+    /// Notes an outside change: the kernel's pages are out of date.
     pub(crate) fn note_changed(&self) {
         self.nr_changes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the number of the change of which the kernel has not dropped all yet, if there is
-    /// one.
+    /// Returns the number of the latest change, if the kernel has not dropped all older pages yet.
     pub(crate) fn change(&self) -> Option<u64> {
         let nr = self.nr_changes.load(Ordering::Relaxed);
         (nr > self.nr_answered.load(Ordering::Relaxed)).then_some(nr)
     }
 
-    /// Returns whether the kernel has dropped all, or is to, since `nr_answered` of its drops.
+    /// Returns whether the kernel has dropped all pages since change `nr_answered`, or is about to.
     pub(crate) fn drops_all_since(&self, nr_answered: u64) -> bool {
         self.change().is_some() || self.nr_answered() != nr_answered
     }
 
-    /// Returns the number of the last change after which the kernel has dropped all.
+    /// Returns the number of the last change followed by a complete drop.
     pub(crate) fn nr_answered(&self) -> u64 {
         self.nr_answered.load(Ordering::Relaxed)
     }
 
-    /// Notes that the kernel keeps nothing from before a change.
+    /// Notes that the kernel has no page from before a change.
     fn answered(&self, change: u64) {
         let current: Vec<Then> = {
             let mut state = self.state.lock();
@@ -44,8 +43,8 @@ impl KernelPages {
         current.into_iter().for_each(|then| then());
     }
 
-    /// Calls `then` when the kernel has dropped all from before the latest change. That takes two
-    /// drops at most: one for an earlier change that is under way, and the next. Never waits.
+    /// Calls `then` when the kernel has dropped all pages from before the latest change. This takes
+    /// two drops at most: one under way for an earlier change, and the next. Never waits.
     pub(crate) fn when_current(self: &Arc<Self>, then: Then) {
         let is_current = {
             let mut state = self.state.lock();
@@ -64,7 +63,7 @@ impl KernelPages {
         }
     }
 
-    /// Has the kernel drop all that it has, if that is out of date. Never waits.
+    /// Has the kernel drop all pages of the file, if they are out of date. Never waits.
     pub(crate) fn drop_if_changed(self: &Arc<Self>) {
         let Some(change) = self.change() else { return };
         if self.is_dropping_all.swap(true, Ordering::Relaxed) {
@@ -75,7 +74,7 @@ impl KernelPages {
             let Some(pages) = pages.upgrade() else { return };
             pages.answered(change);
             pages.is_dropping_all.store(false, Ordering::Relaxed);
-            // There may have been another.
+            // Another change may have come meanwhile.
             pages.drop_if_changed();
         });
     }

@@ -1,4 +1,4 @@
-//! Pages that are charged no more, until their charges are given back.
+//! Freed pages with charges still to give back.
 
 use umemcg::OwnerId;
 use umemcg::internal::Reason;
@@ -7,12 +7,12 @@ use umemcg_base::PAGE_SIZE_U64;
 
 use crate::kernel_page_lists::SHARE_BYTES;
 
-/// What is to be given back with no lock held.
+/// Charges to give back with no lock held.
 #[derive(Debug, Default)]
 pub(super) struct Freed(Vec<(OwnerId, u64, u64)>);
 
 impl Freed {
-    /// Adds pages of an owner, and shares or ghosts.
+    /// Adds freed pages of an owner, and freed shares or ghosts.
     pub(super) fn add(&mut self, owner: OwnerId, nr_pages: u64, nr_shares: u64) {
         match self.0.last_mut().filter(|last| last.0 == owner) {
             Some(last) => (last.1, last.2) = (last.1 + nr_pages, last.2 + nr_shares),
@@ -20,7 +20,7 @@ impl Freed {
         }
     }
 
-    /// Returns those to which something is given back.
+    /// Returns the owners of the charges.
     pub(super) fn owners(&self) -> Vec<OwnerId> {
         self.0.iter().map(|part| part.0).collect()
     }
@@ -34,7 +34,7 @@ impl Freed {
         }
     }
 
-    /// Gives all of it back. Returns how many bytes.
+    /// Gives back all charges. Returns their bytes.
     pub(super) fn settle(self) -> u64 {
         let mut bytes = 0;
         for (owner, nr_pages, nr_shares) in self.0 {
@@ -47,9 +47,9 @@ impl Freed {
     }
 }
 
-/// Counts pages and shares of an owner that are charged, or are not any more.
+/// Adds pages and shares to an owner's statistics, or subtracts them if negative.
 pub(super) fn count(owner: OwnerId, nr_pages: i64, nr_shares: i64) {
-    // The numbers of a tree that is gone are not read.
+    // The statistics of a dropped tree have no reader.
     let Some(group) = owner.try_resolve() else { return };
     if nr_pages != 0 {
         group.stat_add(StatItem::FileKernel, nr_pages * PAGE_SIZE_U64 as i64);

@@ -1,5 +1,4 @@
-//! Ghosts: what shares leave that reclaim has taken back, so that the return of their pages can be
-//! judged.
+//! Ghosts: records of shares taken back by reclaim, kept to judge the return of their pages.
 //!
 //! A ghost takes the place of its share: its owner goes on paying for it, and it keeps the slot.
 //! It is gone when all its pages have returned, with its file, or when its owner has too many.
@@ -17,7 +16,7 @@ use super::share::Share;
 use crate::kernel_page_lists::KernelPageLists;
 use crate::page_windows::{WINDOW_PAGES, bits_of};
 
-/// Pages of a window that one group has had.
+/// Pages of a window once charged to one group.
 #[derive(Debug)]
 struct Ghost {
     owner: OwnerId,
@@ -25,7 +24,7 @@ struct Ghost {
     shadow: Shadow,
     /// Never none.
     pages: u64,
-    /// Those that were protected.
+    /// The pages from the protected list.
     protected: u64,
 }
 
@@ -34,8 +33,8 @@ struct Ghost {
 pub(super) struct Ghosts(BTreeMap<u64, Vec<Ghost>>);
 
 impl Ghosts {
-    /// Puts a ghost in place of a share that has no pages any more, if reclaim has taken some.
-    /// Otherwise the share is given back.
+    /// Replaces an empty share by a ghost if reclaim has taken some of its pages. Otherwise gives
+    /// the share back.
     pub(super) fn replace(&mut self, lists: &KernelPageLists, window: u64, share: &Share, freed: &mut Freed) {
         let (owner, pages) = (share.owner, share.left);
         let Some(slot) = share.slot.filter(|_| pages != 0) else {
@@ -49,7 +48,7 @@ impl Ghosts {
             lists.leave(owner, share.list, slot);
             return ghosts.push(Ghost { owner, slot, shadow, pages, protected });
         };
-        // The age of all is that of the last.
+        // All its pages take the age of the newest.
         let kept = if is_recent(known.shadow, lists.nr_nodes()) { known.pages & !pages } else { 0 };
         (known.pages, known.protected) = (pages | kept, protected | known.protected & kept);
         known.shadow = shadow;
@@ -58,8 +57,8 @@ impl Ghosts {
         freed.add(owner, 0, 1);
     }
 
-    /// Returns the list on which pages of a window arrive, since most of them decide, and how many
-    /// of them return.
+    /// Returns the arrival list of pages of a window, as decided by most of them, and the number of
+    /// returning pages.
     pub(super) fn arrive(
         &mut self,
         lists: &KernelPageLists,
@@ -88,7 +87,7 @@ impl Ghosts {
         (if is_protected { ArrivalList::Protected } else { ArrivalList::Probation }, nr_returned)
     }
 
-    /// Forgets what was in a range.
+    /// Forgets the ghosts' pages in a range.
     pub(super) fn forget(&mut self, lists: &KernelPageLists, pages: &Range<u64>, freed: &mut Freed) {
         let windows = pages.start / WINDOW_PAGES..pages.end.div_ceil(WINDOW_PAGES);
         let known: Vec<u64> = self.0.range(windows).map(|(&window, _)| window).collect();
@@ -106,7 +105,7 @@ impl Ghosts {
         self.drop_if(lists, window, forget, freed);
     }
 
-    /// Drops one.
+    /// Drops one ghost.
     pub(super) fn forget_one(
         &mut self,
         lists: &KernelPageLists,

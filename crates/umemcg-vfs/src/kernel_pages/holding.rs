@@ -1,4 +1,4 @@
-//! Pages that come into the shares of a window, and that go.
+//! Adds pages to the shares of a window, and removes them.
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -13,7 +13,7 @@ use crate::kernel_page_lists::PageHolder;
 use crate::page_windows::bits_of;
 
 impl KernelPages {
-    /// Notes pages of a window that an owner pays for. Returns how many shares that has made.
+    /// Notes pages of a window charged to an owner. Returns the number of new shares.
     pub(super) fn hold(
         self: &Arc<Self>,
         state: &mut PageWindows,
@@ -34,9 +34,9 @@ impl KernelPages {
         1
     }
 
-    /// Takes the pages of a range out of the windows that `is_gone` says; shares of others that had
-    /// been asked for are listed again. A share of which nothing is left, and which reclaim has
-    /// taken, becomes a ghost.
+    /// Takes the pages of a range out of the windows selected by `is_gone`. Shares asked for in
+    /// other windows are listed again. An empty share becomes a ghost if reclaim has taken pages of
+    /// it.
     pub(super) fn take_out(
         &self,
         state: &mut PageWindows,

@@ -1,8 +1,8 @@
-//! Pages that the kernel has dropped by itself, for want of memory or because it was told to.
+//! Pages dropped by the kernel itself, for want of memory or on request (`drop_caches`).
 //!
-//! The kernel does not say so. A thread that serves no requests compares windows with what the
-//! kernel has, and gives back what is missing. A page may come back between the comparison and the
-//! note: it stays charged if a request has ended since, or is under way.
+//! The kernel does not report such drops. A thread that serves no requests compares windows with
+//! the kernel's page cache, and gives back missing pages. A page may come back between the
+//! comparison and the note: it stays charged if a request has ended since, or is under way.
 
 use std::ops::Range;
 
@@ -16,9 +16,9 @@ use crate::page_windows::{WINDOW_PAGES, runs_of};
 
 impl KernelPages {
     /// Returns the charged pages of a window and the present moment, if they can be compared with
-    /// what the kernel has: no request is under way there, and the kernel has not been asked to
-    /// drop any. `None` for another share than the first. The kernel tells of a directory's pages
-    /// only up to the host's size of it.
+    /// the kernel's page cache: no request is under way there, and no drop has been asked for.
+    /// `None` unless `slot` is the first share. The kernel reports a directory's pages only up to
+    /// the directory's size on the host.
     pub(super) fn comparable(&self, window: u64, slot: ListSlot) -> Option<(Vec<Range<u64>>, u64)> {
         let mut state = self.state.lock();
         let is_busy = self.kind != FileKind::Regular || state.is_busy(window);

@@ -1,18 +1,17 @@
-//! The pages of one file that the kernel above the mount keeps, by the groups that pay for them.
+//! The pages of one file in the page cache of the kernel above the mount, by paying group.
 //!
-//! A page that a READ or a WRITE has put into the kernel's page cache stays charged to the group
-//! that asked, until the kernel has dropped it. Pages are known by *windows* of
-//! [`WINDOW_PAGES`]: a bitmap for each group that pays for some of them. Each such *share* is an
-//! object on a list of [`KernelPageLists`](crate::kernel_page_lists), through which reclaim asks
-//! for it.
+//! A page put into the kernel's page cache by a READ or a WRITE stays charged to the requesting
+//! group until the kernel has dropped it. Pages are recorded by *windows* of [`WINDOW_PAGES`]: a
+//! bitmap for each group with pages charged to it. Each such *share* is an object on a list of
+//! [`KernelPageLists`](crate::kernel_page_lists), and reclaim asks for it there.
 //!
-//! The kernel is asked to drop a range, and says when it has. A request that ended meanwhile may
-//! have put pages back, so the windows of the range remember when the last request ended: what has
-//! seen one since it was asked for stays charged, and is asked for again. So what is charged is
-//! never less than what the kernel keeps, and more only until the next time.
+//! The kernel is asked to drop a range, and confirms the drop. A request that ended meanwhile may
+//! have put pages back, so each window records the end of its last request. If a request has ended
+//! since the kernel was asked, the window stays charged, and is asked for again. So the charge is
+//! never less than the kernel's pages, and more only until the next drop.
 //!
-//! What reclaim has taken back leaves a ghost ([`Ghosts`]). Pages that return soon are a share of
-//! their own, which is protected. A share whose file was opened meanwhile is protected, too, when
+//! A share taken back by reclaim leaves a ghost ([`Ghosts`]). Pages that return soon form a
+//! protected share of their own. A share whose file was opened meanwhile is protected, too, when
 //! reclaim comes to it: see [`second_chance`].
 
 mod bytes;
@@ -45,28 +44,28 @@ use crate::kernel_page_lists::{AskedRange, KernelPageLists, PageHolder, SHARE_BY
 use crate::page_windows::{PAGES_END, WINDOW_PAGES, bits_of, span_of, windows_of};
 use crate::streams::LastOpen;
 
-/// The number of times that a drop waits for the requests that are under way then.
+/// The number of times a drop waits for the requests under way at that moment.
 const NR_PARKED_MAX: u8 = 3;
-/// The cost of knowing a file's pages at all, and that a group has opened it, in bytes.
+/// The cost, in bytes, of the records of a file's pages and of its last open by a group.
 const FILE_BYTES: u64 = 320;
 
 #[derive(Default)]
 struct PageWindows {
     windows: BTreeMap<u64, Window>,
     ghosts: Ghosts,
-    /// Opens of the file since the kernel has pages of it.
+    /// Opens of the file since the kernel first had pages of it.
     nr_opens: u64,
     /// Requests that may put pages into the kernel's cache.
     under_way: Vec<UnderWay>,
     /// Grows with each event.
     now: u64,
-    /// The moments at which the kernel was asked for the ranges that it has not dropped yet.
+    /// The moments of pending drops: the kernel was asked then, and has not dropped the range yet.
     asked: BTreeSet<u64>,
-    /// To be called when it has dropped what it was asked for before these moments; oldest first.
+    /// Calls to make when no drop asked for before these moments is pending; oldest first.
     when_dropped: VecDeque<(u64, Then)>,
-    /// To be called when it has dropped all from before these changes; oldest first.
+    /// Calls to make when the kernel has dropped all pages from before these changes; oldest first.
     when_current: VecDeque<(u64, Then)>,
-    /// Drops that wait for requests older than these moments.
+    /// Drops waiting for requests older than these moments.
     parked: Vec<(u64, Box<RangeDrop>)>,
 }
 
@@ -76,7 +75,7 @@ struct UnderWay {
     number: u64,
     pages: Range<u64>,
     is_write: bool,
-    /// A write beside which the same pages were read: what was read may be from before it.
+    /// The same pages were read during this write: the data read may be from before it.
     is_crossed: bool,
 }
 
@@ -86,13 +85,13 @@ impl UnderWay {
     }
 }
 
-/// A drop that the kernel is told, or to be told.
+/// A drop sent to the kernel, or about to be sent.
 #[derive(Debug)]
 struct RangeDrop {
-    /// A file that is gone has given all back.
+    /// Dead once the file is gone: all its charges have been given back.
     pages: Weak<KernelPages>,
     asked: AskedRange,
-    /// None for a share that reclaim has chosen: it stays if a request has come in between.
+    /// None for a share chosen by reclaim: it stays if a request has come in between.
     then: Option<FinalCall>,
     nr_parked: u8,
 }
@@ -105,7 +104,7 @@ impl fmt::Debug for FinalCall {
     }
 }
 
-/// What is to be done later.
+/// A call to make later.
 type Then = Box<dyn FnOnce() + Send>;
 
 impl fmt::Debug for PageWindows {
@@ -123,11 +122,11 @@ pub(crate) struct KernelPages {
     node: NodeId,
     kind: FileKind,
     state: RankedMutex<PageWindows>,
-    /// (A) Changes of the data from outside, and those of them after which the kernel has dropped
-    /// all that it had. Relaxed: a change is noted before it can be seen here.
+    /// (A) The number of outside changes of the data, and the number of the last of them followed
+    /// by a complete drop. Relaxed: a change is noted before it can be seen here.
     nr_changes: AtomicU64,
     nr_answered: AtomicU64,
-    /// (A) The kernel has been asked to drop all. Relaxed: the thread that finds it unset after a
+    /// (A) The kernel has been asked to drop all. Relaxed: the thread finding it unset after a
     /// change asks.
     is_dropping_all: AtomicBool,
     /// A leaf lock.
@@ -142,14 +141,14 @@ impl PageWindows {
         self.now
     }
 
-    /// Notes that the kernel is asked for a range; returns the moment, which names it.
+    /// Notes a drop asked for now. Returns its moment, which identifies it.
     fn ask(&mut self) -> u64 {
         let asked_at = self.tick();
         self.asked.insert(asked_at);
         asked_at
     }
 
-    /// Notes that it has dropped what it was asked for at a moment. Returns what is to be called.
+    /// Notes the end of the drop asked for at a moment. Returns the calls now due.
     fn was_dropped(&mut self, asked_at: u64) -> Vec<Then> {
         self.asked.remove(&asked_at);
         let oldest = self.asked.first().copied().unwrap_or(u64::MAX);
@@ -161,7 +160,7 @@ impl PageWindows {
         self.under_way.iter().any(|request| bits_of(window, &request.pages) != 0)
     }
 
-    /// Returns how many pages of a range are not known, and how many shares they need at most.
+    /// Returns how many pages of a range are not charged, and how many shares they need at most.
     fn nr_missing(&self, pages: &Range<u64>) -> (u64, u64) {
         let missing = windows_of(pages).map(|(window, bits)| {
             let known = self.windows.get(&window).map_or(0, Window::pages);
@@ -171,18 +170,19 @@ impl PageWindows {
     }
 }
 
-/// What has become of the pages of a request.
+/// The outcome of charging the pages of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Held {
-    /// Whether the group is within its limit, and those above; else they should be dropped soon.
+    /// Whether the group and its ancestors are within their limits. Otherwise the pages should be
+    /// dropped soon.
     pub(crate) has_room: bool,
-    /// Pages that the kernel had before, and that are counted as refaults.
+    /// Pages the kernel has had before, counted as refaults.
     pub(crate) nr_returned: u64,
 }
 
 impl KernelPages {
-    /// Creates the pages of a file of which the kernel has none. The bookkeeping is charged
-    /// whatever the limits are.
+    /// Creates the record of a file without pages in the kernel. The bookkeeping is charged
+    /// regardless of limits.
     pub(crate) fn new(
         lists: &Arc<KernelPageLists>,
         (node, kind): (NodeId, FileKind),
@@ -201,8 +201,8 @@ impl KernelPages {
         })
     }
 
-    /// Notes that a group with this much room opens the file, which has this many bytes. Returns
-    /// whether it belongs to a stream, of which the kernel should keep nothing.
+    /// Notes an open of the file, of `len` bytes, by a group with `room_bytes` of room. Returns
+    /// whether the file belongs to a stream: the kernel should keep none of its pages.
     pub(crate) fn is_of_stream(&self, group: &Group, room_bytes: u64, len: u64) -> bool {
         let mut last_open = *self.last_open.lock();
         let is_of_stream = self.lists.streams.note_open(group, room_bytes, len, &mut last_open);
@@ -215,8 +215,7 @@ impl KernelPages {
         !self.state.lock().windows.is_empty()
     }
 
-    /// Returns whether the kernel may keep a page of a range, or a request may be putting one
-    /// there.
+    /// Returns whether the kernel may keep a page of a range, or a request may be adding one.
     pub(crate) fn may_have(&self, pages: &Range<u64>) -> bool {
         let state = self.state.lock();
         let windows = pages.start / WINDOW_PAGES..pages.end.div_ceil(WINDOW_PAGES);
@@ -225,7 +224,7 @@ impl KernelPages {
         is_known || state.under_way.iter().any(|request| request.overlaps(pages))
     }
 
-    /// Notes a request that may put these pages into the kernel's cache; returns its number.
+    /// Notes a request that may put these pages into the kernel's cache. Returns its number.
     pub(crate) fn begin(&self, pages: &Range<u64>, is_write: bool) -> u64 {
         let mut state = self.state.lock();
         let number = state.tick();
@@ -240,13 +239,13 @@ impl KernelPages {
         number
     }
 
-    /// Returns whether the pages of a write under way have been read beside it.
+    /// Returns whether the pages of a write under way have been read during the write.
     pub(crate) fn is_crossed(&self, number: u64) -> bool {
         self.state.lock().under_way.iter().any(|request| request.number == number && request.is_crossed)
     }
 
-    /// Returns whether the kernel may be waiting for a request about these pages while it drops some
-    /// of them.
+    /// Returns whether the kernel, while dropping some of these pages, may wait for a request for
+    /// them.
     pub(crate) fn holds_up_drop(&self, pages: &Range<u64>) -> bool {
         let state = self.state.lock();
         let asked_span = |window: &u64| state.windows.get(window).map_or(0, Window::asked_span);
@@ -258,14 +257,14 @@ impl KernelPages {
         self.state.lock().tick()
     }
 
-    /// Returns the bytes that are to be charged before the kernel can keep all pages of a range.
+    /// Returns the bytes to charge before the kernel can keep all pages of a range.
     pub(crate) fn missing_bytes(&self, pages: &Range<u64>) -> u64 {
         let (nr_pages, nr_shares) = self.state.lock().nr_missing(pages);
         nr_pages * PAGE_SIZE_U64 + nr_shares * SHARE_BYTES
     }
 
-    /// Notes that a request has been answered: the kernel may keep these pages from now on, charged
-    /// to `group`, of which `prepaid` has been already. Never sleeps; no lock may be held.
+    /// Notes the answer to a request: the kernel may keep these pages from now on, charged to
+    /// `group`. `prepaid` is charged already. Never sleeps; no lock may be held.
     pub(crate) fn end(
         self: &Arc<Self>,
         number: u64,
@@ -276,7 +275,8 @@ impl KernelPages {
         let (mut charge, mut nr_returned) = (prepaid, 0);
         while let Some(short_bytes) = self.try_hold(number, pages, group, (&mut charge, &mut nr_returned)) {
             let mut more = group.try_charge(short_bytes).unwrap_or_else(|_| group.charge_forced(short_bytes));
-            // They differ if the group has been removed meanwhile: then what it had goes back.
+            // The owners differ if the group has been removed meanwhile: the earlier charge goes
+            // back.
             if let Some(charge) = charge.take().filter(|charge| charge.owner() == more.owner()) {
                 more.merge(charge);
             }
@@ -287,8 +287,7 @@ impl KernelPages {
         Held { has_room: group.is_within_limits(), nr_returned }
     }
 
-    /// Ends a request if `charge` suffices for its pages; otherwise returns the bytes that it
-    /// lacks.
+    /// Ends a request if `charge` suffices for its pages. Otherwise returns the missing bytes.
     fn try_hold(
         self: &Arc<Self>,
         number: u64,
@@ -328,7 +327,7 @@ impl KernelPages {
         None
     }
 
-    /// Has the kernel told of drops that wait for no request any more.
+    /// Sends the parked drops with no request left to wait for.
     fn send_parked(&self) {
         let ready: Vec<Box<RangeDrop>> = {
             let mut guard = self.state.lock();
@@ -348,14 +347,14 @@ impl KernelPages {
         }
     }
 
-    /// Chooses all of a range to be dropped, whatever is under way.
+    /// Chooses a whole range to be dropped, regardless of requests under way.
     pub(crate) fn ask_range(&self, pages: Range<u64>) -> AskedRange {
         let asked_at = self.state.lock().ask();
         AskedRange { pages, asked_at, nr_pages: 0, reclaim: None, leaving: None }
     }
 
-    /// Notes that the kernel has dropped what was asked for, or has not been told. Returns the
-    /// bytes that this has freed.
+    /// Notes the end of a drop: the kernel has dropped the range, or was not notified. Returns the
+    /// freed bytes.
     fn dropped(&self, asked: &AskedRange, was_told: bool) -> u64 {
         let mut freed = Freed::default();
         let waiting = {
@@ -377,8 +376,7 @@ impl KernelPages {
         freed_bytes
     }
 
-    /// Calls `then` when the kernel has dropped what it has been asked for of the file. Never
-    /// waits.
+    /// Calls `then` when no drop asked for so far is pending. Never waits.
     pub(crate) fn when_dropped(&self, then: Then) {
         {
             let mut state = self.state.lock();
@@ -390,7 +388,7 @@ impl KernelPages {
         then();
     }
 
-    /// Notes that the kernel has nothing that was there before a moment.
+    /// Notes that the kernel has no page from before a moment.
     pub(crate) fn forget_before(&self, moment: u64) {
         let mut freed = Freed::default();
         {
@@ -404,7 +402,7 @@ impl KernelPages {
         freed.settle();
     }
 
-    /// Notes that the kernel drops a range by itself.
+    /// Notes that the kernel drops a range by itself, without being asked.
     pub(crate) fn forget(&self, pages: &Range<u64>) {
         let mut freed = Freed::default();
         {
@@ -415,13 +413,13 @@ impl KernelPages {
         freed.settle();
     }
 
-    /// Returns the windows of a range that have pages.
+    /// Returns the windows of a range with charged pages.
     fn known<'s>(&self, state: &'s PageWindows, pages: &Range<u64>) -> impl Iterator<Item = u64> + use<'s> {
         let windows = pages.start / WINDOW_PAGES..pages.end.div_ceil(WINDOW_PAGES);
         state.windows.range(windows).map(|(&window, _)| window)
     }
 
-    /// Returns those that pay for pages of a range.
+    /// Returns the owners of pages of a range.
     fn owners_of(&self, pages: &Range<u64>) -> Vec<OwnerId> {
         let state = self.state.lock();
         let shares = self.known(&state, pages).flat_map(|window| &state.windows[&window].shares);
@@ -430,8 +428,8 @@ impl KernelPages {
         owners
     }
 
-    /// Has the kernel drop a group's shares of a range that it has not been asked for and that no
-    /// request is under way to. Never waits.
+    /// Has the kernel drop a group's shares of a range, except shares already asked for and windows
+    /// with a request under way. Never waits.
     pub(crate) fn drop_shares(self: &Arc<Self>, pages: &Range<u64>, of: OwnerId) {
         let shares: Vec<(u64, ListSlot)> = {
             let state = self.state.lock();
@@ -447,15 +445,15 @@ impl KernelPages {
         }
     }
 
-    /// Has the kernel drop a range, and calls `then` when it has, on a thread that serves no
-    /// requests. Never waits.
+    /// Has the kernel drop a range. Calls `then` afterwards, on a thread that serves no requests.
+    /// Never waits.
     pub(crate) fn drop_range(self: &Arc<Self>, pages: Range<u64>, then: impl FnOnce() + Send + 'static) {
         let asked = self.ask_range(pages);
         let then = Some(FinalCall(Box::new(then)));
         self.send_or_park(Box::new(RangeDrop { pages: Arc::downgrade(self), asked, then, nr_parked: 0 }));
     }
 
-    /// Has the kernel told of a drop when no request is under way to its pages.
+    /// Sends a drop to the kernel, or parks it while a request for its pages is under way.
     fn send_or_park(&self, mut drop: Box<RangeDrop>) {
         {
             let mut state = self.state.lock();
@@ -470,8 +468,8 @@ impl KernelPages {
 }
 
 impl RangeDrop {
-    /// Returns whether the kernel would wait for a request that is under way. What must be dropped
-    /// waits a few times at most: some request may always be under way.
+    /// Returns whether the kernel would wait for a request under way. A mandatory drop waits a few
+    /// times at most: some request may always be under way.
     fn must_wait(&self, state: &PageWindows) -> bool {
         let may_wait = self.then.is_none() || self.nr_parked < NR_PARKED_MAX;
         may_wait && state.under_way.iter().any(|request| request.overlaps(&self.asked.pages))
@@ -490,7 +488,7 @@ impl DropTask for RangeDrop {
         }
         let freed_bytes = pages.dropped(&self.asked, was_told);
         self.asked.end(Some(freed_bytes));
-        // A group that has gone idle beyond its limit asks for nothing.
+        // An idle group above its limit starts no reclaim of its own.
         for owner in pages.owners_of(&self.asked.pages) {
             if was_told && !owner.with_group(|group| group.is_within_limits()) {
                 pages.drop_shares(&self.asked.pages, owner);
@@ -507,8 +505,7 @@ impl PageHolder for KernelPages {
         self.node
     }
 
-    /// Chooses a share, unless it is asked for already, or a request is under way that may put
-    /// pages there.
+    /// Chooses a share, unless it is asked for already, or a request under way may add pages there.
     fn ask(&self, window: u64, slot: ListSlot) -> Vec<AskedRange> {
         let mut state = self.state.lock();
         if state.is_busy(window) {

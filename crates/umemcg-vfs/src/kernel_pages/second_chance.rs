@@ -1,10 +1,10 @@
-//! Second chances: an open of a file is a use of the pages that the kernel has of it, the only one
-//! that the daemon is told of.
+//! Second chances: an open of a file is a use of its pages in the kernel, the only use visible to
+//! the daemon.
 //!
 //! An open only counts itself. Reclaim looks at the count when a share is its next victim. A share
-//! on probation stays if there was an open since it arrived, and one on the protected list if there
-//! were two since it was put there. It becomes the youngest protected one, and has to be opened
-//! anew to stay again. Programs that open a large file all the time must not keep it forever, so
+//! on probation stays if there was an open since it arrived. A share on the protected list stays if
+//! there were two since it was put there. It becomes the youngest protected share, and needs new
+//! opens to stay again. Programs opening a large file all the time must not keep it forever, so
 //! reclaim gives a bounded number of second chances before it takes a share
 //! ([`KernelPageLists`](crate::kernel_page_lists)).
 
@@ -38,8 +38,7 @@ impl KernelPages {
         is_kept
     }
 
-    /// Puts a share on the protected list, or its pages into the share of the same owner that is
-    /// there already.
+    /// Puts a share on the protected list, or moves its pages into the owner's share there.
     fn protect(&self, known: &mut Window, at: usize, freed: &mut Freed) {
         let Share { owner, list, pages, .. } = known.shares[at];
         if list == ArrivalList::Protected {

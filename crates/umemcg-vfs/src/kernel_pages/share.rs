@@ -1,33 +1,32 @@
-//! The pages of a window, in shares: those that one group pays for and that are on one list.
+//! The pages of a window, divided into shares by paying group and list.
 
 use umemcg::OwnerId;
 use umemcg::internal::ListSlot;
 use umemcg::internal::arrival_order::ArrivalList;
 
-/// Opens of its file that keep a share on the protected list. With fewer, what is used again now
-/// and then would push out what is used as often but came earlier.
+/// Opens of its file needed to keep a share on the protected list. With fewer, shares reused now
+/// and then would push out earlier shares reused as often.
 const NR_OPENS_PROTECTED: u64 = 2;
 
-/// Pages of a window that one group pays for and that arrived on one list.
+/// Pages of a window charged to one group and on one arrival list.
 #[derive(Debug, Clone)]
 pub(super) struct Share {
     pub(super) owner: OwnerId,
     pub(super) list: ArrivalList,
     pub(super) pages: u64,
-    /// Opens of the file that do not keep the share any more: they came before it, or have kept it.
+    /// Opens of the file without effect on the share: they came before it, or have kept it already.
     pub(super) nr_opens_spent: u64,
-    /// None: there were more objects than lists have room for, so it goes with its file only.
+    /// None if the lists had no room for another object: the share goes with its file only.
     pub(super) slot: Option<ListSlot>,
-    /// Pages that the kernel has been asked for and has not answered for; if there are any, the
-    /// share is on no list.
+    /// Pages of pending drops. If there are any, the share is on no list.
     pub(super) asked: u64,
-    /// Pages that reclaim has taken and that have not returned.
+    /// Pages taken by reclaim that have not returned.
     pub(super) left: u64,
 }
 
 impl Share {
-    /// Takes pages out of which the kernel has been asked for `answered`. Returns whether that was
-    /// the last of what it had been asked for, and how many pages are gone.
+    /// Takes out the pages `gone`, and ends the drops of the pages `answered`. Returns whether
+    /// these were the share's last pending drops, and how many pages are gone.
     pub(super) fn take_out(&mut self, answered: u64, gone: u64, is_reclaimed: bool) -> (bool, u64) {
         let gone = self.pages & gone;
         self.pages &= !gone;
@@ -40,12 +39,12 @@ impl Share {
     }
 }
 
-/// A window of which the kernel may have pages.
+/// A window with pages perhaps in the kernel.
 #[derive(Debug, Default)]
 pub(super) struct Window {
-    /// When the last request ended that may have put pages into it.
+    /// The moment at which the last request that may have added pages ended.
     pub(super) last_end: u64,
-    /// Nearly always one. Never empty.
+    /// Nearly always one share. Never empty.
     pub(super) shares: Vec<Share>,
 }
 
@@ -54,21 +53,20 @@ impl Window {
         self.shares.iter().fold(0, |pages, share| pages | share.pages)
     }
 
-    /// Returns whether the kernel has been asked for any of it.
+    /// Returns whether a drop of some of its pages is pending.
     pub(super) fn is_asked(&self) -> bool {
         self.shares.iter().any(|share| share.asked != 0)
     }
 
-    /// Returns the pages that the kernel may come to while it drops those that it has been asked
-    /// for.
+    /// Returns the pages the kernel may come to while it carries out the pending drops.
     pub(super) fn asked_span(&self) -> u64 {
         let asked = self.shares.iter().fold(0, |asked, share| asked | share.asked);
         let up_to_last = u64::MAX.checked_shr(asked.leading_zeros()).unwrap_or(0);
         up_to_last & u64::MAX.checked_shl(asked.trailing_zeros()).unwrap_or(0)
     }
 
-    /// Returns the place of a share that has not been asked for, if it has as many opens to spend,
-    /// of `nr_opens` that there were, as its list requires. All are spent then.
+    /// Returns the index of a share not asked for, if its unspent opens, of the file's `nr_opens`,
+    /// are as many as its list requires. All are spent then.
     pub(super) fn spend_opens(&mut self, slot: ListSlot, nr_opens: u64) -> Option<usize> {
         let at = self.shares.iter().position(|share| share.slot == Some(slot) && share.asked == 0)?;
         let share = &mut self.shares[at];
@@ -84,8 +82,8 @@ impl Window {
         Some(at)
     }
 
-    /// Chooses a share that has not been asked for, to be dropped. Returns its owner, its list and
-    /// its runs: the pages of other shares are between them, not in them.
+    /// Chooses a share not asked for, to be dropped. Returns its owner, its list and its runs: the
+    /// pages of other shares are between them, not in them.
     pub(super) fn ask(&mut self, slot: ListSlot) -> Option<(OwnerId, ArrivalList, Vec<u64>)> {
         let at = self.shares.iter().position(|share| share.slot == Some(slot) && share.asked == 0)?;
         let others = self.shares.iter().enumerate().filter(|(place, _)| *place != at);
@@ -96,7 +94,7 @@ impl Window {
     }
 }
 
-/// Returns pages in runs that have none of `others` between their first and their last page.
+/// Returns pages in runs without any of `others` between their first and their last page.
 fn runs_between(mut pages: u64, others: u64) -> Vec<u64> {
     let mut runs = Vec::new();
     while pages != 0 {

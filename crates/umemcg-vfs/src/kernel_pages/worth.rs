@@ -4,19 +4,19 @@ use umemcg::Group;
 
 use super::KernelPages;
 
-/// Room that a group has at least if the kernel caches files for it: it reads ahead, and a request
-/// of the largest size must find room beside others.
+/// The least room of a group for which the kernel caches files: it reads ahead, and a request of
+/// the largest size must find room beside others.
 const ROOM_BYTES_MIN: u64 = 1 << 20;
 
-/// Returns the bytes that a group may have at most.
+/// Returns the most bytes a group may have.
 fn room_of(group: &Group) -> u64 {
     group.ancestors().map(Group::max_bytes).min().unwrap_or(u64::MAX)
 }
 
 impl KernelPages {
     /// Returns whether the kernel should cache the pages of the file, of `len` bytes, for a group
-    /// that opens it. One that does not find room in the group would push out all else, itself
-    /// included. What is written may be read soon.
+    /// opening it. A file larger than the group's room would push out everything else, itself
+    /// included. Data written may be read soon.
     pub(crate) fn are_worth_caching(&self, group: &Group, len: u64, is_writable: bool) -> bool {
         let room = room_of(group);
         if room < ROOM_BYTES_MIN || len > room {

@@ -1,5 +1,5 @@
-//! Names that a thread has just looked up in vain. A file that it then creates is the same open:
-//! the store is not asked once more.
+//! Names just looked up in vain by a thread. If the thread then creates the file, this is the same
+//! open: the store is not asked once more.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use umemcg_base::LeafMutex;
 
 use crate::attr::NodeId;
 
-/// Threads whose last name is remembered, at most.
+/// Most threads whose last name is remembered.
 const NR_SLOTS: usize = 16;
 
-/// A name that was not there.
+/// An absent name.
 #[derive(Debug)]
 struct Absent {
     thread: u32,
@@ -35,8 +35,8 @@ impl AbsentNames {
         }
     }
 
-    /// Returns when the store was asked for a name, if this thread was told no longer ago than
-    /// `within` that it is not there. Counts once.
+    /// Returns when the store was asked for a name, if this thread found it absent no longer ago
+    /// than `within`. Counts once.
     pub(super) fn take(
         &self,
         thread: u32,

@@ -1,4 +1,4 @@
-//! The right to be alone with something while the disk is waited for, which no lock is held over.
+//! An exclusive right to hold while waiting for the disk, when no lock may be held.
 
 use umemcg_base::{Condvar, LeafMutex, assert_no_locks_held};
 
@@ -15,7 +15,7 @@ pub(super) struct Alone {
 pub(super) struct AloneGuard<'a>(&'a Alone);
 
 impl Alone {
-    /// Waits for the right. A thread that has it waits for nothing but a disk. No lock may be held.
+    /// Waits for the right. Its holder waits for nothing but a disk. No lock may be held.
     pub(super) fn take(&self) -> AloneGuard<'_> {
         assert_no_locks_held("a wait to be alone");
         let mut is_taken = self.is_taken.lock();

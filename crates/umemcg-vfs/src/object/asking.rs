@@ -1,5 +1,5 @@
-//! For which tenant a thread asks a store. A client that has requests wait, because the store
-//! throttles, can have tenants take turns by it.
+//! The tenant behind the requests of a thread to a store. If the store throttles, a client can let
+//! tenants take turns by it.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -13,17 +13,17 @@ thread_local! {
     static TENANT: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Returns a number of the tenant for which this thread asks a store; 0 if that is not known.
+/// Returns a number of the tenant behind the requests of this thread; 0 if unknown.
 pub fn asking_tenant() -> usize {
     TENANT.get()
 }
 
-/// Has this thread ask for a group's tenant until dropped.
+/// Makes the requests of this thread those of a group's tenant until dropped.
 #[derive(Debug)]
 #[must_use]
 pub(super) struct Asking {
     before: usize,
-    /// It is of this thread.
+    /// It belongs to this thread.
     _here: PhantomData<*const ()>,
 }
 

@@ -1,5 +1,5 @@
-//! The seam between a volume of objects and the store that holds them: keys in, bytes out. No
-//! asynchronous type crosses it.
+//! The seam between a volume of objects and its store: keys in, bytes out. No asynchronous type
+//! crosses it.
 
 use std::fmt;
 use std::io;
@@ -23,37 +23,37 @@ pub struct ObjectInfo {
     pub size: u64,
     /// When it was stored.
     pub modified: Timestamp,
-    /// The store's name for these very bytes; `None` from a store that has none.
+    /// The ETag of this version; `None` from a store without ETags.
     pub etag: Option<Arc<str>>,
-    /// The user metadata; `None` in a listing, which does not tell them.
+    /// The user metadata; `None` in a listing, which does not include them.
     pub metadata: Option<Arc<Metadata>>,
-    /// What the metadata tell of mode, owner and times. A bucket leaves it to the volume.
+    /// Mode, owner and times from the metadata. Filled in by the volume, not by a bucket.
     pub attributes: Option<FileAttributes>,
 }
 
 /// The user metadata of an object: names, in small letters and without the store's prefix, and
-/// values (s3fs's keys: `mode`, `uid`, `gid`, `mtime`, `ctime`, `atime`). Names that begin with a
+/// values (s3fs's keys: `mode`, `uid`, `gid`, `mtime`, `ctime`, `atime`). Names beginning with a
 /// colon are a bucket's own: headers such as the type of the content, which stay as they are.
 pub type Metadata = Vec<(String, String)>;
 
 impl ObjectInfo {
-    /// Returns what may be kept with a name: its charge has no room for metadata, of which another
-    /// program may give an object kilobytes.
+    /// Returns a copy to keep with a name, without metadata. The charge of a name has no room for
+    /// them: another program may give an object kilobytes.
     pub(crate) fn without_metadata(&self) -> Self {
         let Self { size, modified, attributes, .. } = *self;
         Self { size, modified, etag: self.etag.clone(), metadata: None, attributes }
     }
 
-    /// Returns the mark of the upload that stored it, as far as the metadata are known.
+    /// Returns the mark of the upload that stored it, if the metadata are known.
     pub(crate) fn mark(&self) -> Option<&str> {
         let metadata = self.metadata.as_ref()?;
         metadata.iter().find(|(name, _)| name == UPLOAD_MARK).map(|(_, value)| value.as_str())
     }
 
-    /// Returns whether both are of the same bytes: of the same length, and by ETag, or where one is
-    /// missing by the second of modification, which is all that some answers tell. A weak ETag and
-    /// a strong one are compared by their values (RFC 9110, 8.8.3.2): a proxy that compresses makes
-    /// strong ones weak.
+    /// Returns whether both describe the same bytes: the same length and the same ETag. If an ETag
+    /// is missing, the second of modification is compared, since some answers have nothing else. A
+    /// weak ETag and a strong one are compared by their values (RFC 9110, 8.8.3.2): a compressing
+    /// proxy makes strong ones weak.
     pub fn is_same(&self, other: &Self) -> bool {
         fn value(etag: &str) -> &str {
             etag.strip_prefix("W/").unwrap_or(etag)
@@ -80,23 +80,23 @@ pub struct ListedName {
 pub struct ListedPart {
     /// The names, in the order of their keys.
     pub names: Vec<ListedName>,
-    /// Keys that are no path: with an empty name in them, or `.` or `..`, or control characters.
+    /// Keys that are no path: they contain an empty name, `.`, `..` or control characters.
     pub hidden: Vec<String>,
     /// Where the next part begins; `None` after the last.
     pub next: Option<String>,
 }
 
-/// The name, among the metadata, that says that the object has more, which cannot be read: storing
-/// it anew would lose them.
+/// The name, among the metadata, of a marker: the object has further metadata that cannot be read.
+/// Storing the object anew would lose them.
 pub const UNREADABLE: &str = "umemcgunreadable";
 
-/// The name, among the metadata, of a text that no other upload has: one whose answer was lost is
-/// known by it. A bucket adds one to metadata without. A caller that uploads the same bytes again,
-/// since it does not know whether they are there, gives the same, and the upload succeeds if they
-/// are. S3, Google and Azure allow the name.
+/// The name, among the metadata, of a text unique to one upload. It identifies an upload whose
+/// answer was lost. A bucket adds one to metadata without. A caller that uploads the same bytes
+/// again, unsure whether they are there, passes the same text, and the upload succeeds if they are.
+/// S3, Google and Azure allow the name.
 pub const UPLOAD_MARK: &str = "umemcgupload";
 
-/// An upload in parts whose id is not known: it may be beginning.
+/// A multipart upload of unknown id: it may be beginning.
 pub const UNKNOWN_UPLOAD: &str = "?";
 
 /// The condition under which a change takes effect.
@@ -111,7 +111,7 @@ pub enum Expected {
 }
 
 impl Expected {
-    /// Returns whether the condition holds of what is there.
+    /// Returns whether the condition holds for the present object, `there`.
     pub fn is_met_by(&self, there: Option<&ObjectInfo>) -> bool {
         match self {
             Self::Absent => there.is_none(),
@@ -127,7 +127,7 @@ pub enum BucketError {
     /// There is no such object.
     #[error("{0}")]
     NotFound(String),
-    /// The object is not the one that was asked for any more.
+    /// The object is no longer the requested version.
     #[error("{0}")]
     Changed(String),
     /// The credentials are wrong or have expired, or do not allow this.
@@ -139,13 +139,13 @@ pub enum BucketError {
     /// The answer makes no sense, or its bytes are not those of the object.
     #[error("{0}")]
     Corrupt(String),
-    /// The bytes that were to be stored cannot be read, or an upload cannot be noted.
+    /// The bytes to store cannot be read, or an upload cannot be noted.
     #[error("{0}")]
     Source(String),
 }
 
 impl BucketError {
-    /// Returns the error number that a POSIX caller expects.
+    /// Returns the error number expected by a POSIX caller.
     pub fn errno(&self) -> Errno {
         match self {
             Self::NotFound(_) => Errno::NOENT,
@@ -156,7 +156,7 @@ impl BucketError {
     }
 }
 
-/// What a bucket has been asked so far.
+/// Counts of the requests to a bucket so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BucketFigures {
     /// Requests for bytes of an object.
@@ -165,27 +165,27 @@ pub struct BucketFigures {
     pub heads: u64,
     /// Requests for a part of a listing.
     pub lists: u64,
-    /// Requests that store an object or a part of one, or that begin or end an upload in parts.
+    /// Requests to store an object or a part of one, and to begin or complete a multipart upload.
     pub puts: u64,
-    /// Requests that copy an object.
+    /// Requests to copy an object.
     pub copies: u64,
-    /// Requests that remove an object or give up an upload in parts.
+    /// Requests to remove an object or to abort a multipart upload.
     pub deletes: u64,
-    /// Bytes of objects that came.
+    /// Bytes of objects received from the store.
     pub read_bytes: u64,
-    /// Bytes of objects that the store took.
+    /// Bytes of objects accepted by the store.
     pub written_bytes: u64,
-    /// Requests that the store refused or did not answer; most are sent again.
+    /// Requests refused or not answered by the store; most are sent again.
     pub refusals: u64,
-    /// Those of them to which the store said that requests come too fast.
+    /// Requests refused because they came too fast.
     pub throttles: u64,
-    /// How long requests waited so that they would not, together, in milliseconds.
+    /// How long requests were held back so as not to come too fast, in total, in milliseconds.
     pub throttled_ms: u64,
-    /// Operations that failed in the end, other than for what is not there or has changed.
+    /// Operations that failed in the end, except because an object was missing or had changed.
     pub failures: u64,
 }
 
-/// What is known of a store.
+/// The state of a store as far as it is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreState {
     /// Bucket and prefix, without credentials.
@@ -194,29 +194,29 @@ pub struct StoreState {
     pub endpoint: Option<String>,
     /// The last failure, if the store has not answered since.
     pub trouble: Option<String>,
-    /// What the store has been asked so far.
+    /// The requests to the store so far.
     pub figures: BucketFigures,
-    /// What all volumes of the bucket ask it; none where that is not counted.
+    /// Requests of all volumes of the bucket; `None` where they are not counted.
     pub traffic: Option<StoreTraffic>,
-    /// What waits for it, and what goes on there.
+    /// Reads and uploads waiting for the store or under way.
     pub work: StoreWork,
-    /// Keys that listings came across and that cannot be shown as paths.
+    /// Keys found in listings that cannot be shown as paths.
     pub hidden_keys: Vec<String>,
-    /// There are more of them.
+    /// There are more hidden keys.
     pub has_more_hidden: bool,
-    /// Files that hold what is not in the store.
+    /// Files on the staging disk whose content is not in the store.
     pub staged: Vec<StagedFile>,
 }
 
-/// What becomes of the bytes of a read.
+/// The receiver of the bytes of a read.
 pub trait ObjectBody: Send + fmt::Debug {
     /// Takes the next bytes.
     fn take(&mut self, bytes: &[u8]);
-    /// Ends the read. One that is dropped unended has failed.
+    /// Ends the read. A body dropped without this call has failed.
     fn end(self: Box<Self>, result: Result<(), BucketError>);
 }
 
-/// The bytes of an object that is to be stored.
+/// The bytes of an object to store.
 pub trait ObjectSource: Send + Sync + fmt::Debug {
     /// Returns their number.
     fn size(&self) -> u64;
@@ -225,20 +225,20 @@ pub trait ObjectSource: Send + Sync + fmt::Debug {
     /// # Errors
     /// If not all of them can be read.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
-    /// Notes an upload in parts, or (`None`) that it is over, so that one which a crash leaves
-    /// behind can be ended: [`UNKNOWN_UPLOAD`] where it begins, then its id. The note is durable
-    /// when this returns.
+    /// Notes a multipart upload, or (`None`) that it is over, so that it can be aborted after a
+    /// crash. It is noted as [`UNKNOWN_UPLOAD`] where it begins, then by its id. The note is
+    /// durable when this returns.
     ///
     /// # Errors
     /// If it cannot be made durable; the upload is given up.
     fn note_upload(&self, upload: Option<&str>) -> io::Result<()>;
-    /// Returns all bytes, if they are in memory: they are not read into more of it then.
+    /// Returns all bytes, if they are in memory. They are then not copied into more memory.
     fn whole(&self) -> Option<PartBytes> {
         None
     }
 }
 
-/// Where an upload in parts is noted whose bytes come while it goes on.
+/// The note of a multipart upload whose bytes arrive while it is under way.
 pub trait UploadNote: Send + Sync + fmt::Debug {
     /// Notes it, as [`ObjectSource::note_upload`] does.
     ///
@@ -247,7 +247,7 @@ pub trait UploadNote: Send + Sync + fmt::Debug {
     fn note(&self, upload: Option<&str>) -> io::Result<()>;
 }
 
-/// Notes nothing: what a crash leaves behind is ended by a rule of the store, if at all.
+/// Notes nothing: after a crash a lifecycle rule of the store aborts the upload, if at all.
 #[derive(Debug)]
 pub struct NoNote;
 
@@ -257,24 +257,24 @@ impl UploadNote for NoNote {
     }
 }
 
-/// An upload in parts that was begun, and whose bytes come while it goes on. One that is dropped
-/// before it is over is ended without an object, by a thread that serves no requests.
+/// A multipart upload that was begun, and whose bytes arrive while it is under way. If dropped
+/// before it is over, it is aborted by a thread that serves no requests.
 #[allow(clippy::missing_errors_doc)]
 pub trait PartedUpload: Send + Sync + fmt::Debug {
     /// Begins to send the next part, and returns without waiting for the store. All but the last
-    /// have [`Bucket::part_bytes`]. The end is told by a thread that serves no requests.
+    /// have [`Bucket::part_bytes`]. A thread that serves no requests reports the end.
     fn begin_part(&self, bytes: PartBytes, end: PartEnd);
-    /// Has the object appear, after all parts were sent, and returns the facts about it. Fails as
-    /// [`Bucket::upload`] does, and the upload is over then.
+    /// Makes the object appear, after all parts were sent, and returns the facts about it. Fails as
+    /// [`Bucket::upload`] does; the upload is then over.
     fn complete(&self) -> Result<ObjectInfo, BucketError>;
-    /// Ends it without an object, after what is being sent.
+    /// Aborts it, after the parts under way have ended.
     fn abort(&self) -> Result<(), BucketError>;
 }
 
-/// To be called with what became of a part.
+/// Called with the result of a part.
 type PartCallback = Box<dyn FnOnce(Result<(), BucketError>) + Send>;
 
-/// How the end of a part is told. One that is dropped untold has failed.
+/// Reports the end of a part. If dropped without a report, the part has failed.
 pub struct PartEnd(Option<PartCallback>);
 
 impl fmt::Debug for PartEnd {
@@ -284,12 +284,12 @@ impl fmt::Debug for PartEnd {
 }
 
 impl PartEnd {
-    /// Returns one that calls a function, which must not wait.
+    /// Creates one from a callback, which must not wait.
     pub fn new(callback: impl FnOnce(Result<(), BucketError>) + Send + 'static) -> Self {
         Self(Some(Box::new(callback)))
     }
 
-    /// Tells the end.
+    /// Reports the result of the part.
     pub fn tell(mut self, result: Result<(), BucketError>) {
         if let Some(callback) = self.0.take() {
             callback(result);
@@ -305,24 +305,24 @@ impl Drop for PartEnd {
     }
 }
 
-/// A prefix of a bucket. Keys are relative to it. All calls but the figures and those that begin
-/// something may sleep for as long as the store does, within its time limits; none is made with a
-/// lock held.
+/// A prefix of a bucket. Keys are relative to it. All calls may sleep for as long as the store
+/// does, within its time limits, except the figures and `begin_read`. None is made with a lock
+/// held.
 #[allow(clippy::missing_errors_doc)]
 pub trait Bucket: Send + Sync + fmt::Debug {
     /// Returns the place as a URL, without credentials.
     fn url(&self) -> &str;
-    /// Returns the server that is asked; `None` for the default of the URL's kind.
+    /// Returns the server in use; `None` for the default of the URL's kind.
     fn endpoint(&self) -> Option<&str>;
-    /// Returns whether an object that [`head`](Self::head) does not find is not there for sure, as
-    /// where nothing stands between.
+    /// Returns whether an object not found by [`head`](Self::head) is certainly absent, as where no
+    /// proxy stands between.
     fn knows_absence(&self) -> bool {
         false
     }
     /// Returns the facts about an object.
     fn head(&self, key: &str) -> Result<ObjectInfo, BucketError>;
-    /// Returns the facts about an object, or `None` after a confirmation that it is absent: callers
-    /// give up data for that.
+    /// Returns the facts about an object, or `None` when its absence is confirmed: callers give up
+    /// data on a `None`.
     fn find(&self, key: &str) -> Result<Option<ObjectInfo>, BucketError> {
         match self.head(key) {
             Ok(info) => Ok(Some(info)),
@@ -330,12 +330,13 @@ pub trait Bucket: Send + Sync + fmt::Debug {
             Err(error) => Err(error),
         }
     }
-    /// Lists the names that begin with what follows the last slash of a prefix, below that slash,
-    /// in parts of at most `max` names, from the first or where a part before said. The object
-    /// whose key is a prefix that ends with a slash has the empty name.
+    /// Lists names in parts of at most `max`, from the first name or from the `next` of an earlier
+    /// part. It lists the names below the last slash of the prefix that begin with the text after
+    /// this slash. An object whose key is the prefix itself, with a slash at its end, has the empty
+    /// name.
     fn list(&self, prefix: &str, from: Option<&str>, max: usize) -> Result<ListedPart, BucketError>;
     /// Feeds a range of an object to `take`, in order. [`BucketError::Changed`] when the object is
-    /// not the one that `info` describes.
+    /// not the version described by `info`.
     fn read(
         &self,
         key: &str,
@@ -343,10 +344,10 @@ pub trait Bucket: Send + Sync + fmt::Debug {
         range: Range<u64>,
         take: &mut (dyn FnMut(&[u8]) + Send),
     ) -> Result<(), BucketError>;
-    /// Begins a read as [`read`](Self::read) does, and returns without waiting for the store. The
-    /// bytes are taken, and the end is told, by a thread that serves no requests.
+    /// Begins a read as [`read`](Self::read) does, and returns without waiting for the store. A
+    /// thread that serves no requests passes the bytes and the end to `body`.
     fn begin_read(&self, key: &str, info: &ObjectInfo, range: Range<u64>, body: Box<dyn ObjectBody>);
-    /// Returns how many bytes of memory an upload of `size` bytes holds at once. Its caller has
+    /// Returns the bytes of memory held at once by an upload of `size` bytes. Its caller has
     /// charged them.
     fn upload_bytes(&self, size: u64) -> u64;
     /// Stores an object, whole or not at all, and returns the facts about it.
@@ -359,10 +360,10 @@ pub trait Bucket: Send + Sync + fmt::Debug {
         metadata: &Metadata,
         expected: &Expected,
     ) -> Result<ObjectInfo, BucketError>;
-    /// Returns the length of a part of what [`begin_upload`](Self::begin_upload) begins.
+    /// Returns the length of a part of an upload begun by [`begin_upload`](Self::begin_upload).
     fn part_bytes(&self) -> u64;
-    /// Begins an upload in parts, of an object that is stored under `expected` when it is
-    /// completed. It is noted until it is over.
+    /// Begins a multipart upload. Its object is stored under `expected` when the upload is
+    /// completed. The upload is noted until it is over.
     fn begin_upload(
         &self,
         key: &str,
@@ -370,20 +371,20 @@ pub trait Bucket: Send + Sync + fmt::Debug {
         expected: &Expected,
         note: Arc<dyn UploadNote>,
     ) -> Result<Arc<dyn PartedUpload>, BucketError>;
-    /// Ends an upload in parts that a crash left behind, or for [`UNKNOWN_UPLOAD`] all of this key.
-    /// One that is over is no error.
+    /// Aborts a multipart upload left behind by a crash, or for [`UNKNOWN_UPLOAD`] all uploads of
+    /// this key. An upload already over is no error.
     fn abort_upload(&self, key: &str, upload: &str) -> Result<(), BucketError>;
-    /// Removes an object. One that is not there is no error.
+    /// Removes an object. A missing object is no error.
     fn delete(&self, key: &str) -> Result<(), BucketError>;
-    /// Removes an object in this version. One that is not there is no error.
-    /// [`BucketError::Changed`] when it has another one, which stays; a store without conditions
-    /// for deletions removes that, too.
+    /// Removes an object in this version. A missing object is no error. [`BucketError::Changed`]
+    /// when it has another version, which stays; a store without conditional deletions removes
+    /// that, too.
     fn delete_version(&self, key: &str, info: &ObjectInfo) -> Result<(), BucketError> {
         let _ = info;
         self.delete(key)
     }
     /// Copies an object in this version within the bucket, its metadata too.
-    /// [`BucketError::Changed`] when it has another version, or `expected` does not hold of `to`.
+    /// [`BucketError::Changed`] when it has another version, or `expected` does not hold for `to`.
     fn copy(
         &self,
         from: &str,
@@ -394,7 +395,7 @@ pub trait Bucket: Send + Sync + fmt::Debug {
     /// Returns whether objects have metadata.
     fn keeps_metadata(&self) -> bool;
     /// Returns whether [`replace_metadata`](Self::replace_metadata) can be called for an object of
-    /// a length. Where it cannot, the object is stored anew.
+    /// this size. Where it cannot, the object is stored anew.
     fn replaces_metadata(&self, size: u64) -> bool;
     /// Replaces the metadata of an object, whose bytes stay, and returns the facts about it.
     /// [`BucketError::Changed`] when it has another version than this.
@@ -404,14 +405,14 @@ pub trait Bucket: Send + Sync + fmt::Debug {
         info: &ObjectInfo,
         metadata: &Metadata,
     ) -> Result<ObjectInfo, BucketError>;
-    /// Returns what it has been asked so far.
+    /// Returns the counts of requests so far.
     fn figures(&self) -> BucketFigures;
-    /// Returns a number that the volumes of the bucket share, whatever their prefixes; none where
-    /// each is asked for itself.
+    /// Returns a number shared by the volumes of the bucket, whatever their prefixes; `None` where
+    /// each volume is a source of its own.
     fn source_id(&self) -> Option<StoreId> {
         None
     }
-    /// Returns what all volumes of the bucket ask it; none where that is not counted.
+    /// Returns the requests of all volumes of the bucket; `None` where they are not counted.
     fn traffic(&self) -> Option<StoreTraffic> {
         None
     }
@@ -426,12 +427,12 @@ pub(super) fn store_of(bucket: &dyn Bucket) -> Arc<str> {
         let name = rest.split('/').next().filter(|name| !name.is_empty())?;
         Some(format!("{kind}://{name} {}", bucket.endpoint().unwrap_or_default()))
     });
-    // A directory is one of its own.
+    // A bucket in a directory is a store of its own.
     name.map_or_else(|| url.into(), Into::into)
 }
 
-/// Reads as [`Bucket::read`] does, once more if the bytes that came are not those of the object,
-/// and tells `take` where they belong. Those that come again replace the ones before.
+/// Reads as [`Bucket::read`] does, and once more if the bytes came damaged. Passes `take` the
+/// offset of the bytes, too; bytes of the second read replace those of the first.
 pub(super) fn read_placed(
     bucket: &dyn Bucket,
     (key, info): (&str, &ObjectInfo),

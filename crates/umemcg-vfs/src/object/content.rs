@@ -1,6 +1,6 @@
-//! The cached content of one object in one version, and that object as its store.
+//! The cached content of one object in one version, and this object as its backing store.
 //!
-//! What is written to it goes to a draft, which stands for it from then on.
+//! Writes go to a draft, which replaces it from then on.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -50,13 +50,13 @@ pub(super) struct Content {
     _key_charge: Option<KeyCharge>,
     place: Arc<LeafMutex<Place>>,
     file: Arc<File>,
-    /// The bytes as they were changed, once they were.
+    /// The changed bytes, once there are any.
     draft: OnceLock<Arc<Draft>>,
-    /// What could not be stored, for the open files.
+    /// Errors of uploads, for the open files.
     pub(super) errors: ErrorSequence,
-    /// (A) A read has found the store to have another version. Relaxed: it stands alone.
+    /// (A) A read has found another version in the store. Relaxed: it stands alone.
     pub(super) is_outdated: Arc<AtomicBool>,
-    /// (A) Open files that write it.
+    /// (A) Open files writing it.
     nr_writers: AtomicUsize,
 }
 
@@ -100,8 +100,7 @@ impl Content {
         }))
     }
 
-    /// Creates the content of an object that is being made, charged to a group. May sleep for
-    /// memory.
+    /// Creates the content of an object being made, charged to a group. May sleep for memory.
     pub(super) fn of_draft(
         effort: ReclaimEffort,
         engine: &Arc<Engine>,
@@ -125,13 +124,13 @@ impl Content {
         self.charge.owner()
     }
 
-    /// Returns the bytes: those of the draft, if there is one.
+    /// Returns the file with its bytes: the draft's, if there is one.
     #[inline]
     pub(super) fn file(&self) -> &Arc<File> {
         self.draft.get().map_or(&self.file, |draft| &draft.file)
     }
 
-    /// Returns the bytes that a read was started on.
+    /// Returns the file of a started read.
     pub(super) fn file_of(&self, read: &StartedRead) -> &Arc<File> {
         if self.file.has_started(read) { &self.file } else { self.file() }
     }
@@ -142,32 +141,32 @@ impl Content {
         self.draft.get()
     }
 
-    /// Has a draft stand for it, by the thread that has the node's turn.
+    /// Puts a draft in its place. The caller holds the node's turn.
     pub(super) fn set_draft(&self, draft: Arc<Draft>) {
         let draft = self.draft.get_or_init(|| draft);
         draft.file.set_kept_above(self.file.is_kept_above());
     }
 
-    /// Says whether the kernel keeps what is read and written.
+    /// Sets whether the kernel keeps the bytes read and written.
     pub(super) fn set_kept_above(&self, is_kept_above: bool) {
         self.file.set_kept_above(is_kept_above);
         self.file().set_kept_above(is_kept_above);
     }
 
-    /// Counts an open file that writes it.
+    /// Counts an open file writing it.
     pub(super) fn begin_writing(&self) {
         // Relaxed: only their ends are in an order with changes.
         self.nr_writers.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Ends [`begin_writing`](Self::begin_writing). Returns whether no other open file writes it:
-    /// then this one sees all that the others have changed before their ends.
+    /// then this one sees all changes made by the others before their ends.
     pub(super) fn end_writing(&self) -> bool {
         // Acquire and release: its partners are the ends of the others.
         self.nr_writers.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Returns the object that it is the content of.
+    /// Returns the object of the content.
     pub(super) fn place(&self) -> Place {
         self.place.lock().clone()
     }
@@ -177,14 +176,14 @@ impl Content {
         self.draft().map_or_else(|| self.place.lock().info.clone(), |draft| draft.shown())
     }
 
-    /// Takes over the attributes that the store has told.
+    /// Takes over attributes reported by the store.
     pub(super) fn learn(&self, attributes: Option<FileAttributes>) {
         let mut place = self.place.lock();
         place.info.attributes = attributes.or(place.info.attributes);
     }
 
-    /// Reads the same bytes from another object from now on. Where a draft stands for it, that
-    /// object may have other bytes, and is not read.
+    /// Reads the same bytes from another object from now on. If there is a draft, the object may
+    /// have other bytes, and is not read.
     pub(super) fn move_to(&self, key: &str, info: &ObjectInfo) {
         if self.draft().is_some() {
             return;
@@ -201,7 +200,7 @@ impl Content {
 impl ContentFiles for Content {
     fn files(&self) -> (&Arc<File>, Option<&Arc<File>>) {
         match self.draft.get() {
-            // Of an object that is being made they are one.
+            // For an object being made both are one file.
             Some(draft) => (&draft.file, Some(&self.file).filter(|file| !Arc::ptr_eq(file, &draft.file))),
             None => (&self.file, None),
         }
@@ -222,7 +221,7 @@ impl ObjectStore {
         self.place.lock().clone()
     }
 
-    /// Begins a read, the `is_second` of the same bytes or the first.
+    /// Begins a read: the first one of its bytes, or if `is_second`, the second.
     fn deliver(&self, read: StoreRead, is_second: bool) {
         let Place { key, info } = self.place();
         let end = info.size.min(read.offset().saturating_add(read.len() as u64));
@@ -235,14 +234,14 @@ impl ObjectStore {
         self.bucket.begin_read(&key, &info, range, body);
     }
 
-    /// Returns whether the object was not found as it is because it was renamed here meanwhile.
+    /// Returns whether the error only means that the object was renamed here meanwhile.
     fn has_moved(&self, asked: &Arc<str>, error: &BucketError) -> bool {
         let is_elsewhere = matches!(error, BucketError::NotFound(_) | BucketError::Changed(_));
         is_elsewhere && !Arc::ptr_eq(asked, &self.place.lock().key)
     }
 }
 
-/// What becomes of the failures of reads.
+/// Handles the failures of reads.
 #[derive(Debug, Clone)]
 struct ReadFailures {
     log: Arc<FailureLog>,
@@ -253,7 +252,7 @@ impl ReadFailures {
     /// Notes and logs a failure, and returns it as a store's.
     fn note(&self, error: BucketError) -> io::Error {
         let error = match error {
-            // An object that is gone under an open file is as one that has changed.
+            // An object removed under an open file counts as changed.
             BucketError::NotFound(what) => BucketError::Changed(what),
             error => error,
         };
@@ -270,15 +269,15 @@ impl ReadFailures {
     }
 }
 
-/// A read of the cache on its way.
+/// A read of the cache under way.
 #[derive(Debug)]
 struct Delivery {
     read: StoreRead,
     store: ObjectStore,
-    /// Of the object that was asked for.
+    /// The key of the requested object.
     key: Arc<str>,
     has_bytes: bool,
-    /// What came the first time was damaged.
+    /// The first read returned damaged bytes.
     is_second: bool,
 }
 
@@ -360,7 +359,7 @@ impl BackingStore for ObjectStore {
     }
 }
 
-/// Copies bytes into segments, one after another; what does not fit is dropped.
+/// Copies bytes into segments, one after another; bytes that do not fit are dropped.
 #[derive(Clone, Copy)]
 struct SegmentWriter<'a> {
     arena: &'a Arena,

@@ -1,8 +1,8 @@
 //! Making files and directories.
 //!
-//! A new file is a draft, which is stored at its first `close` or `fsync` on the condition that
-//! there still is no object of its key: what another program has made meanwhile is not replaced,
-//! with `O_EXCL` or without. A new directory is an empty object whose key ends with a slash.
+//! A new file is a draft. Its first `close` or `fsync` stores it on the condition that there still
+//! is no object of its key: a file made meanwhile by another program is not replaced, with `O_EXCL`
+//! or without. A new directory is an empty object whose key ends with a slash.
 
 use std::ffi::OsStr;
 use std::io;
@@ -29,16 +29,16 @@ use crate::handle_charge::HandleCharge;
 use crate::privileges::group_and_mode_in;
 use crate::volume::{Create, Lookup, VolumeFile};
 
-/// Attempts to make a name or to open what has it, while others make and remove it.
+/// Most attempts to make or open a name, while others make and remove it.
 const NR_ATTEMPTS_MAX: usize = 32;
 
-/// A file that was made, and is open.
+/// A newly made file, open.
 pub(super) type NewFile = (Entry, Arc<dyn VolumeFile>);
 
-/// Returns a name as a key can have it.
+/// Returns a name as a part of a new key.
 ///
 /// # Errors
-/// `ENAMETOOLONG`, `EINVAL` as for any name and for control characters; `EILSEQ` for what is no
+/// `ENAMETOOLONG`, `EINVAL` as for any name and for control characters; `EILSEQ` if it is not
 /// UTF-8.
 pub(super) fn new_key_part(name: &OsStr) -> Result<&str, Errno> {
     match key_part(name) {
@@ -67,7 +67,7 @@ impl ObjectSource for Bytes<'_> {
 }
 
 impl ObjectVolume {
-    /// Returns the key of a name that is to be made.
+    /// Returns the key of a new name.
     pub(super) fn new_key(&self, parent: NodeId, name: &str) -> Result<String, Errno> {
         let key = self.objects.tree.lock().prefix(parent)? + name;
         // A directory's key has a slash more.
@@ -118,8 +118,8 @@ impl ObjectVolume {
         Ok(Some((entry, Arc::new(file))))
     }
 
-    /// Enters the node of a new file, counts a lookup, and pins it for its open file; `with` is
-    /// called before it is seen. Returns `false` if the name may exist by now.
+    /// Enters the node of a new file, counts a lookup, and pins it for its open file. `with` is
+    /// called before others see the node. Returns `false` if the name may exist by now.
     pub(super) fn enter_new(
         &self,
         caller: &Caller,
@@ -178,7 +178,7 @@ impl ObjectVolume {
         FileAttributes::new(mode & !0o7777 | bits, (caller.uid, gid), now)
     }
 
-    /// Makes a file, or opens the one that is there, unless the flags say that it must be new.
+    /// Makes a file, or opens the existing one, unless the flags demand a new one.
     fn make_file(
         &self,
         caller: &Caller,
@@ -266,10 +266,10 @@ impl Create for ObjectVolume {
         Ok(entry)
     }
 
-    /// Makes an empty file, which is in the store when this returns.
+    /// Makes an empty file, in the store when this returns.
     ///
     /// # Errors
-    /// `EPERM` for what is no regular file; as [`create`](Self::create), and the store's.
+    /// `EPERM` for anything but a regular file; as [`create`](Self::create), and the store's.
     fn mknod(
         &self,
         caller: &Caller,
@@ -304,7 +304,7 @@ impl Create for ObjectVolume {
         let entry = objects.enter(objects.reclaim_effort(), &caller.group, (parent, part), known)?;
         let mut tree = objects.tree.lock();
         tree.note_changed(parent);
-        // It is there, whatever the store has of it.
+        // It exists even without a key in the store.
         tree.note_emptied(entry.node);
         Ok(entry)
     }
@@ -335,7 +335,7 @@ impl Create for ObjectVolume {
 }
 
 impl ObjectVolume {
-    /// Checks that nothing has a name.
+    /// Checks that a name is free.
     ///
     /// # Errors
     /// `EEXIST`, the store's.
@@ -353,7 +353,7 @@ impl ObjectVolume {
         }
     }
 
-    /// Stores the object that stands for a directory.
+    /// Stores the object of a directory.
     ///
     /// # Errors
     /// `EEXIST` if there is one; the store's.

@@ -1,4 +1,4 @@
-//! What is stored for a directory: with the object that stands for it.
+//! The labels of a directory, stored with its own object.
 
 use rustix::io::Errno;
 
@@ -11,8 +11,7 @@ use crate::attr::NodeId;
 use crate::error::VfsError;
 
 impl ObjectVolume {
-    /// Returns what is stored beside the bytes of a file, or for a directory. May sleep for the
-    /// store.
+    /// Returns the labels of a file or a directory. May sleep for the store.
     ///
     /// # Errors
     /// `ESTALE` when the object has another version by now; the store's.
@@ -44,15 +43,15 @@ impl ObjectVolume {
             let tree = objects.tree.lock();
             (tree.prefix(node)?, tree.get(node)?.facts.attributes())
         };
-        // For sure, since it is stored anew from these.
+        // With certainty, since the object is stored anew from these.
         let find = || objects.bucket.find(&prefix).map_err(|error| objects.failures.report(&error));
         let metadata = if prefix.is_empty() { None } else { find()?.and_then(|there| there.metadata) };
         let usual = known.unwrap_or(objects.shown.of_directory());
         Ok(FileLabels::of(&metadata.unwrap_or_default(), &usual))
     }
 
-    /// Changes what is stored for a directory: with the object that stands for it, which is made if
-    /// there is none. What the top has is only remembered.
+    /// Changes the labels of a directory. They are stored with its own object, which is made if
+    /// there is none. The labels of the top are only remembered.
     ///
     /// # Errors
     /// `EOPNOTSUPP` where something would be lost or cannot be stored, `ENOSPC` for too much of it,

@@ -1,26 +1,26 @@
-//! A draft: the bytes of an object that is being made or changed.
+//! A draft: the bytes of an object being made or changed.
 //!
-//! A host file in the staging directory holds them, with a file of the engine over it: so limits
-//! for dirty data, write-back and charges are those of a directory's files. All that have the node
-//! open share the draft.
+//! A host file in the staging directory holds them, with a file of the engine over it. Limits for
+//! dirty data, write-back and charges are thus those of a directory's files. All open files of a
+//! node share the draft.
 //!
 //! Life:
-//! 1. It is made empty for a new object and for one that is cut to nothing, else as a copy, when
-//!    the first change comes.
-//! 2. Before its first change it is *noted*: its record says so, its node stays known, and it is
-//!    on the volume's list of what is not in the store.
-//! 3. With write-back it is *accepted* by a close: its bytes are durable, and its record says that
-//!    it is to be stored, whatever comes. What is changed after that is in the same file: after a
-//!    crash any part of it may be there.
-//! 4. An upload stores what had changed when it began. If nothing has changed since, the draft is
+//! 1. It is made when the first change comes: empty for a new object or one cut to nothing, else as
+//!    a copy.
+//! 2. Before its first change it is *noted*: its record says so, its node stays known, and it is on
+//!    the volume's list of unsaved drafts.
+//! 3. With write-back a close *accepts* it: its bytes are durable, and its record promises to store
+//!    it, whatever comes. Later changes go to the same file: after a crash any part of them may be
+//!    there.
+//! 4. An upload stores the changes made before it began. If nothing has changed since, the draft is
 //!    noted no more, until the next change.
-//! 5. It goes with the last open file. One that was not stored stays on disk, as does the record of
-//!    an upload that could not be ended.
+//! 5. It goes with the last open file. An unsaved draft stays on disk, as does the record of a
+//!    multipart upload that could not be aborted.
 //!
-//! The turn of its node (`turns`) is had by what must see the draft whole, such as an upload, and
-//! by what changes its state or its length; writes go on beside it, and so does what accepts it.
-//! The record is written by one thread at a time (`recording`), as things are at that moment; one
-//! that takes a promise back is durable before anything else happens.
+//! Operations that must see the draft whole, such as an upload, hold the turn of its node
+//! (`turns`); so do changes of its state or its length. Writes go on beside them, and so does
+//! accepting. The record is written by one thread at a time (`recording`), from the state at that
+//! moment. A record that takes a promise back is durable before anything else happens.
 
 use std::io;
 use std::sync::Arc;
@@ -52,9 +52,9 @@ pub(super) struct Draft {
     serial: u64,
     staging: Arc<Staging>,
     pub(super) room: RoomClaim,
-    /// Had by the thread that writes the record.
+    /// Held by the thread that writes the record.
     recording: Alone,
-    /// (C) What the marks of its uploads begin with.
+    /// (C) The prefix of its upload marks.
     mark: String,
     progress: LeafMutex<Progress>,
     /// The group of the first writer.
@@ -62,23 +62,23 @@ pub(super) struct Draft {
     _charge: HandleCharge,
 }
 
-/// A change that is being made. It counts when this is dropped.
+/// A change in progress. It counts when this is dropped.
 #[derive(Debug)]
 #[must_use]
 pub(super) struct Changing<'d>(&'d Draft);
 
-/// An upload that is begun.
+/// An upload in progress.
 #[derive(Debug)]
 pub(super) struct Upload {
-    /// The changes that it has.
+    /// The number of changes in it.
     pub(super) nr_changes: u64,
-    /// The version that it replaces, and what else may be there.
+    /// The state in the store before it.
     pub(super) before: Before,
     pub(super) labels: FileLabels,
 }
 
 impl Draft {
-    /// Creates one of what its maker has made.
+    /// Creates a draft from the parts made by its maker.
     pub(super) fn new(
         (staging, group): (&Arc<Staging>, &Arc<Group>),
         node: NodeId,
@@ -101,7 +101,7 @@ impl Draft {
         })
     }
 
-    /// Returns the number that it has in the staging directory.
+    /// Returns its number in the staging directory.
     pub(super) fn serial(&self) -> u64 {
         self.serial
     }
@@ -111,11 +111,11 @@ impl Draft {
         Some(&self.group).filter(|group| !group.is_dead())
     }
 
-    /// Begins a change if the draft is noted, or does not have to be; `None` if it is to be noted
+    /// Begins a change if the draft is noted, or does not have to be; `None` if it must be noted
     /// first.
     ///
     /// # Errors
-    /// `EIO` when it will not be stored, because another change came first.
+    /// `EIO` when it will never be stored, because another change came first.
     pub(super) fn try_begin_change(&self) -> Option<Result<Changing<'_>, Errno>> {
         let mut progress = self.progress.lock();
         match progress.fate {
@@ -127,7 +127,7 @@ impl Draft {
         Some(Ok(Changing(self)))
     }
 
-    /// Notes it, by the thread that has the turn. The record need not be durable: no change is,
+    /// Notes it. The caller holds the turn. The record need not be durable: no change is durable
     /// before the next upload.
     pub(super) fn note(&self, key: &str) -> Result<(), Errno> {
         let alone = self.recording.take();
@@ -137,15 +137,15 @@ impl Draft {
         Ok(())
     }
 
-    /// Returns the key that it is stored under.
+    /// Returns the key it is stored under.
     pub(super) fn key(&self) -> String {
         self.progress.lock().key.clone()
     }
 
-    /// Notes that it is stored under another key, by the thread that has the turn.
+    /// Notes another key to store it under. The caller holds the turn.
     ///
     /// # Errors
-    /// The disk's; then the next start may store it under the old one.
+    /// The disk's; then the next start may store it under the old key.
     pub(super) fn follow(&self, key: &str) -> Result<(), Errno> {
         let alone = self.recording.take();
         key.clone_into(&mut self.progress.lock().key);
@@ -175,7 +175,7 @@ impl Draft {
         Ok(true)
     }
 
-    /// Returns whether it has changes that the store has not, and that are not accepted.
+    /// Returns whether it has changes neither stored nor accepted.
     pub(super) fn is_unaccepted(&self) -> bool {
         let progress = self.progress.lock();
         progress.is_unsaved() && progress.nr_changes != progress.accepted.0
@@ -193,8 +193,8 @@ impl Draft {
         progress.nr_changing == 0 && is_known
     }
 
-    /// Takes back that it is accepted, durably: its object is removed, and its name is next. By the
-    /// thread that has the turn.
+    /// Takes the promise back, durably: its object is removed, and its name is next. The caller
+    /// holds the turn.
     ///
     /// # Errors
     /// The disk's; then it is as before.
@@ -212,7 +212,7 @@ impl Draft {
         written.inspect_err(|_| self.progress.lock().is_leaving = false)
     }
 
-    /// Returns whether it has changes that the store has not.
+    /// Returns whether it has unsaved changes.
     pub(super) fn is_unsaved(&self) -> bool {
         self.progress.lock().is_unsaved()
     }
@@ -236,7 +236,8 @@ impl Draft {
         self.progress.lock().may_have_object
     }
 
-    /// Notes that one may be: another draft is about to be stored under its name.
+    /// Notes that an object of its name may be in the store: another draft is about to be stored
+    /// there.
     pub(super) fn expect_object(&self) {
         self.progress.lock().may_have_object = true;
     }
@@ -251,22 +252,22 @@ impl Draft {
         self.progress.lock().fate == Fate::Lost
     }
 
-    /// Returns the key and the id of an upload in parts that was begun and is not known to be over.
+    /// Returns the key and the id of a multipart upload not known to be over.
     pub(super) fn noted_upload(&self) -> Option<(String, String)> {
         self.progress.lock().noted_upload.clone()
     }
 
-    /// Notes that it is over.
+    /// Notes that the multipart upload is over.
     pub(super) fn forget_upload(&self) {
         self.progress.lock().noted_upload = None;
     }
 
-    /// Returns what the store is known to have of it.
+    /// Returns its known state in the store.
     pub(super) fn before(&self) -> Before {
         self.progress.lock().before()
     }
 
-    /// Returns the version that it stands on; `None` while it is not in the store.
+    /// Returns the base version; `None` for an object not stored yet.
     pub(super) fn base(&self) -> Option<ObjectInfo> {
         self.progress.lock().base.clone()
     }
@@ -280,12 +281,12 @@ impl Draft {
         ObjectInfo { size: self.file.len(), modified, etag, metadata: None, attributes: Some(attributes) }
     }
 
-    /// Returns what is stored beside its bytes.
+    /// Returns its labels.
     pub(super) fn labels(&self) -> FileLabels {
         self.progress.lock().labels.clone()
     }
 
-    /// Changes what is stored beside its bytes.
+    /// Changes its labels.
     ///
     /// # Errors
     /// Those of `change`.
@@ -313,8 +314,8 @@ impl Draft {
         }
     }
 
-    /// Keeps it in `lost/`, for good. Then `tell` tells the open files, of which none may be opened
-    /// or flushed in between: a program that is told may look there. Returns the path.
+    /// Keeps it in `lost/`, for good. Only then does `tell` notify the open files: a notified
+    /// program may look there. No file is opened or flushed in between. Returns the path.
     pub(super) fn lose(&self, key: &str, tell: impl FnOnce()) -> std::path::PathBuf {
         if let Err(errno) = self.sync_bytes() {
             tracing::error!(key, %errno, "what is kept of a staged file may be incomplete");
@@ -330,8 +331,8 @@ impl Draft {
         path
     }
 
-    /// Begins an upload, by the thread that has the turn; `None` when the store has all, or is to
-    /// have nothing.
+    /// Begins an upload; `None` when the store has all changes, or must not get any. The caller
+    /// holds the turn.
     pub(super) fn begin_upload(&self) -> Option<Upload> {
         let mut progress = self.progress.lock();
         if progress.fate != Fate::Stored || progress.nr_changes == progress.nr_stored {
@@ -342,8 +343,8 @@ impl Draft {
         Some(Upload { nr_changes: progress.nr_changes, before, labels })
     }
 
-    /// Notes that so many changes are in the store, as this version. Returns whether these are all:
-    /// then it is noted no more.
+    /// Notes that `nr_changes` are in the store, as the version `info`. Returns whether these are
+    /// all; then the draft is noted no more.
     pub(super) fn end_upload(&self, nr_changes: u64, info: &ObjectInfo, key: &str) -> bool {
         let alone = self.recording.take();
         let (is_saved, has_promise) = {
@@ -357,7 +358,7 @@ impl Draft {
             progress.is_noted &= !is_saved;
             (is_saved, progress.has_promise)
         };
-        // With the turn: the next change is noted after this.
+        // The caller holds the turn, so the next change is noted after this.
         if (is_saved || has_promise)
             && let Err(errno) = self.write_record(&alone, None, false)
         {
@@ -366,27 +367,27 @@ impl Draft {
         is_saved
     }
 
-    /// Stands on another version from now on.
+    /// Makes another version its base.
     pub(super) fn rebase(&self, info: &ObjectInfo) {
         let mut progress = self.progress.lock();
         progress.base = Some(info.without_metadata());
         progress.nr_marked = progress.nr_marked.max(number_of(info, &self.mark).unwrap_or(0));
     }
 
-    /// As [`rebase`](Self::rebase), on one whose labels are others by a change. A write that came
-    /// meanwhile has changed them, too.
+    /// As [`rebase`](Self::rebase), to a version whose `labels` come from `change`. If a write has
+    /// changed the draft meanwhile, `change` is applied to its own labels.
     pub(super) fn relabel(&self, info: &ObjectInfo, labels: FileLabels, change: LabelChange<'_>) {
         let mut progress = self.progress.lock();
         progress.base = Some(info.without_metadata());
         if progress.nr_changing == 0 && progress.nr_changes == progress.nr_stored {
             progress.labels = labels;
         } else if change(&mut progress.labels).is_err() {
-            // The store has them as they were to be, and the next upload those of the draft.
+            // The store has the intended labels, and gets those of the draft with the next upload.
         }
     }
 
-    /// Gives its bytes to its host file, for an upload. Returns how many they are: what is written
-    /// beyond them meanwhile may not be there. They need not be durable: nothing was promised.
+    /// Writes its bytes to its host file, for an upload. Returns their number; bytes written beyond
+    /// them meanwhile may be missing. They need not be durable: nothing was promised.
     ///
     /// # Errors
     /// The disk's.
@@ -409,7 +410,7 @@ impl Draft {
     fn sync_bytes(&self) -> Result<u64, Errno> {
         let len = self.file.len();
         let seen = self.file.sample_error();
-        // An error of earlier write-back whose data has been written since is none.
+        // An error of earlier write-back counts only if the data is still unwritten.
         if let Err(error) = self.file.fsync(false, &seen)
             && !self.file.is_stable()
         {
@@ -418,7 +419,7 @@ impl Draft {
         self.len_on_disk(len)
     }
 
-    /// Returns how many of so many bytes its host file has: a write that has made it longer may not
+    /// Returns how many of `len` bytes its host file has: a write that lengthens the draft may not
     /// have put its bytes there yet.
     fn len_on_disk(&self, len: u64) -> Result<u64, Errno> {
         let on_disk = rustix::fs::fstat(&self.host_file()?.buffered)?.st_size;
@@ -430,8 +431,8 @@ impl Draft {
         self.store.fds().ok_or(Errno::BADF)
     }
 
-    /// Notes the key and the id of an upload in parts, durably, or that it is over: the next start
-    /// can end it once more.
+    /// Notes the key and the id of a multipart upload, durably, or that it is over. The latter need
+    /// not be durable: the next start can abort it once more.
     ///
     /// # Errors
     /// The disk's.
@@ -443,7 +444,7 @@ impl Draft {
         self.write_record(&alone, None, upload.is_some())
     }
 
-    /// Cuts or extends it, by a thread that changes it and has the turn.
+    /// Cuts or extends it. The caller is changing it and holds the turn.
     pub(super) fn set_len(&self, _: &Changing<'_>, len: u64) -> Result<(), VfsError> {
         self.room.grow(len)?;
         self.file.set_len(len)?;
@@ -461,13 +462,13 @@ impl Draft {
         self.staging.path_of(self.serial)
     }
 
-    /// Returns what the marks of its uploads begin with.
+    /// Returns the prefix of its upload marks.
     pub(super) fn mark(&self) -> &str {
         &self.mark
     }
 
-    /// Writes the record with a state, or with that of this moment. It is durable, whatever its
-    /// caller needs, where it is a promise or takes one back.
+    /// Writes the record with a state, or with the present one. A record that is a promise or takes
+    /// one back is always durable.
     fn write_record(
         &self,
         _: &AloneGuard<'_>,
@@ -477,7 +478,7 @@ impl Draft {
         let (record, durably) = {
             let mut progress = self.progress.lock();
             if progress.fate == Fate::Lost {
-                // It is elsewhere.
+                // The draft is in `lost/`.
                 return Err(Errno::IO);
             }
             let state = state.unwrap_or_else(|| progress.state(&self.mark));
@@ -525,7 +526,7 @@ impl Drop for Changing<'_> {
 }
 
 impl Changing<'_> {
-    /// Notes that bytes change now, and clears the set-id bits where the system asks for that.
+    /// Notes that bytes change now, and with `kill_set_id` clears the set-id bits.
     pub(super) fn touch(&self, kill_set_id: bool) {
         let now = Timestamp::now();
         let attributes = &mut self.0.progress.lock().labels.attributes;

@@ -1,4 +1,4 @@
-//! The making of a draft: of a new object, as a copy of one, or of what an earlier daemon accepted.
+//! The making of a draft: of a new object, as a copy of one, or of a draft accepted earlier.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -26,19 +26,19 @@ use crate::host::syscalls;
 /// The cost of a draft with the record in memory, its host file's descriptors and engine's file.
 const DRAFT_BYTES: u64 = 4096;
 
-/// What a draft is made with.
+/// The parts needed to make a draft.
 pub(super) struct DraftMaker<'a> {
     pub(super) engine: &'a Arc<Engine>,
     pub(super) effort: ReclaimEffort,
     pub(super) staging: &'a Arc<Staging>,
     pub(super) group: &'a Arc<Group>,
-    /// What the marks of the volume's uploads begin with.
+    /// The prefix of the upload marks of the volume.
     pub(super) mark: &'a str,
 }
 
 impl DraftMaker<'_> {
-    /// Makes a draft of `len` bytes, which `fill` writes to the host's file; `base` is the version
-    /// that it stands on, of `key`. May sleep for memory, for the disk, and as `fill` does.
+    /// Makes a draft of `len` bytes, written to the host's file by `fill`; `base` is its base
+    /// version, of `key`. May sleep for memory, for the disk, and as `fill` does.
     ///
     /// # Errors
     /// `ENOSPC`, `ENOMEM`, `ENFILE`, the host's, those of `fill`.
@@ -72,8 +72,8 @@ impl DraftMaker<'_> {
         ))
     }
 
-    /// Makes the draft of one that a daemon accepted before. It may have changed after that; what
-    /// was added is left out. May sleep for memory and the disk.
+    /// Makes a draft accepted by an earlier daemon. Its file may have changed since; bytes added
+    /// after the accepted length are cut off. May sleep for memory and the disk.
     ///
     /// # Errors
     /// `ENOMEM`, `ENFILE`, the host's.

@@ -1,11 +1,11 @@
-//! How far a draft is: its changes, those that were accepted, those that the store has; and what
-//! its record has to say of that.
+//! The progress of a draft: how many changes were made, accepted and stored, and the state to write
+//! to its record.
 
 use super::bucket::ObjectInfo;
 use super::draft_record::{DraftState, Promise};
 use super::file_labels::FileLabels;
 
-/// What is to become of a draft.
+/// The fate of a draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     /// It is stored under the name of its node.
@@ -16,62 +16,62 @@ pub(super) enum Fate {
     Lost,
 }
 
-/// Most changes that an earlier daemon may have made, and stored, beyond those that it accepted.
+/// Most changes made, and stored, by an earlier daemon beyond the accepted ones.
 const NR_UNKNOWN_MAX: u64 = 1 << 40;
 
-/// How far a draft is.
+/// The progress of a draft.
 #[derive(Debug)]
 pub(super) struct Progress {
     /// Counts changes, each when it is done.
     pub(super) nr_changes: u64,
-    /// Numbers up to this one are of changes that an earlier daemon may have made.
+    /// Numbers up to this one may belong to changes made by an earlier daemon.
     pub(super) nr_unknown: u64,
-    /// As many as the store has.
+    /// The number of changes in the store.
     pub(super) nr_stored: u64,
-    /// The greatest number in a mark that is known to be in the store.
+    /// The greatest number known from a mark in the store.
     pub(super) nr_marked: u64,
-    /// As many as there were when an upload was begun last.
+    /// The number of changes when the last upload began.
     pub(super) nr_tried: u64,
     /// An object of its name may be in the store.
     pub(super) may_have_object: bool,
-    /// Changes that are being made.
+    /// Changes in progress.
     pub(super) nr_changing: u32,
-    /// As many as were accepted last, and the length then.
+    /// The number of changes accepted last, and the length then.
     pub(super) accepted: (u64, u64),
-    /// The record on disk may say that it is accepted.
+    /// The record on disk may say that the draft is accepted.
     pub(super) has_promise: bool,
     /// Its object is being removed: nothing more is accepted.
     pub(super) is_leaving: bool,
-    /// The key that it is stored under.
+    /// The key it is stored under.
     pub(super) key: String,
     pub(super) is_noted: bool,
     pub(super) fate: Fate,
-    /// The version that it stands on; none while it is not in the store.
+    /// The base version: the object version that it replaces; `None` for an object not stored yet.
     pub(super) base: Option<ObjectInfo>,
     pub(super) labels: FileLabels,
-    /// The key and the id of an upload in parts that was begun, until it is over.
+    /// The key and the id of a multipart upload, until it is over.
     pub(super) noted_upload: Option<(String, String)>,
 }
 
-/// What the store is known to have of a draft.
+/// The known state of a draft in the store.
 #[derive(Debug, Clone)]
 pub(super) struct Before {
-    /// The version that the draft stands on; `None` while it is not in the store.
+    /// The base version of the draft; `None` for an object not stored yet.
     pub(super) base: Option<ObjectInfo>,
-    /// The greatest number in a mark that is known to be there: only one with a greater number is
-    /// of an upload whose answer was lost. Others are copies that another program has made.
+    /// The greatest number known from a mark in the store. Only a mark with a greater number
+    /// belongs to an upload whose answer was lost. Others are on copies made by another program.
     nr_marked: u64,
 }
 
 impl Before {
-    /// Returns the number of changes in the mark of an object, if it is of an upload of the draft,
-    /// with these marks, whose answer was lost.
+    /// Returns the number of changes in the mark of `there`, if the object comes from an upload of
+    /// the draft, with these marks, whose answer was lost.
     pub(super) fn number_of_unknown(&self, marks: &str, there: &ObjectInfo) -> Option<u64> {
         number_of(there, marks).filter(|nr| *nr > self.nr_marked)
     }
 }
 
-/// Returns the number of changes that the mark of an object tells, if it is of these.
+/// Returns the number of changes in the mark of an object, if it is one of these marks.
 pub(super) fn number_of(info: &ObjectInfo, marks: &str) -> Option<u64> {
     info.mark()?.strip_prefix(marks)?.parse().ok()
 }
@@ -98,8 +98,8 @@ impl Progress {
         }
     }
 
-    /// Takes over what an earlier daemon accepted. It may have stored more, with greater numbers,
-    /// which must not be taken for the numbers of what comes now.
+    /// Takes over the changes accepted by an earlier daemon. It may have stored later changes, with
+    /// greater numbers. New changes must not reuse these.
     pub(super) fn adopt(&mut self, promise: &Promise) {
         self.nr_changes = promise.nr_changes;
         self.nr_unknown = promise.nr_changes.saturating_add(NR_UNKNOWN_MAX);
@@ -107,12 +107,12 @@ impl Progress {
         (self.has_promise, self.is_noted, self.may_have_object) = (true, true, true);
     }
 
-    /// Returns whether it has changes that the store has not.
+    /// Returns whether it has unsaved changes.
     pub(super) fn is_unsaved(&self) -> bool {
         self.fate == Fate::Stored && self.nr_changes != self.nr_stored
     }
 
-    /// Returns what the store is known to have.
+    /// Returns its known state in the store.
     pub(super) fn before(&self) -> Before {
         Before { base: self.base.clone(), nr_marked: self.nr_marked }
     }

@@ -1,49 +1,49 @@
-//! The record beside a draft: what a daemon that finds the draft after a crash has to know of it.
+//! The record beside a draft, for a daemon that finds the draft after a crash.
 //!
 //! Lines of a word and a value; a line break in a value is written as `\n`, a backslash as `\\`.
-//! The last line is the state. Of an accepted draft the record has all that it takes to store it:
-//! the version that it replaces, what is stored beside its bytes, how long it was, and what the
-//! marks of its uploads begin with, by which one whose answer was lost is known.
+//! The last line is the state. The record of an accepted draft has everything needed to store it:
+//! the version that it replaces, its metadata, its length, and the prefix of its upload marks. The
+//! marks identify an upload whose answer was lost.
 
 use std::sync::Arc;
 
 use super::bucket::{Metadata, ObjectInfo};
 use crate::attr::Timestamp;
 
-/// What is known of a draft.
+/// The content of a record.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct DraftRecord {
-    /// The key that it is stored under.
+    /// The key it is stored under.
     pub(super) key: String,
-    /// The version that it stands on, without attributes; none for a new object.
+    /// The base version, without attributes; `None` for a new object.
     pub(super) base: Option<ObjectInfo>,
-    /// The key and the id of an upload in parts that was begun and has not ended.
+    /// The key and the id of a multipart upload that has not ended.
     pub(super) upload: Option<(String, String)>,
     pub(super) state: DraftState,
 }
 
-/// What is to become of a draft that a daemon finds.
+/// The fate of a draft found by a daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) enum DraftState {
-    /// Nothing: all of it is in the store, or its name was removed.
+    /// It is deleted: all of it is in the store, or its name was removed.
     #[default]
     Stored,
     /// It is kept: it was being written.
     Staged,
-    /// It is stored: a close or an fsync has said so.
+    /// It is stored: a close or an fsync has promised that.
     Accepted(Promise),
 }
 
-/// What it takes to store an accepted draft.
+/// Everything needed to store an accepted draft.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Promise {
-    /// The changes that were accepted.
+    /// The number of accepted changes.
     pub(super) nr_changes: u64,
-    /// Its length in bytes then.
+    /// Its length in bytes at that time.
     pub(super) len: u64,
-    /// What the marks of its uploads begin with.
+    /// The prefix of its upload marks.
     pub(super) mark: String,
-    /// What is stored beside its bytes.
+    /// The metadata stored with its bytes.
     pub(super) metadata: Metadata,
 }
 

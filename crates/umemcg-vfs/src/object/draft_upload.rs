@@ -1,5 +1,5 @@
-//! One upload of a draft, by the thread that has its turn; and which objects in the store are of
-//! uploads whose answers were lost.
+//! One upload of a draft, by the thread that holds its turn, and the recognition of objects stored
+//! by uploads whose answers were lost.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -36,13 +36,13 @@ pub(super) struct DraftUpload<'a> {
     pub(super) draft: &'a Draft,
     /// The group that pays.
     pub(super) group: &'a Arc<Group>,
-    /// Until when it waits for room.
+    /// The deadline of waits for room.
     pub(super) until: Instant,
 }
 
 impl DraftUpload<'_> {
-    /// Stores a draft as `key`, in the place of what is `expected` there, or of the version that it
-    /// stands on. May sleep for memory, the disk and the store.
+    /// Stores a draft as `key`, in place of the `expected` object, or of its base version. May
+    /// sleep for memory, the disk and the store.
     pub(super) fn run(
         &self,
         upload: &Upload,
@@ -51,7 +51,7 @@ impl DraftUpload<'_> {
         assert_no_locks_held("an upload");
         let _asking = Asking::of(self.group);
         let (objects, draft) = (self.objects, self.draft);
-        // Before the record says another key.
+        // Before the record names another key.
         end_noted_upload(objects, draft)?;
         let len = draft.write_out()?;
         let bucket = &objects.bucket;
@@ -67,7 +67,7 @@ impl DraftUpload<'_> {
             Err(error @ BucketError::Changed(_)) => error,
             result => return result.map_err(|error| self.failed(&error)),
         };
-        // It may have been changed by an upload of this draft whose answer was lost.
+        // An upload of this draft whose answer was lost may have changed it.
         let there = bucket.find(key).map_err(|error| self.failed(&error))?;
         let number_of = |there: &ObjectInfo| upload.before.number_of_unknown(draft.mark(), there);
         match (there.as_ref().and_then(number_of), there) {
@@ -81,7 +81,7 @@ impl DraftUpload<'_> {
                     _ => self.failed(&error),
                 })
             }
-            // No other version is there: two changes at once, of which a store may refuse both.
+            // No other version is there: of two changes at once a store may refuse both.
             (_, there) if expected.is_met_by(there.as_ref()) => {
                 Err(self.failed(&BucketError::Unavailable(changed.to_string())))
             }
@@ -94,8 +94,8 @@ impl DraftUpload<'_> {
     }
 }
 
-/// Returns whether the object of a key is the version that a draft stood on, or of an upload of it
-/// whose answer was lost. May sleep for the store.
+/// Returns whether the object of a key is the base version of a draft, or comes from an upload of
+/// the draft whose answer was lost. May sleep for the store.
 pub(super) fn has_own(objects: &Objects, draft: &Draft, before: &Before, key: &str) -> Result<bool, Errno> {
     let found = objects.bucket.find(key).map_err(|error| objects.failures.report(&error))?;
     let is_own = |there: ObjectInfo| {
@@ -105,12 +105,12 @@ pub(super) fn has_own(objects: &Objects, draft: &Draft, before: &Before, key: &s
     Ok(found.is_some_and(is_own))
 }
 
-/// Ends an upload in parts that could not be ended when it failed. May sleep for the store.
+/// Aborts a multipart upload that could not be aborted when it failed. May sleep for the store.
 pub(super) fn end_noted_upload(objects: &Objects, draft: &Draft) -> Result<(), Errno> {
     let Some((key, upload)) = draft.noted_upload() else { return Ok(()) };
     if let Err(error) = objects.bucket.abort_upload(&key, &upload) {
         let errno = objects.failures.report(&error);
-        // A store that does not let it be ended shall take files all the same.
+        // A store that refuses to abort it must still take files.
         if !matches!(error, BucketError::Denied(_)) {
             return Err(errno);
         }

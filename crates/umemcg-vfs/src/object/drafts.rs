@@ -1,4 +1,4 @@
-//! The drafts of a volume: how one is made, how it is stored, and which are not in the store.
+//! The drafts of a volume: how they are made and stored, and which of them are not in the store.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -45,10 +45,10 @@ pub(super) struct Drafts {
     pub(super) staging: Option<Arc<Staging>>,
     /// (C) No object bigger than this is copied.
     max_bytes: u64,
-    /// Those that are not in the store, by number.
+    /// Drafts not in the store, by number.
     unsaved: LeafMutex<BTreeMap<u64, Arc<Content>>>,
     turns: Turns,
-    /// (C) What the marks of this volume's uploads begin with.
+    /// (C) The prefix of the upload marks of this volume.
     mark: String,
     /// (C) A close and an fsync wait for the staging disk, and not for the store.
     writes_back: bool,
@@ -58,12 +58,12 @@ pub(super) struct Drafts {
     pub(super) open_streams: OpenStreams,
 }
 
-/// What an upload is for.
+/// The reason for an upload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum For {
-    /// A caller, which is told of a failure, and waits for room until then.
+    /// A caller, which gets the error of a failure, and waits for room until then.
     Caller(Instant),
-    /// What was accepted, or what a caller was told of.
+    /// An accepted draft, or one whose failure was reported to a caller.
     Background,
 }
 
@@ -153,7 +153,7 @@ impl Drafts {
             let base = (Some(place.info.clone()), &*place.key);
             let draft = maker.make(node, base, (labels, len), copy)?;
             if len < place.info.size {
-                // What is cut off must not be missing before that is noted as a change.
+                // The cut must be noted as a change before its bytes are missing.
                 self.note(content, &draft)?;
                 drop(draft.try_begin_change());
             }
@@ -163,7 +163,7 @@ impl Drafts {
         Ok(content.draft().ok_or(Errno::IO)?)
     }
 
-    /// Returns what is stored beside the bytes of an object. May sleep for the store.
+    /// Returns the labels of an object. May sleep for the store.
     ///
     /// # Errors
     /// `ESTALE` when it has another version by now, `ENOSPC` when its metadata leave no room for
@@ -179,11 +179,11 @@ impl Drafts {
                 Some(there) if there.is_same(&place.info) => {
                     FileLabels::of_uniform(&there.metadata.unwrap_or_default(), known)
                 }
-                // If there is another version, or none, the upload finds it.
+                // If there is another version, or none, the upload finds out.
                 _ => FileLabels::new(known),
             }
         };
-        // Before a write is accepted that the store would not take.
+        // Before accepting a write that the store would refuse.
         labels.check_room()?;
         Ok(labels)
     }
@@ -191,14 +191,14 @@ impl Drafts {
     /// Begins a change of a draft. May wait for an upload.
     ///
     /// # Errors
-    /// `EIO` when it will not be stored any more; `ESTALE` when the object was replaced meanwhile;
-    /// the staging disk's.
+    /// `EIO` when it will never be stored; `ESTALE` when the object was replaced meanwhile; the
+    /// staging disk's.
     pub(super) fn begin_change<'c>(
         &self,
         content: &'c Arc<Content>,
         draft: &'c Draft,
     ) -> Result<Changing<'c>, Errno> {
-        // Once it is noted it stays so until an upload has ended after that, which is rare.
+        // Once noted, a draft stays so until an upload ends after that, which is rare.
         loop {
             if let Some(changing) = draft.try_begin_change() {
                 return changing;
@@ -212,7 +212,7 @@ impl Drafts {
         }
     }
 
-    /// Notes a draft that is about to change, by the thread that has its turn.
+    /// Notes a draft about to change. The caller holds its turn.
     fn note(&self, content: &Arc<Content>, draft: &Draft) -> Result<(), Errno> {
         if self.objects.tree.lock().was_removed(draft.node) {
             draft.lose_name();
@@ -229,14 +229,14 @@ impl Drafts {
         Ok(())
     }
 
-    /// Has what was written stored: at once, or with write-back once it is durable on the staging
-    /// disk. May sleep for memory, the disk and the store.
+    /// Saves written data: in the store, or with write-back durably on the staging disk. May sleep
+    /// for memory, the disk and the store.
     ///
     /// # Errors
     /// As [`store`](Self::store).
     pub(super) fn save(&self, content: &Arc<Content>, group: &Arc<Group>) -> Result<(), Errno> {
         let Some(draft) = content.draft().filter(|draft| draft.is_unsaved()) else { return Ok(()) };
-        // A staging disk that fails leaves the store.
+        // If the staging disk fails, the store is still tried.
         if self.writes_back && self.accept(draft) == Ok(true) { Ok(()) } else { self.store(content, group) }
     }
 
@@ -256,16 +256,16 @@ impl Drafts {
         self.uploader.add(draft.serial(), Arc::as_ptr(tenant(group)).addr(), has_failed);
     }
 
-    /// Takes over what an earlier daemon accepted.
+    /// Takes over a draft accepted by an earlier daemon.
     pub(super) fn adopt(&self, content: &Arc<Content>, draft: &Draft) {
         self.unsaved.lock().insert(draft.serial(), Arc::clone(content));
         self.store_later(draft, false);
     }
 
-    /// Stores what the store has not. May sleep for memory, the disk and the store.
+    /// Stores the unsaved changes. May sleep for memory, the disk and the store.
     ///
     /// # Errors
-    /// As told to the open files, too ([`Content::errors`]).
+    /// As recorded for the open files, too ([`Content::errors`]).
     pub(super) fn store(&self, content: &Arc<Content>, group: &Arc<Group>) -> Result<(), Errno> {
         self.store_for(For::Caller(self.room_deadline()), content, group)
     }
@@ -291,9 +291,9 @@ impl Drafts {
         self.store_as(whom, content, draft, group, (&key, None))
     }
 
-    /// Stores a draft as `key`, by the thread that has its turn; in the place of the version that
-    /// it stands on, or of what is `expected` there: then a draft that cannot be stored so is no
-    /// loss. Waits for room `until` then.
+    /// Stores a draft as `key`, in place of its base version or of the `expected` object. With
+    /// `expected`, a draft that cannot be stored is not lost. Waits for room `until` then. The
+    /// caller holds the draft's turn.
     pub(super) fn store_in_turn(
         &self,
         content: &Arc<Content>,
@@ -305,8 +305,8 @@ impl Drafts {
         self.store_as(For::Caller(until), content, draft, group, to)
     }
 
-    /// Returns until when an operation that begins now waits for room: for the uploads of others,
-    /// and for all of its own together.
+    /// Returns the deadline of an operation that begins now, for all its waits for upload room
+    /// together.
     pub(super) fn room_deadline(&self) -> Instant {
         Instant::now() + self.room_wait
     }
@@ -321,13 +321,13 @@ impl Drafts {
     ) -> Result<(), Errno> {
         let Some(upload) = draft.begin_upload() else { return Ok(()) };
         let is_elsewhere = expected.is_some();
-        // In the background another tenant's upload is next meanwhile.
+        // A background upload does not wait: another tenant's upload is next meanwhile.
         let until = if let For::Caller(until) = whom { until } else { Instant::now() };
         let attempt = DraftUpload { objects: &self.objects, draft, group, until };
         match attempt.run(&upload, (key, expected)) {
             Err(UploadError::Changed(_)) if is_elsewhere => Err(Errno::EXIST),
             Ok(info) => {
-                // One whose end had no answer; else the next start ends it.
+                // An upload whose end had no answer. If this fails, the next start aborts it.
                 let _ = end_noted_upload(&self.objects, draft);
                 self.stored(draft, &upload, (key, &info));
                 Ok(())
@@ -346,8 +346,8 @@ impl Drafts {
         }
     }
 
-    /// Keeps a draft of which a caller is told that it is not stored. Returns whether it is
-    /// accepted: then the open files need not be told.
+    /// Keeps a draft after a failure reported to a caller. Returns whether it is accepted: then the
+    /// open files need no error.
     fn keep(&self, draft: &Draft, key: &str) -> bool {
         let kept = if self.writes_back { draft.accept() } else { draft.sync().map(|()| false) };
         self.store_later(draft, true);
@@ -357,12 +357,12 @@ impl Drafts {
         })
     }
 
-    /// Returns what the marks of one file's uploads begin with.
+    /// Returns the prefix of the upload marks of one file.
     pub(super) fn marks(&self, serial: u64) -> String {
         format!("{}-{serial}-", self.mark)
     }
 
-    /// Notes that the store has a draft as it was when an upload of it began.
+    /// Notes that the store has a draft as it was when `upload` began.
     fn stored(&self, draft: &Draft, upload: &Upload, (key, info): (&str, &ObjectInfo)) {
         let is_saved = draft.end_upload(upload.nr_changes, info, key);
         {
@@ -379,7 +379,7 @@ impl Drafts {
         }
     }
 
-    /// Takes a draft from the list of those that are not in the store.
+    /// Takes a draft from the list of unsaved drafts.
     fn release(&self, draft: &Draft) {
         let content = self.unsaved.lock().remove(&draft.serial());
         if content.is_some() {
@@ -388,10 +388,10 @@ impl Drafts {
         }
     }
 
-    /// Keeps a draft whose object was changed elsewhere, tells the open files, and forgets its
-    /// node: the name stands for the other change.
+    /// Keeps a draft whose object was changed elsewhere, notifies the open files, and forgets its
+    /// node: the name belongs to the other change.
     fn lose(&self, content: &Content, draft: &Draft, key: &str, error: &BucketError) {
-        // What cannot be ended now the next start ends.
+        // If the upload cannot be aborted now, the next start aborts it.
         let _ = end_noted_upload(&self.objects, draft);
         let path = draft.lose(key, || content.errors.record(Errno::IO.raw_os_error()));
         tracing::error!(
@@ -404,16 +404,15 @@ impl Drafts {
         self.objects.unlink_node(draft.node, Instant::now());
     }
 
-    /// Notes that the name of a draft is gone, by the thread that has its turn. May sleep for the
-    /// store.
+    /// Notes that the name of a draft is gone. The caller holds its turn. May sleep for the store.
     pub(super) fn lose_name(&self, draft: &Draft) {
-        // What cannot be ended now the next start ends.
+        // If the upload cannot be aborted now, the next start aborts it.
         let _ = end_noted_upload(&self.objects, draft);
         draft.lose_name();
         self.release(draft);
     }
 
-    /// Stores all that the store has not. Returns the first error.
+    /// Stores all unsaved drafts. Returns the first error.
     pub(super) fn store_all(&self) -> Result<(), Errno> {
         let (whom, mut result) = (For::Caller(self.room_deadline()), Ok(()));
         for content in self.unsaved() {
@@ -431,7 +430,7 @@ impl Drafts {
         result
     }
 
-    /// Keeps all that the store has not in `lost/`: the volume is gone.
+    /// Keeps all unsaved drafts in `lost/`: the volume is gone.
     pub(super) fn lose_all(&self) {
         let unsaved: Vec<_> = self.unsaved.lock().values().cloned().collect();
         for content in unsaved {
@@ -445,12 +444,12 @@ impl Drafts {
         }
     }
 
-    /// Returns what is not in the store, at most `nr_max`, lost drafts first.
+    /// Returns the staged files not in the store, at most `nr_max`, lost drafts first.
     pub(super) fn staged(&self, nr_max: usize) -> Vec<StagedFile> {
         let mut staged = self.staging.as_ref().map_or_else(Vec::new, |staging| staging.lost());
         let unsaved: Vec<_> = self.unsaved.lock().values().take(nr_max).cloned().collect();
         for content in unsaved {
-            // One that is about to be lost is listed until it is in `lost/`.
+            // A draft about to be lost is listed until it is in `lost/`.
             if let Some(draft) = content.draft().filter(|draft| draft.is_unsaved() || draft.is_lost()) {
                 let key = self.objects.tree.lock().path(draft.node).unwrap_or_default();
                 let bytes = draft.file.len();
@@ -461,7 +460,7 @@ impl Drafts {
         staged
     }
 
-    /// Returns the drafts that are not in the store.
+    /// Returns the contents of the unsaved drafts.
     pub(super) fn unsaved(&self) -> Vec<Arc<Content>> {
         self.unsaved.lock().values().cloned().collect()
     }
@@ -529,6 +528,6 @@ fn copy_to(
             return Err(Errno::IO.into());
         }
     }
-    // An error that comes later would be taken for one of what is written from here on.
+    // A later error would be taken for an error of new writes.
     Ok(rustix::fs::fdatasync(&fds.buffered)?)
 }

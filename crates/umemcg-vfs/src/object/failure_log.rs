@@ -1,5 +1,5 @@
-//! What a volume's store and its staging disk failed to do, for the log: a store that is down may
-//! fail thousands of requests a second.
+//! Logs the failures of a volume's store and of its staging disk, at a limited rate: a store that
+//! is down may fail thousands of requests a second.
 
 use std::path::Path;
 

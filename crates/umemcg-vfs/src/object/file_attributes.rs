@@ -15,7 +15,7 @@ pub(super) const REGULAR: u32 = 0o100_000;
 pub(super) const DIRECTORY: u32 = 0o040_000;
 pub(super) const SYMLINK: u32 = 0o120_000;
 
-/// The names of what is stored here.
+/// The names of the attributes among the metadata.
 pub(super) const NAMES: [&str; 6] = ["mode", "uid", "gid", "atime", "mtime", "ctime"];
 
 /// Mode, owner and times of a file.
@@ -31,13 +31,14 @@ pub struct FileAttributes {
 }
 
 impl FileAttributes {
-    /// Returns those of a file that was changed last at a time.
+    /// Returns the attributes of a file last changed at a time.
     pub(super) fn new(mode: u32, (uid, gid): (u32, u32), time: Timestamp) -> Self {
         Self { mode, uid, gid, atime: time, mtime: time, ctime: time }
     }
 
-    /// Returns what the metadata of an object tell; what they do not is as in `usual`. An object
-    /// is a regular file or a symbolic link, and a directory is one whatever its metadata are.
+    /// Returns the attributes in the metadata of an object; missing ones are as in `usual`. An
+    /// object is a regular file or a symbolic link, and a directory stays one whatever its metadata
+    /// are.
     pub(super) fn of(metadata: &[(String, String)], usual: &Self) -> Self {
         let value = |wanted: &str| metadata.iter().find(|(name, _)| name == wanted).map(|(_, value)| value);
         let number = |name, usual| value(name).and_then(|text| text.parse().ok()).unwrap_or(usual);
@@ -69,7 +70,7 @@ impl FileAttributes {
         FileKind::from_mode(self.mode).unwrap_or(FileKind::Regular)
     }
 
-    /// Applies a change but that of the length.
+    /// Applies a change, except of the length.
     pub(super) fn change(&mut self, change: &SetAttr) {
         let now = Timestamp::now();
         let at = |time| match time {
@@ -89,7 +90,7 @@ impl FileAttributes {
         self.ctime = now;
     }
 
-    /// Refuses a change of what has one value for all files.
+    /// Refuses a change of mode or owner, which all files share.
     ///
     /// # Errors
     /// `EPERM`.
@@ -189,7 +190,7 @@ mod tests {
         let modes = (0..=PERMISSIONS).flat_map(|bits| [REGULAR | bits, DIRECTORY | bits]);
         for mode in modes.chain([SYMLINK | 0o777]) {
             assert_eq!(mode_of(&mode.to_string()), Some(mode));
-            // A directory's of these digits is that of a link in decimals.
+            // The octal mode of this directory has the same digits as the decimal mode of a link.
             if mode != 0o41471 {
                 assert_eq!(mode_of(&format!("{mode:o}")), Some(mode));
             }

@@ -1,9 +1,8 @@
-//! What is stored beside the bytes of a file: its attributes, and further metadata of its object,
-//! such as extended attributes and what other programs have stored there.
+//! The labels of a file, stored beside its bytes: its attributes, and further metadata of its
+//! object, such as extended attributes and entries of other programs.
 //!
-//! Extended attributes are as s3fs stores them: one value, `xattr`, which is JSON with a name and
-//! its value in base 64 for each, with all but letters and digits as percent and hexadecimal
-//! digits.
+//! Extended attributes are stored as s3fs does: as one value, `xattr`. It is JSON with each name
+//! and its value in base 64, percent-encoded except for letters and digits.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +17,7 @@ use super::file_attributes::{FileAttributes, NAMES};
 
 /// Most bytes of metadata: S3's limit.
 const BYTES_MAX: usize = 2 << 10;
-/// Those of the mark of an upload.
+/// Most bytes of the mark of an upload.
 const MARK_BYTES: usize = 64;
 const XATTR: &str = "xattr";
 
@@ -29,24 +28,24 @@ pub(super) struct FileLabels {
     others: Metadata,
 }
 
-/// A change of what is stored beside the bytes of a file.
+/// A change of the labels of a file.
 pub(super) type LabelChange<'a> = &'a dyn Fn(&mut FileLabels) -> Result<(), Errno>;
 
 impl FileLabels {
-    /// Returns those of a file that has none but attributes.
+    /// Returns the labels of a file with attributes only.
     pub(super) fn new(attributes: FileAttributes) -> Self {
         Self { attributes, others: Metadata::new() }
     }
 
-    /// Returns what the metadata of an object tell; see [`FileAttributes::of`].
+    /// Returns the labels in the metadata of an object; see [`FileAttributes::of`].
     pub(super) fn of(metadata: &Metadata, usual: &FileAttributes) -> Self {
         let is_other = |name: &str| name != UPLOAD_MARK && !NAMES.contains(&name);
         let others = metadata.iter().filter(|(name, _)| is_other(name)).cloned().collect();
         Self { attributes: FileAttributes::of(metadata, usual), others }
     }
 
-    /// As [`of`](Self::of), where all files are shown with the same owner and mode: what other
-    /// programs have stored of these stays, too.
+    /// As [`of`](Self::of), where all files are shown with the same owner and mode. The owner and
+    /// mode stored by other programs stay, too.
     pub(super) fn of_uniform(metadata: &Metadata, shown: FileAttributes) -> Self {
         let is_other = |name: &str| name != UPLOAD_MARK && !["mtime", "ctime"].contains(&name);
         let others = metadata.iter().filter(|(name, _)| is_other(name)).cloned().collect();
@@ -61,19 +60,19 @@ impl FileLabels {
         metadata
     }
 
-    /// Returns how many bytes the metadata are.
+    /// Returns the length of the metadata, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.to_metadata().iter().map(|(name, value)| name.len() + value.len()).sum()
     }
 
-    /// Returns how many of them count for the store's limit: headers do not.
+    /// Returns the bytes that count for the store's limit: headers do not.
     fn limited_bytes(&self) -> usize {
         let metadata = self.to_metadata();
         let limited = metadata.iter().filter(|(name, _)| !name.starts_with(':'));
         limited.map(|(name, value)| name.len() + value.len()).sum()
     }
 
-    /// Returns the extended attributes. Those that cannot be read are none.
+    /// Returns the extended attributes. Unreadable ones are left out.
     pub(super) fn xattrs(&self) -> BTreeMap<String, Vec<u8>> {
         let value = self.others.iter().find(|(name, _)| name == XATTR).map(|(_, value)| value);
         let text = value.and_then(|value| percent_decode_str(value).decode_utf8().ok());
@@ -101,10 +100,10 @@ impl FileLabels {
         Ok(())
     }
 
-    /// Checks that a store takes so many bytes.
+    /// Checks that a store takes metadata of this length.
     ///
     /// # Errors
-    /// `ENOSPC`; `EOPNOTSUPP` if the object has metadata that cannot be read, and would be lost.
+    /// `ENOSPC`; `EOPNOTSUPP` if the object has unreadable metadata, which would be lost.
     pub(super) fn check_room(&self) -> Result<(), Errno> {
         if self.others.iter().any(|(name, _)| name == UNREADABLE) {
             return Err(Errno::OPNOTSUPP);

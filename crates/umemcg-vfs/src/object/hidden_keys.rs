@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 
 use umemcg_base::LeafMutex;
 
-/// Most keys that are remembered.
+/// Most remembered keys.
 const NR_MAX: usize = 1000;
 /// Most bytes of them.
 const BYTES_MAX: usize = 64 << 10;
 
-/// Keys that listings came across and that are no path. The memory for them is bounded by
-/// constants; each is counted once.
+/// Keys found in listings that are no path. The memory for them is bounded by constants; each is
+/// counted once.
 #[derive(Debug, Default)]
 pub(super) struct HiddenKeys {
     known: LeafMutex<Known>,
@@ -20,7 +20,7 @@ pub(super) struct HiddenKeys {
 struct Known {
     keys: BTreeSet<Box<str>>,
     bytes: usize,
-    /// There were more than are remembered.
+    /// There were more keys.
     has_more: bool,
 }
 

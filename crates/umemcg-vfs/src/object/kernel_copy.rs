@@ -1,12 +1,12 @@
-//! The copy of an object that the kernel keeps in its page cache.
+//! The kernel's copy of an object, in its page cache.
 //!
-//! A node stands for one version of an object, or for what is written in its place, and all that is
-//! written here goes through the kernel's inode of that node. So what the kernel has of a node is
-//! good for as long as it knows the node, and no open has it refilled: an object that another
-//! program has replaced is another node, whose pages the kernel does not have yet.
+//! A node stands for one version of an object, or for the file being written in its place. All
+//! writes on this volume go through the kernel's inode of that node. So the kernel's pages of a
+//! node are good for as long as it knows the node, and no open has them refilled. An object
+//! replaced by another program is another node, whose pages the kernel does not have yet.
 //!
-//! The copy belongs to the node and not to its content: a draft that is in the store goes with the
-//! last open file, and the object that the node stands for then has the same bytes.
+//! The copy belongs to the node and not to its content: a stored draft goes with the last open
+//! file, and the object then behind the node has the same bytes.
 
 use std::sync::Arc;
 
@@ -28,13 +28,13 @@ pub(super) struct KernelCopy {
 #[derive(Debug, Default)]
 struct Opens {
     nr: u32,
-    /// Whether the kernel caches the pages of those that are open: of all or of none.
+    /// Whether the kernel caches the pages of the present opens: of all or of none.
     are_cached: Option<bool>,
 }
 
 impl KernelCopy {
-    /// Creates the copy of a node of which the kernel has no page. The bookkeeping is charged
-    /// whatever the limits are; no lock may be held.
+    /// Creates the copy of a node without pages in the kernel. The bookkeeping is charged whatever
+    /// the limits are; no lock may be held.
     pub(super) fn new(lists: &Arc<KernelPageLists>, node: NodeId, group: &Group) -> Arc<Self> {
         let pages = KernelPages::new(lists, (node, FileKind::Regular), group);
         Arc::new(Self { pages, opens: LeafMutex::default() })
@@ -54,8 +54,8 @@ impl KernelCopy {
         }
     }
 
-    /// Returns whether the kernel caches the pages of the opens that there are. The first of them
-    /// decides with `decide`: a page that the kernel has by one would be written past by another.
+    /// Returns whether the kernel caches the pages of the present opens. The first of them decides
+    /// with `decide`: otherwise one open would write past the cached pages of another.
     pub(super) fn is_cached(&self, decide: impl FnOnce() -> bool) -> bool {
         let known = self.opens.lock().are_cached;
         known.unwrap_or_else(|| {

@@ -6,11 +6,11 @@ use rustix::io::Errno;
 
 use crate::name::NAME_MAX;
 
-/// Returns a name as a store may have it.
+/// Returns a name as a part of a key.
 ///
 /// # Errors
-/// `ENAMETOOLONG`, `EINVAL` as for any name; `ENOENT` for one that is no UTF-8, or has control
-/// characters: no key that is shown is so.
+/// `ENAMETOOLONG`, `EINVAL` as for any name; `ENOENT` if it is not UTF-8, or has control
+/// characters: no such key is shown.
 pub(super) fn key_part(name: &OsStr) -> Result<&str, Errno> {
     crate::name::component(name)?;
     let is_shown = |name: &&str| !name.chars().any(|c| c.is_ascii_control());

@@ -9,8 +9,8 @@
 //!   LIST key/* ──► a directory, or nothing
 //! ```
 //!
-//! So that a name is there or is not, as a listing says: a status of 404 alone may be that of
-//! something between, such as a gateway without its route.
+//! So a listing decides whether a name exists. A status of 404 alone may come from something
+//! between, such as a gateway without its route.
 
 use rustix::io::Errno;
 use umemcg_base::assert_no_locks_held;
@@ -20,11 +20,10 @@ use super::listing_place::{ListingPlace, Listings};
 use super::node::Facts;
 use super::shown_attributes::ShownAttributes;
 
-/// Names that are asked for to see what a key is: those between `key` and `key/` come first.
+/// Names requested to classify a key: names between `key` and `key/` come first.
 const NR_NAMES: usize = 10;
 
-/// How often an object is looked for that is listed, and not found: others may make and remove it
-/// all the time.
+/// Most rounds for a listed object that is not found: others may make and remove it all the time.
 const NR_ROUNDS: usize = 10;
 
 /// See the module text.
@@ -32,7 +31,7 @@ pub(super) struct KeySearch<'a> {
     pub(super) listings: Listings<'a>,
     pub(super) shown: &'a ShownAttributes,
     pub(super) key: &'a str,
-    /// What the key ends with.
+    /// The last name of the key.
     pub(super) name: &'a str,
 }
 
@@ -62,11 +61,11 @@ impl KeySearch<'_> {
         Err(failures.report(&BucketError::Unavailable(what)))
     }
 
-    /// As [`find`](Self::find), of a directory that was known as one: mostly with one request.
+    /// As [`find`](Self::find), for a name known as a directory: mostly with one request.
     pub(super) fn find_again(&self) -> Result<Facts, Errno> {
         assert_no_locks_held("a request to a store");
         let part = self.listings.part(self.key, None, NR_NAMES)?;
-        // An object of this very key comes first, then what follows it in order.
+        // An object of this very key comes first, then the keys after it.
         match part.names.iter().find(|listed| listed.name == self.name) {
             Some(ListedName { object: None, .. }) => Ok(Facts::Directory(None)),
             Some(ListedName { object: Some(info), .. }) if !self.shown.are_stored => {

@@ -1,33 +1,33 @@
-//! How long a store takes to answer, counted by kind of request, and what waits for it.
+//! How long a store takes to answer, counted by kind of request, and how much work waits for it.
 
-/// What the volumes of one store ask it together, a store being a bucket of a server.
+/// The requests of all volumes to one store, a store being a bucket of a server.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StoreTraffic {
     /// The bucket and its server, without prefix and credentials.
     pub store: String,
-    /// Requests that wait for their turn, because the store throttles.
+    /// Requests waiting for their turn, because the store throttles.
     pub nr_waiting: u64,
-    /// Requests that the store has not answered.
+    /// Requests not yet answered by the store.
     pub nr_under_way: u64,
-    /// How long answers took, of kinds that there were.
+    /// How long answers took, for each kind of request made so far.
     pub latencies: Vec<LatencyFigures>,
 }
 
-/// What waits for a store, and what goes on there.
+/// Reads and uploads waiting for a store or under way.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StoreWork {
-    /// Reads of all volumes of the bucket that are begun and have not ended.
+    /// Reads of all volumes of the bucket under way.
     pub nr_reads_begun: u64,
-    /// Reads of all volumes of the bucket that wait to be begun.
+    /// Reads of all volumes of the bucket waiting to begin.
     pub nr_reads_waiting: u64,
-    /// Uploads of this volume in the background that are under way.
+    /// Background uploads of this volume under way.
     pub nr_uploads_running: u64,
-    /// Files of this volume that wait for such an upload.
+    /// Files of this volume waiting for a background upload.
     pub nr_uploads_waiting: u64,
 }
 
-/// How long the answers to requests of one kind took: until they began for what is read as it
-/// comes, until they were complete for others.
+/// How long the answers to requests of one kind took: until they began for streamed reads, until
+/// they were complete for others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LatencyFigures {
     /// The kind, in small letters.
@@ -35,9 +35,9 @@ pub struct LatencyFigures {
     /// How many took no longer than each of [`LATENCY_BOUNDS_MS`] and longer than the one before,
     /// then how many took longer than all.
     pub nr_within: [u64; LATENCY_BOUNDS_MS.len() + 1],
-    /// What they took together, in microseconds.
+    /// Their total time, in microseconds.
     pub sum_us: u64,
 }
 
-/// The times to which latencies are compared, in milliseconds.
+/// The bounds of the latency counts, in milliseconds.
 pub const LATENCY_BOUNDS_MS: [u64; 11] = [5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000];

@@ -1,8 +1,8 @@
 //! Accepted files of other volumes below a staging directory: not stored, and served by no daemon.
 //!
 //! A volume finds its own directory by its URL and its server. If the same store is spelled in
-//! another way the next time, nothing takes over what was accepted under the old name. So each
-//! directory says whose it is, and every start names those that wait.
+//! another way the next time, no volume takes over the files accepted under the old name. So each
+//! directory names its volume, and every start names the directories with waiting files.
 
 use std::fs;
 use std::io;
@@ -13,23 +13,23 @@ use rustix::fs::{FlockOperation, flock};
 use super::bucket::Bucket;
 use super::draft_record::{DraftRecord, DraftState};
 
-/// The file that says whose a directory is.
+/// The file that names the volume of a directory.
 const VOLUME: &str = "volume";
-/// What a record's name ends with.
+/// The extension of a record's file name.
 pub(super) const RECORD: &str = "record";
 
-/// A directory with accepted files that no volume takes over.
+/// A directory with accepted files not taken over by any volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftBehind {
     /// The directory.
     pub dir: PathBuf,
-    /// The URL of its volume and its server, if it says so.
+    /// The URL of its volume and its server, if the directory names them.
     pub volume: Option<String>,
     /// How many files wait there.
     pub nr_files: usize,
 }
 
-/// Writes down whose a directory is.
+/// Writes the name of its volume into a directory.
 ///
 /// # Errors
 /// The host's.
@@ -44,8 +44,8 @@ pub(super) fn sign(dir: &Path, bucket: &dyn Bucket) -> io::Result<()> {
     fs::write(dir.join(VOLUME), text)
 }
 
-/// Returns the directories below a staging directory in which accepted files wait, and which no
-/// volume uses now; those that cannot be read are left out.
+/// Returns the directories below a staging directory with waiting accepted files and no volume
+/// using them now. Unreadable ones are left out.
 #[must_use]
 pub fn left_behind(below: &Path) -> Vec<LeftBehind> {
     let Ok(entries) = fs::read_dir(below) else { return Vec::new() };
@@ -62,7 +62,7 @@ fn look(dir: PathBuf) -> Option<LeftBehind> {
         matches!(state, Some(DraftState::Accepted(_)))
     };
     let nr_files = fs::read_dir(&dir).ok()?.flatten().filter(|entry| is_accepted(&entry.path())).count();
-    // The lock of the volume that uses it.
+    // The lock of a volume using it.
     let is_free = || {
         let opened = fs::File::open(&dir).ok()?;
         flock(&opened, FlockOperation::NonBlockingLockShared).ok()

@@ -1,8 +1,8 @@
-//! A part of a listing that an open directory keeps, and the look-up of a name in it.
+//! A part of a listing kept by an open directory, and the look-up of a name in it.
 //!
-//! A program that lists a directory asks for the attributes of each name next (`ls -l`). What the
-//! kernel has forgotten by then, or what the group had no room for, is looked up here instead of
-//! being asked for: the store has told it when the directory was read.
+//! A program that lists a directory asks for the attributes of each name next (`ls -l`). A name may
+//! be forgotten by the kernel by then, or the group had no room for it. It is then looked up here,
+//! without a request: the store has reported it with the listing.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -17,28 +17,28 @@ use super::node::Told;
 use crate::attr::NodeId;
 use crate::handle_charge::HandleCharge;
 
-/// Handles of a directory, of those opened last, whose parts are looked into: a look-up does not
+/// Most handles of a directory, those opened last, whose parts are searched: a look-up must not
 /// take longer for each program that holds the directory open.
 const NR_HANDLES_MAX: usize = 8;
-/// Names of a directory that are remembered as not what was listed, at most. With one more the
-/// oldest stands for all that was told before it.
+/// Most names of a directory remembered as outdated. With one more, everything listed before the
+/// oldest of them is outdated.
 const NR_NAMES_MAX: usize = 32;
-/// What they take, in bytes.
+/// Their memory, in bytes.
 pub(super) const NAMES_BYTES_MAX: u64 = (NR_NAMES_MAX * size_of::<(u64, Instant)>()) as u64;
 
-/// Names that a store has listed, in the order of their keys.
+/// Names listed by a store, in the order of their keys.
 #[derive(Debug)]
 pub(super) struct ListedNames {
     /// The position of the first name.
     pub(super) first: u64,
     pub(super) names: Vec<ListedName>,
-    /// When these names were told.
+    /// When the store reported these names.
     pub(super) told: Told,
     /// For the names; `None` for no names.
     _charge: Option<HandleCharge>,
 }
 
-/// The order of names: that of their keys, in which a directory ends with a slash.
+/// The order of names: by their keys. The key of a directory ends with a slash.
 fn key_bytes(name: &str, is_directory: bool) -> impl Iterator<Item = u8> + '_ {
     name.bytes().chain(is_directory.then_some(b'/'))
 }
@@ -74,7 +74,7 @@ impl ListedNames {
     }
 }
 
-/// The parts that the open directories of a volume keep.
+/// The parts kept by the open directories of a volume.
 #[derive(Debug, Default)]
 pub(super) struct OpenListings(LeafMutex<Open>);
 
@@ -84,15 +84,15 @@ struct Open {
     next_handle: u64,
 }
 
-/// Those of one directory.
+/// The parts of one directory.
 #[derive(Debug, Default)]
 struct OfDirectory {
-    /// By handle; none before the first was read, and where names follow that the store has not.
+    /// By handle; `None` before the first part was read, and for a part of names missing in the
+    /// store.
     parts: BTreeMap<u64, Option<Arc<ListedNames>>>,
-    /// What was told before is not looked into: something in the directory is known to be different
-    /// since.
+    /// Parts listed before are not searched: something in the directory has changed since.
     outdated: Option<Instant>,
-    /// Names that are known to be different since, or not to be there, by hash; the latest last.
+    /// Names known to have changed or vanished since, by hash; the latest last.
     outdated_names: VecDeque<(u64, Instant)>,
 }
 
@@ -101,7 +101,7 @@ fn hash_of(name: &str) -> u64 {
 }
 
 impl OfDirectory {
-    /// Returns whether what was told of a name, by hash, is looked into.
+    /// Returns whether a report about a name, by hash, is up to date.
     fn is_good(&self, told: Told, name: u64) -> bool {
         let of_name = self.outdated_names.iter().find(|(outdated, _)| *outdated == name);
         self.outdated.into_iter().chain(of_name.map(|(_, at)| *at)).all(|outdated| told.at > outdated)
@@ -128,7 +128,7 @@ impl OpenListings {
         handle
     }
 
-    /// Replaces the part of a handle; by none when that is not what the store has told.
+    /// Replaces the part of a handle; by `None` when the new part does not come from the store.
     pub(super) fn put(&self, directory: NodeId, handle: u64, part: Option<&Arc<ListedNames>>) {
         let replaced = {
             let mut open = self.0.lock();
@@ -152,7 +152,7 @@ impl OpenListings {
         drop(removed);
     }
 
-    /// Returns what a store has last told of a name, if an open directory keeps it.
+    /// Returns the latest report of a store about a name, if an open directory keeps it.
     pub(super) fn find(&self, directory: NodeId, name: &str) -> Option<(ListedName, Told)> {
         let mut parts: Vec<_> = {
             let open = self.0.lock();
@@ -165,7 +165,7 @@ impl OpenListings {
         parts.iter().rev().find_map(|part| Some((part.find(name)?.clone(), part.told)))
     }
 
-    /// Notes that something in a directory is not as the store may have told before.
+    /// Notes a change in a directory: the parts listed before are outdated.
     pub(super) fn outdate(&self, directory: NodeId) {
         let mut open = self.0.lock();
         if let Some(of) = open.by_directory.get_mut(&directory) {
@@ -173,7 +173,7 @@ impl OpenListings {
         }
     }
 
-    /// The same, of one name: what was told of the others stays.
+    /// As [`outdate`](Self::outdate), for one name: the others stay.
     pub(super) fn outdate_name(&self, directory: NodeId, name: &str) {
         let mut open = self.0.lock();
         if let Some(of) = open.by_directory.get_mut(&directory) {
@@ -181,7 +181,7 @@ impl OpenListings {
         }
     }
 
-    /// Notes the same of all directories.
+    /// As [`outdate`](Self::outdate), for all directories.
     pub(super) fn outdate_all(&self) {
         let mut open = self.0.lock();
         open.by_directory.values_mut().for_each(|of| of.outdated = Some(Instant::now()));

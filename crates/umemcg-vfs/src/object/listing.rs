@@ -1,13 +1,13 @@
 //! An open directory of a volume of objects.
 //!
 //! A handle keeps one part of the store's listing (at most a thousand names), charged to its group,
-//! and the place where the next begins, so a listing of any length takes the memory of one part. A
-//! position is the number of names before it; a read before the part begins anew. Attributes come
-//! with the names, so that nothing is asked for each; and a name that is looked up while the part
-//! is kept is found in it ([`listed_part`](super::listed_part)).
+//! and the place where the next part begins. So a listing of any length takes the memory of one
+//! part. A position is the number of names before it; a read before the part begins anew.
+//! Attributes come with the names, without a request for each. A name looked up while the part is
+//! kept is found in it ([`listed_part`](super::listed_part)).
 //!
-//! Names that no object has yet, because what is written to them is not stored, come after those of
-//! the store: those that there were when the listing began, and that the store did not list.
+//! Names without an object yet, because their content is not stored, come after the names of the
+//! store. They are taken down when the listing begins, and dropped if the store lists them.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -35,12 +35,12 @@ use umemcg::Group;
 const NR_NAMES: usize = 1000;
 /// The text of such a part while it is read, in bytes: an entry has half a kilobyte, as a rule.
 const PART_BYTES: u64 = 512 << 10;
-/// The cost of a name that is kept until the end of a listing, in bytes.
+/// The cost of a name kept until the end of a listing, in bytes.
 const NEW_NAME_BYTES: u64 = 400;
 /// Positions before those of names: `.` and `..`.
 const NR_DOTS: u64 = 2;
 
-/// Takes an entry, and what the store told of it unless it is `.` or `..`; false if it has no room.
+/// Takes an entry, with the store's report of it unless it is `.` or `..`; false if it has no room.
 type Take<'a> = dyn FnMut(&DirEntry<'_>, Option<(&ListedName, Told)>) -> bool + 'a;
 
 /// An open directory.
@@ -61,14 +61,14 @@ pub(super) struct OpenDirectory {
 struct Listing {
     part: Arc<ListedNames>,
     place: ListingPlace,
-    /// Whether the part has new names: what the store has told of those is not here.
+    /// Whether the part has new names, which the store has not reported.
     is_at_new: bool,
-    /// Names that were new here when this began, in order; those that the store lists go.
+    /// Names that were new here when this began, in order. Names listed by the store are dropped.
     new_names: Vec<(Arc<str>, Facts)>,
     /// When they were taken down: they may have been removed since.
     new_told: Told,
-    /// Objects whose name may come again as a directory: each begins the next, and the last begins
-    /// the latest name.
+    /// Objects whose name may come again as a directory. Each is a prefix of the next, and the last
+    /// is a prefix of the latest name.
     shown: Vec<String>,
 }
 
@@ -84,8 +84,8 @@ impl Listing {
         }
     }
 
-    /// Fetches the next part, as told at a time before its prefix was looked for; false after the
-    /// last.
+    /// Fetches the next part. `told` is a time before its prefix was looked up. False after the
+    /// last part.
     fn fetch(
         &mut self,
         objects: &Objects,
@@ -116,7 +116,7 @@ impl Listing {
         Ok(true)
     }
 
-    /// Goes on with the names that the store did not list; false if there are none.
+    /// Goes on with the names not listed by the store; false if there are none.
     fn take_new(&mut self, objects: &Objects, node: NodeId, group: &Arc<Group>) -> Result<bool, VfsError> {
         if self.new_names.is_empty() {
             return Ok(false);
@@ -126,7 +126,7 @@ impl Listing {
         let new_names = std::mem::take(&mut self.new_names);
         let mut names: Vec<_> = {
             let tree = objects.tree.lock();
-            // As they are now: they may have been stored since this began, and then be known no
+            // As they are now: since this began they may have been stored, and are then known no
             // more.
             let shown = |name: &str| tree.child(node, name).map(|(_, found)| found.shown());
             new_names
@@ -152,7 +152,7 @@ impl Listing {
     fn can_show(&mut self, prefix: &str, listed: &ListedName, objects: &Objects) -> bool {
         let name = &listed.name;
         if name.is_empty() {
-            // The object that stands for the directory itself.
+            // The directory's own object.
             return false;
         }
         while self.shown.last().is_some_and(|shown| !name.starts_with(shown.as_str())) {
@@ -192,7 +192,7 @@ impl OpenDirectory {
         let told = Told { at: Instant::now(), thread: 0 };
         let (prefix, ino, parent_ino) = {
             let tree = self.objects.tree.lock();
-            // A directory that is gone has no entries, not even these.
+            // A removed directory has no entries, not even these.
             let Ok(prefix) = tree.prefix(self.node) else { return Ok(()) };
             (prefix, tree.get(self.node)?.ino, tree.parent_ino(self.node))
         };
@@ -223,7 +223,7 @@ impl OpenDirectory {
         wanted: u64,
         take: &mut Take<'_>,
     ) -> Result<(), VfsError> {
-        // What is behind this part.
+        // The position is after this part.
         while wanted >= listing.part.end() {
             if !listing.fetch(&self.objects, (self.node, prefix), told, &self.group)? {
                 return Ok(());
@@ -241,7 +241,7 @@ impl OpenDirectory {
             let entry = DirEntry {
                 name: OsStr::new(&listed.name),
                 ino,
-                // An object may be a symbolic link, which the store does not tell here.
+                // An object may be a symbolic link; the listing does not say.
                 kind: facts
                     .map(|facts| facts.kind())
                     .or(listed.object.is_none().then_some(FileKind::Directory)),
@@ -279,14 +279,14 @@ impl VolumeDir for OpenDirectory {
     ) -> Result<(), VfsError> {
         let mut has_room = true;
         self.walk(offset, &mut |entry, listed| {
-            // What was told too long ago is looked up when a process requests it.
+            // A name listed too long ago is looked up when a process requests it.
             let listed = listed.filter(|(_, told)| has_room && self.objects.is_listing_believed(*told));
             let looked_up = listed.and_then(|(listed, told)| {
-                // What a listing does not tell is asked for when a process requests it.
+                // Facts missing in a listing are requested when a process asks for them.
                 let facts = self.objects.listed_facts(&self.objects.tree.lock(), self.node, listed)?;
                 let name = (self.node, listed.name.as_str());
-                // No process has requested the inode yet, so no reclaim for it: a name for which
-                // there is no room is only listed, and looked up when a process requests it.
+                // No process has requested the inode yet, so no reclaim for it: a name without room
+                // is only listed, and looked up when a process requests it.
                 match self.objects.enter(ReclaimEffort::None, &caller.group, name, (facts, told)) {
                     Ok(entry) => Some(entry),
                     Err(error) => {

@@ -6,7 +6,7 @@ use super::bucket::{Bucket, BucketError, ListedPart};
 use super::failure_log::FailureLog;
 use super::listed_part::ListedNames;
 
-/// A store that is asked for listings.
+/// A store as a source of listings.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Listings<'a> {
     pub(super) bucket: &'a dyn Bucket,
@@ -18,8 +18,8 @@ pub(super) struct Listings<'a> {
 pub(super) struct ListingPlace {
     next: Option<String>,
     is_begun: bool,
-    /// A place of before, by which a circle of any length is found (R. P. Brent, "An improved Monte
-    /// Carlo factorization algorithm", 1980, section 3): one after 1, 2, 4, 8 … parts.
+    /// An earlier place, to find a circle of any length (R. P. Brent, "An improved Monte Carlo
+    /// factorization algorithm", 1980, section 3): the place after 1, 2, 4, 8 … parts.
     marked: Option<String>,
     nr_parts: u64,
 }
@@ -28,11 +28,11 @@ impl Listings<'_> {
     /// Asks for a part.
     pub(super) fn part(self, prefix: &str, from: Option<&str>, max: usize) -> Result<ListedPart, Errno> {
         let mut part = self.bucket.list(prefix, from, max).map_err(|error| match error {
-            // A prefix that nothing is below is an empty listing; what is not there is the bucket.
+            // A prefix without keys is an empty listing, so it is the bucket that is missing.
             BucketError::NotFound(what) => self.failures.report(&BucketError::Unavailable(what)),
             error => self.failures.report(&error),
         })?;
-        // Some stores do not keep the order of keys, or tell a key twice.
+        // Some stores do not keep the order of keys, or list a key twice.
         if !part.names.is_sorted_by(|one, other| ListedNames::order(one, other).is_lt()) {
             part.names.sort_by(ListedNames::order);
             part.names.dedup_by(|one, other| ListedNames::order(one, other).is_eq());

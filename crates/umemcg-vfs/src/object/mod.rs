@@ -1,19 +1,20 @@
-//! Volumes of objects: the keys below a prefix of a bucket as files and directories; read only,
-//! unless there is a directory to stage what is written, or files are written as streams.
+//! Volumes of objects: the keys below a prefix of a bucket as files and directories. A volume is
+//! read-only unless it has a staging directory for written data, or writes its files as streams.
 //!
-//! A key is a path, its slashes separate names, and a prefix that something is below is a
-//! directory; so is one with an object of its own that ends with a slash. An object beside keys
-//! below it (`a` and `a/b`) is shown, the keys below are not: they are counted as hidden, as are
-//! keys with an empty name, `.` or `..` in them.
+//! A key is a path, its slashes separate names. A prefix of further keys is a directory; so is a
+//! prefix with an object of its own whose key ends with a slash. If an object has keys below it
+//! (`a` and `a/b`), the object is shown and the keys below are not. They are counted as hidden, as
+//! are keys with an empty name, `.` or `..` in them.
 //!
-//! `bucket` is the seam to the store. `objects` is what is known and how more is asked for, `tree`
-//! the names that are known, `listing` an open directory, `content` the cached bytes of an object
-//! in one version, `kernel_copy` what the kernel keeps of them, `open_file` an object that is open.
+//! `bucket` is the seam to the store. `objects` holds the state of a volume and asks the store for
+//! more, `tree` holds the known names. `listing` is an open directory, `content` the cached bytes
+//! of an object in one version, `kernel_copy` the kernel's pages of it, `open_file` an open object.
 //!
-//! What is written goes to a `draft`, whose bytes are in the `staging` directory; `drafts` are
-//! those of a volume. Without that directory it can go to a `stream`, whose bytes are in memory
-//! until the store has them; `streams` are those of a volume, a `stream_file` is one that is open,
-//! and `streaming` is how a volume comes to them. `create`, `names` and `rename` change names.
+//! Writes go to a `draft`, whose bytes are in the `staging` directory; `drafts` holds the drafts of
+//! a volume. Without a staging directory they can go to a `stream`, whose bytes are in memory until
+//! the store has them. `streams` holds the streams of a volume, `stream_file` is an open file
+//! written as a stream, and `streaming` begins the streams of a volume. `create`, `names` and
+//! `rename` change names.
 
 mod absent_names;
 mod alone;
@@ -113,25 +114,25 @@ use umemcg::Engine;
 use umemcg::files::{File, StoreId};
 use upload_notes::UploadNotes;
 
-/// The room that `df` shows, since no store tells its own: 1 EiB, in units of 4 KiB.
+/// The size shown by `df`, since stores report none: 1 EiB, in units of 4 KiB.
 const BLOCKS: u64 = 1 << 48;
 
-/// Files that are not in the store which [`StoreState`] names, at most.
+/// Most staged files named in a [`StoreState`].
 const NR_STAGED_MAX: usize = 1000;
 
 /// See the module text.
 #[derive(Debug)]
 pub struct ObjectVolume {
     objects: Arc<Objects>,
-    /// What is being written; none on a volume that is read only.
+    /// The files being written; `None` on a read-only volume.
     drafts: Option<Arc<Drafts>>,
-    /// Where that goes to the store as it comes.
+    /// Set where written bytes go to the store as they arrive.
     streams: Option<Arc<Streams>>,
 }
 
 impl ObjectVolume {
-    /// Opens a volume; its node ids are above `node_base`. Asks the store for a name, so that a
-    /// wrong address or wrong credentials are told now.
+    /// Opens a volume; its node ids are above `node_base`. Requests one name from the store, so
+    /// that a wrong address or wrong credentials are reported now.
     ///
     /// # Errors
     /// [`VolumeError::Bucket`], [`VolumeError::Staging`], [`VolumeError::InUse`].
@@ -162,26 +163,26 @@ impl ObjectVolume {
         Ok(Arc::new(Self { objects, drafts, streams }))
     }
 
-    /// Returns what is being written.
+    /// Returns the drafts of the volume.
     ///
     /// # Errors
-    /// `EROFS` on a volume that is read only.
+    /// `EROFS` on a read-only volume.
     fn drafts(&self) -> Result<&Arc<Drafts>, Errno> {
         self.drafts.as_ref().ok_or(Errno::ROFS)
     }
 
-    /// Returns the number of names that are known.
+    /// Returns the number of known names.
     pub fn nr_nodes(&self) -> usize {
         self.objects.tree.lock().nr_nodes()
     }
 
-    /// Returns how many threads wait for others that work on the same file or directory, for tests.
+    /// Returns the number of threads waiting for a turn on a file or directory, for tests.
     pub fn nr_waiting_for_turn(&self) -> u32 {
         self.drafts.as_ref().map_or(0, |drafts| drafts.nr_waiting())
     }
 
-    /// Begins no more uploads in the background, and waits for those under way: from then on the
-    /// volume is as one whose daemon was killed. For tests.
+    /// Begins no more background uploads, and waits for the running ones. From then on the volume
+    /// is as after its daemon was killed. For tests.
     pub fn stop_uploads(&self) {
         if let Some(drafts) = &self.drafts {
             drafts.uploader.stop();
@@ -275,15 +276,15 @@ impl Attributes for ObjectVolume {
             return self.cut_by_name(caller, node, change);
         }
         let file = self.open_file(caller, node, OFlags::RDWR)?;
-        // What is being written is stored with that; another length at once, and what changes a
-        // file whose close has returned: nothing may come after it.
+        // A change of a file being written is stored together with its bytes. A new length is
+        // stored at once, and so is a change after the last close: no later close would store it.
         let at_once = !file.is_unaccepted() || change.size.is_some();
         let changed = file.setattr(caller, change).and_then(|changed| {
             file.store_by_name(at_once)?;
             Ok(changed)
         });
         if let (Err(_), Some(len)) = (&changed, change.size) {
-            // It may be cut all the same, which the kernel does not do after an error.
+            // The file may be cut even so, and the kernel does not drop its pages after an error.
             self.make_kernel_forget(node, len, u64::MAX - len);
         }
         changed
@@ -371,7 +372,7 @@ impl Volume for ObjectVolume {
     }
     fn set_kernel(&self, kernel: Arc<dyn KernelCache>) {
         let objects = &self.objects;
-        // A stream replaces the version of a node, and what is open goes on reading the one before.
+        // A stream replaces the version of a node, and open files go on reading the old version.
         if kernel.keeps_pages() && self.streams.is_none() {
             objects.kernel_page_lists.get_or_init(|| {
                 KernelPageLists::new(Arc::clone(&kernel), objects.store_id, objects.engine.reclaimer())

@@ -1,6 +1,6 @@
 //! Names of a volume of objects as two shrinkers, by the rules of a host directory's: pages go
 //! before names, a name without pages loses its content before the kernel is asked to forget it,
-//! and what the kernel has forgotten goes with its last page.
+//! and a name forgotten by the kernel goes with its last page.
 
 use std::sync::{Arc, Weak};
 
@@ -17,11 +17,11 @@ use crate::name_lists::{Listed, NODE, NameLists};
 /// The cost of recreating a name: a request to a store.
 const NAME_SEEKS: u32 = 32;
 
-/// Names that the kernel has in its cache.
+/// Names in the kernel's cache.
 #[derive(Debug)]
 struct DentryShrinker(Weak<Objects>);
 
-/// Names that only we keep.
+/// Names kept by us only.
 #[derive(Debug)]
 struct InodeShrinker(Weak<Objects>);
 
@@ -123,14 +123,14 @@ fn ask_for_names(objects: &Objects, lists: &NameLists, target: &ShrinkTarget<'_>
         done.releasing_bytes += releasing_bytes;
     }
     if by_name {
-        // The thread that reports the release may be waiting for the very request that reclaims
-        // here, so reclaim must not wait for it.
+        // The thread reporting the release may be waiting for the very request that reclaims here,
+        // so reclaim must not wait for it.
         done.freed_bytes += std::mem::take(&mut done.releasing_bytes);
     }
     Scan::Done(done)
 }
 
-/// Drops the oldest names of a group that only we keep, if no page of them is left.
+/// Drops the oldest names of a group kept by us only, if no page of them is left.
 fn drop_kept(objects: &Objects, lists: &NameLists, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
     let nodes = lists.oldest(Listed::Inodes, target.group, nr);
     let mut done = Scanned { scanned: nodes.len() as u64, ..Scanned::default() };

@@ -1,7 +1,7 @@
 //! Removing and renaming files and directories.
 //!
-//! An object cannot be renamed: it is copied, and then removed. A file that is not in the store yet
-//! is stored under its new name. A directory is renamed key by key, if there are not too many.
+//! An object cannot be renamed: it is copied, and then removed. An unsaved file is stored under its
+//! new name. A directory is renamed key by key, if there are not too many.
 
 use std::ffi::OsStr;
 use std::time::Instant;
@@ -21,7 +21,7 @@ use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::volume::{Lookup, Names};
 
-/// How often a renaming is tried while others take the new name.
+/// Most attempts of a rename while others take the new name.
 const NR_ATTEMPTS_MAX: usize = 8;
 
 impl ObjectVolume {
@@ -43,12 +43,12 @@ impl ObjectVolume {
                 Facts::Object(info) if stream.is_none() && draft.is_none_or(|draft| draft.is_clean()) => {
                     self.objects.bucket.delete_version(&key, &info)
                 }
-                // Which version it has depends on what became of an upload.
+                // Its version depends on the outcome of an upload.
                 _ => self.objects.bucket.delete(&key),
             };
             deleted.map_err(|error| self.not_removed(node, &error))?;
         }
-        // It must not come back with the next start.
+        // The file must not come back with the next start.
         draft.map_or(Ok(()), |draft| draft.renounce())?;
         self.remove_name(node, (parent, name));
         if let Some(draft) = draft {
@@ -61,9 +61,9 @@ impl ObjectVolume {
         Ok(())
     }
 
-    /// Returns what a failed removal is to a caller. The name of an object that another program has
-    /// replaced is to be looked up again by the caller: the kernel would do so by itself at ESTALE,
-    /// and remove what no program has seen.
+    /// Returns the error of a failed removal for its caller. If another program has replaced the
+    /// object, the caller has to look the name up again. At ESTALE the kernel would do so by
+    /// itself, and remove a version not seen by any program.
     fn not_removed(&self, node: NodeId, error: &BucketError) -> Errno {
         let errno = self.objects.failures.report(error);
         if matches!(error, BucketError::Changed(_)) {
@@ -80,7 +80,7 @@ impl ObjectVolume {
             return Err(Errno::NOTEMPTY.into());
         }
         match self.objects.bucket.delete(&prefix) {
-            // A store of directories has no object that stands for one.
+            // A store of directories has no object for a directory.
             Ok(()) | Err(BucketError::NotFound(_)) => {}
             Err(error) => return Err(self.objects.failures.report(&error).into()),
         }
@@ -94,13 +94,13 @@ impl ObjectVolume {
             return Ok(false);
         }
         let part = self.objects.listings().part(prefix, None, 2)?;
-        // The object that stands for the directory itself has no name.
+        // The directory's own object has no name.
         let is_empty = part.names.iter().all(|listed| listed.name.is_empty());
         Ok(is_empty && part.hidden.is_empty() && part.next.is_none())
     }
 
-    /// Notes that a node has lost its name, unless the name stands for what another program has
-    /// made meanwhile.
+    /// Notes that a node has lost its name, unless another program has made a file of that name
+    /// meanwhile.
     fn remove_name(&self, node: NodeId, (parent, name): (NodeId, &str)) {
         let Some(lists) = self.objects.lists() else { return };
         let removed = {
@@ -113,10 +113,10 @@ impl ObjectVolume {
 }
 
 impl Names for ObjectVolume {
-    /// Removes a file, in the version that its name stands for.
+    /// Removes a file, in the version known here.
     ///
     /// # Errors
-    /// `EAGAIN` when another program has stored another one, which stays; the store's.
+    /// `EAGAIN` when another program has stored another version, which stays; the store's.
     fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Option<NodeId>, VfsError> {
         let objects = &self.objects;
         self.drafts()?;

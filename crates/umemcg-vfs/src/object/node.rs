@@ -1,4 +1,4 @@
-//! A name that is known, which is an inode: an object has no other.
+//! A known name, which is also an inode: an object has no other.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -22,10 +22,10 @@ pub(super) type NodeCharge = MetadataCharge<NODE_BYTES>;
 /// Longest key of a store, in bytes.
 pub(super) const KEY_BYTES_MAX: usize = 1024;
 
-/// What a name stands for.
+/// The directory or the object version behind a name.
 #[derive(Debug, Clone)]
 pub(super) enum Facts {
-    /// With its attributes, if it has some of its own and they were asked for.
+    /// With its own attributes, if it has any and they were requested.
     Directory(Option<FileAttributes>),
     Object(ObjectInfo),
 }
@@ -47,7 +47,7 @@ impl Facts {
         }
     }
 
-    /// Returns its attributes, if they are known.
+    /// Returns its attributes, if known.
     pub(super) fn attributes(&self) -> Option<FileAttributes> {
         match self {
             Self::Directory(attributes) => *attributes,
@@ -55,7 +55,7 @@ impl Facts {
         }
     }
 
-    /// Takes over the attributes that the store has told of the same version.
+    /// Takes over attributes of the same version, newly reported by the store.
     pub(super) fn learn(&mut self, told: &Self) {
         match (self, told) {
             (Self::Directory(known), Self::Directory(Some(told))) => *known = Some(*told),
@@ -67,7 +67,7 @@ impl Facts {
     }
 }
 
-/// When the store told what is known of a name.
+/// When the store reported the facts about a name.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Told {
     pub(super) at: Instant,
@@ -75,37 +75,37 @@ pub(super) struct Told {
     pub(super) thread: u32,
 }
 
-/// A name that is known.
+/// A known name.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) name: Arc<str>,
     pub(super) parent: NodeId,
     pub(super) ino: u64,
     pub(super) nlookup: u64,
-    /// Names in it that are known, and open files and directories.
+    /// Known names in it, and open files and directories.
     pub(super) pins: u32,
     /// The kernel has forgotten it, but it has cached pages.
     pub(super) is_kept: bool,
-    /// The name stands for something else now, or for nothing.
+    /// The name has been given to another node, or belongs to nothing.
     pub(super) is_gone: bool,
-    /// It is so because of what was done here.
+    /// The name was removed here, or given to another file.
     pub(super) was_removed: bool,
-    /// Files at or below it that are not in the store as they are here. What the store tells of the
-    /// name is not believed meanwhile.
+    /// Files at or below it with unsaved changes. Answers of the store about the name are not
+    /// believed meanwhile.
     pub(super) nr_staged: u32,
-    /// Of a directory: when a name was last removed from it here. It may be in no key any more, and
-    /// is shown all the same; what the store told before of names in it is not believed.
+    /// Of a directory: when a name was last removed from it here. The directory is shown even if no
+    /// key contains it any more. Earlier answers of the store about names in it are not believed.
     pub(super) emptied: Option<Instant>,
     /// Of a directory: when a name in it was last made or removed here.
     pub(super) changed: Option<Instant>,
     pub(super) facts: Facts,
     pub(super) told: Told,
     pub(super) content: Option<Arc<Content>>,
-    /// What is written in its place, if that is not in the store.
+    /// The stream that replaces it, until the store has the stream.
     pub(super) stream: Option<Arc<Stream>>,
     /// A stream has replaced a version that was open, and may be mapped.
     pub(super) has_old_pages: bool,
-    /// What the kernel keeps of it, once it was opened.
+    /// The kernel's copy of it, once it was opened.
     pub(super) kernel_copy: Option<Arc<KernelCopy>>,
     /// Only the root has none.
     pub(super) charge: Option<NodeCharge>,
@@ -113,7 +113,7 @@ pub(super) struct Node {
     pub(super) children: HashMap<Arc<str>, NodeId>,
 }
 
-/// What may have pages of a node.
+/// The possible holders of cached pages of a node.
 #[derive(Debug)]
 pub(super) struct Cached {
     content: Option<Arc<Content>>,
@@ -121,18 +121,18 @@ pub(super) struct Cached {
 }
 
 impl Cached {
-    /// Returns whether it has some. The tree must not be locked.
+    /// Returns whether any pages are cached. The tree must not be locked.
     pub(super) fn has_pages(&self) -> bool {
         self.kernel_copy.as_ref().is_some_and(|copy| copy.pages.has_any()) || self.has_own_pages()
     }
 
-    /// Returns whether the daemon has some.
+    /// Returns whether the daemon itself caches pages.
     pub(super) fn has_own_pages(&self) -> bool {
         self.content.as_ref().is_some_and(|content| content.file().has_cached_pages())
     }
 }
 
-/// Returns the inode number of a name in a directory: the same whenever it is asked for.
+/// Returns the inode number of a name in a directory: the same at every call.
 pub(super) fn ino_of(parent: u64, name: &str) -> u64 {
     BuildHasherDefault::<DefaultHasher>::default().hash_one((parent, name)).max(2)
 }
@@ -164,27 +164,28 @@ impl Node {
         }
     }
 
-    /// Returns whether a read has found the store to have another version.
+    /// Returns whether a read has found another version in the store.
     pub(super) fn is_outdated(&self) -> bool {
         self.content.as_ref().is_some_and(|content| content.is_outdated.load(Ordering::Relaxed))
     }
 
-    /// Returns whether it, or something below it, is not in the store as it is here.
+    /// Returns whether it, or something below it, has unsaved changes.
     pub(super) fn is_staged(&self) -> bool {
         self.nr_staged > 0
     }
 
-    /// Returns whether it is open to be written, or was, and may have what the store had not told.
+    /// Returns whether it is or was open for writing, and may be newer than all answers of the
+    /// store.
     pub(super) fn is_written(&self) -> bool {
         self.stream.is_some() || self.content.as_ref().is_some_and(|content| content.draft().is_some())
     }
 
-    /// Returns whether it is there even if the store has nothing of it.
+    /// Returns whether it exists even if the store has no key of it.
     pub(super) fn is_shown_empty(&self) -> bool {
         self.emptied.is_some()
     }
 
-    /// Returns what to show: what is being written, if something is.
+    /// Returns the facts to show: those of the file being written, if there is one.
     pub(super) fn shown(&self) -> Facts {
         if let Some(stream) = &self.stream {
             return Facts::Object(stream.shown());
@@ -195,7 +196,7 @@ impl Node {
         }
     }
 
-    /// Returns what may have pages of it.
+    /// Returns the possible holders of its cached pages.
     pub(super) fn cached(&self) -> Cached {
         Cached { content: self.content.clone(), kernel_copy: self.kernel_copy.clone() }
     }

@@ -1,4 +1,4 @@
-//! What a volume of objects knows, and how it asks its store for more.
+//! The state of a volume of objects, and its requests to the store for more.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -36,12 +36,12 @@ use crate::name_lists::NameLists;
 const FIRST_NODE: u64 = 64;
 /// How long names and attributes are believed where opens ask again.
 const BELIEVED: Duration = Duration::from_secs(1);
-/// How long what a listing told is, while the directory is read: a slow reader of a thousand names
+/// How long a listing is believed while the directory is read: a slow reader of a thousand names
 /// must not cost a request for each.
 const LISTING_BELIEVED: Duration = Duration::from_secs(10);
 /// How soon after a lookup an open of the same thread does not ask again: it is the same open.
 const SAME_OPEN: Duration = Duration::from_millis(250);
-/// How often a lookup or an open tries again while others change the same.
+/// Most attempts of a lookup or an open while others change the same name.
 const NR_LOOKUPS_MAX: usize = 16;
 
 /// See the module text. One for each volume, shared with its open files.
@@ -53,7 +53,7 @@ pub(super) struct Objects {
     pub(super) failures: Arc<FailureLog>,
     /// The kernel's cache of inodes, once it is set.
     pub(super) kernel: OnceLock<Arc<dyn KernelCache>>,
-    /// The pages that it keeps, if it keeps any.
+    /// The lists of pages kept by the kernel, if it keeps any.
     pub(super) kernel_page_lists: OnceLock<Arc<KernelPageLists>>,
     pub(super) tree: RankedMutex<Tree>,
     /// (A) The next node id. Relaxed: only uniqueness matters.
@@ -61,7 +61,7 @@ pub(super) struct Objects {
     lists: OnceLock<NameLists>,
     freshness: Freshness,
     absent: AbsentNames,
-    /// What open directories keep of their listings.
+    /// The parts of listings kept by open directories.
     pub(super) open_listings: OpenListings,
     pub(super) shown: ShownAttributes,
     /// Last, because everything above gives memory back to it.
@@ -96,7 +96,7 @@ impl Objects {
         self.lists.get()
     }
 
-    /// Returns a node id that was never given out.
+    /// Returns a node id never given out before.
     pub(super) fn next_node(&self) -> NodeId {
         NodeId(self.next_node.fetch_add(1, Ordering::Relaxed))
     }
@@ -106,8 +106,8 @@ impl Objects {
         self.lists.get_or_init(make);
     }
 
-    /// Returns the reclaim that a request waits for when there is no room. The thread that tells an
-    /// older kernel of stale names may wait for the request.
+    /// Returns the reclaim effort of a request that finds no room. For an older kernel it is one
+    /// round: the thread that notifies the kernel of stale names may wait for the request.
     pub(super) fn reclaim_effort(&self) -> ReclaimEffort {
         match self.kernel.get().is_some_and(|kernel| kernel.asks_by_name()) {
             true => ReclaimEffort::OneRound,
@@ -122,12 +122,12 @@ impl Objects {
         Errno::OPNOTSUPP
     }
 
-    /// Returns a bound on the node ids that were given out.
+    /// Returns a bound on the node ids given out so far.
     pub(super) fn nodes_end(&self) -> u64 {
         self.next_node.load(Ordering::Relaxed)
     }
 
-    /// Returns the inode number of a node; 0 for one that is not known.
+    /// Returns the inode number of a node; 0 if unknown.
     pub(super) fn ino(&self, node: NodeId) -> u64 {
         let tree = self.tree.lock();
         tree.get(node).ok().or_else(|| tree.removed(node)).map_or(0, |found| found.ino)
@@ -141,7 +141,7 @@ impl Objects {
         }
     }
 
-    /// As [`is_believed`](Self::is_believed), of what a directory that is being read has told.
+    /// As [`is_believed`](Self::is_believed), for a listing of a directory being read.
     pub(super) fn is_listing_believed(&self, told: Told) -> bool {
         let is_fresh = self.freshness == Freshness::CloseToOpen && told.at.elapsed() < LISTING_BELIEVED;
         is_fresh || self.is_believed(told)
@@ -157,13 +157,12 @@ impl Objects {
         }
     }
 
-    /// Returns the store, to be asked for listings.
+    /// Returns the listings of the store.
     pub(super) fn listings(&self) -> Listings<'_> {
         Listings { bucket: &*self.bucket, failures: &self.failures }
     }
 
-    /// Returns the facts about an object, and what is stored beside its bytes. May sleep for the
-    /// store.
+    /// Returns the facts about an object, and its labels. May sleep for the store.
     ///
     /// # Errors
     /// `ESTALE` when it has another version by now; the store's.
@@ -180,7 +179,7 @@ impl Objects {
                 Ok((there, labels))
             }
             Ok(_) => {
-                // The kernel looks the name up again, and finds what is there now.
+                // The kernel looks the name up again, and finds the new version.
                 self.unlink_node(node, Instant::now());
                 Err(Errno::STALE)
             }
@@ -212,7 +211,7 @@ impl Objects {
         (parent, name): (NodeId, &str),
         is_first: bool,
     ) -> Result<Entry, VfsError> {
-        // Before the key: what is renamed meanwhile is told later.
+        // Taken before the key, so that a rename in between counts as newer.
         let at = Instant::now();
         let (key, was_directory) = {
             let mut tree = self.tree.lock();
@@ -254,14 +253,15 @@ impl Objects {
         }
     }
 
-    /// Returns the facts about a name that is listed, if all of them are known.
+    /// Returns the facts about a listed name, if all of them are known.
     pub(super) fn listed_facts(&self, tree: &Tree, directory: NodeId, listed: &ListedName) -> Option<Facts> {
         let told = listed.object.clone().map_or(Facts::Directory(None), Facts::Object);
         let must_know = self.shown.are_stored && told.attributes().is_none();
         if must_know { tree.known_facts(directory, &listed.name, &told) } else { Some(told) }
     }
 
-    /// Returns what a directory that is being read has told of a name, if that is believed.
+    /// Returns the facts about a name from a listing of a directory being read, if they are
+    /// believed.
     fn listed(&self, directory: NodeId, name: &str) -> Option<(Facts, Told)> {
         let (listed, told) = self.open_listings.find(directory, name)?;
         let tree = self.tree.lock();
@@ -271,8 +271,8 @@ impl Objects {
         (is_good && !is_outdated).then_some((facts, told))
     }
 
-    /// Returns when the store was asked for a name that is not there, if a lookup of the same
-    /// thread has just done so and nothing was made or removed in the directory since.
+    /// Returns when the store was asked for an absent name, if a lookup of the same thread has just
+    /// done so and nothing was made or removed in the directory since.
     pub(super) fn absent_since(&self, caller: &Caller, parent: NodeId, name: &str) -> Option<Instant> {
         let at = self.absent.take(caller.thread, (parent, name), SAME_OPEN)?;
         let tree = self.tree.lock();
@@ -280,12 +280,13 @@ impl Objects {
         is_absent.then_some(at)
     }
 
-    /// Returns whether a directory is there although no key is below it.
+    /// Returns whether a directory exists without a key below it.
     fn counts_empty(&self, parent: NodeId, name: &str) -> bool {
         self.tree.lock().child(parent, name).is_some_and(|(_, found)| found.is_shown_empty())
     }
 
-    /// Counts a lookup of a name of which the store has told this.
+    /// Counts a lookup of a name with facts reported by the store, and enters the name if it is
+    /// new.
     pub(super) fn enter(
         self: &Arc<Self>,
         effort: ReclaimEffort,
@@ -331,7 +332,7 @@ impl Objects {
         }
     }
 
-    /// Notes that a name stood for nothing, or for something else, at a time.
+    /// Notes that a name belonged to nothing, or to something else, at a time.
     pub(super) fn unlink(&self, parent: NodeId, name: &str, at: Instant) {
         self.open_listings.outdate_name(parent, name);
         if let Some(lists) = self.lists() {
@@ -340,8 +341,8 @@ impl Objects {
         }
     }
 
-    /// Returns what is known of a node, after asking the store if `must_ask` says so of when it was
-    /// told. May sleep for the store.
+    /// Returns the inode number and the facts of a node, after asking the store if `must_ask` finds
+    /// them too old. May sleep for the store.
     ///
     /// # Errors
     /// `ENOENT` when it is gone, `ESTALE` when something else has its name; the store's.
@@ -418,7 +419,7 @@ impl Objects {
         opened
     }
 
-    /// Opens a file whose name was removed, but which is open.
+    /// Opens a removed file that is still open elsewhere.
     fn open_removed(&self, node: NodeId) -> Option<Arc<Content>> {
         let mut tree = self.tree.lock();
         let found = tree.get_used_mut(node).filter(|found| found.was_removed && found.pins > 0)?;
@@ -437,7 +438,7 @@ impl Objects {
             let (key, facts) = {
                 let mut tree = self.tree.lock();
                 let found = tree.get_mut(node)?;
-                // What a lookup was told counts for one open.
+                // The answer to a lookup counts for one open.
                 found.told.thread = 0;
                 if let Some(known) = &found.content {
                     return Ok(Arc::clone(known));
@@ -463,7 +464,7 @@ impl Objects {
         Err(Errno::BUSY.into())
     }
 
-    /// Ends what [`open`](Self::open) or a directory's open began.
+    /// Gives back the pin of [`open`](Self::open) or of an open directory.
     pub(super) fn unpin(&self, node: NodeId) {
         let has_pages = self.has_pages(node);
         let removed = self.tree.lock().unpin(self.lists(), node, has_pages);
@@ -482,7 +483,7 @@ impl Objects {
             (removed, tree.is_looked_up(node))
         };
         if let Some((moment, copy)) = copy.filter(|_| !is_looked_up) {
-            // They went with the kernel's inode; what has come since came to another.
+            // The pages went with the kernel's inode; newer ones came to another inode.
             copy.pages.forget_before(moment);
         }
         self.dispose(removed);
@@ -494,8 +495,8 @@ impl Objects {
         cached.is_ok_and(|cached| cached.has_own_pages())
     }
 
-    /// Returns what the kernel keeps of a node that is pinned; `None` where it keeps no pages. No
-    /// lock may be held.
+    /// Returns the kernel's copy of a pinned node; `None` where the kernel keeps no pages. No lock
+    /// may be held.
     pub(super) fn kernel_copy(&self, node: NodeId, group: &Group) -> Option<Arc<KernelCopy>> {
         let lists = self.kernel_page_lists.get()?;
         let known = self.tree.lock().kernel_copy(node);
@@ -525,7 +526,7 @@ impl Objects {
 
     /// Returns the attributes of a node. May sleep for the store.
     pub(super) fn getattr(&self, node: NodeId) -> Result<Attr, VfsError> {
-        // It is open, and the store knows nothing of it.
+        // The file is open without a name, and the store knows nothing of it.
         let removed = self.tree.lock().removed(node).map(|found| (found.ino, found.shown()));
         if let Some((ino, facts)) = removed {
             return Ok(Attr { nlink: 0, ..self.shown.attr(ino, &facts) });

@@ -1,5 +1,4 @@
-//! An open object: reads of the version that was there when it was opened, and changes, which go to
-//! a draft.
+//! An open object: reads of the version present at its open, and changes, which go to a draft.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,9 +29,9 @@ use crate::volume::{VolumeFile, Whence};
 /// `O_DSYNC`, which `O_SYNC` includes.
 const O_DSYNC: u32 = 0o10_000;
 
-/// An open object. It shows the version that was there when it was opened; what of it is not
-/// cached cannot be read any more once the store has another. What is changed through one open
-/// file all others of the volume show.
+/// An open object. It shows the version present when it was opened. Uncached parts cannot be read
+/// any more once the store has another version. Changes made through one open file are shown by all
+/// others of the volume.
 #[derive(Debug)]
 pub(super) struct OpenFile {
     node: NodeId,
@@ -43,11 +42,11 @@ pub(super) struct OpenFile {
     /// None where the kernel keeps no pages.
     kernel_copy: Option<Arc<KernelCopy>>,
     errors: ErrorCursor,
-    /// (A) It is counted among those that write the content. Relaxed: it is swapped once.
+    /// (A) It is counted as a writer of the content. Relaxed: it is swapped once.
     is_writing: AtomicBool,
     group: Arc<Group>,
     _charge: HandleCharge,
-    /// None on a volume that is read only.
+    /// `None` on a read-only volume.
     drafts: Option<Arc<Drafts>>,
     /// Last: it may be the last reference to the engine, to which all other fields release memory.
     objects: Arc<Objects>,
@@ -84,17 +83,17 @@ impl OpenFile {
         }
     }
 
-    /// Returns the object that is open.
+    /// Returns the open object.
     pub(super) fn object(&self) -> &Arc<Content> {
         &self.content
     }
 
-    /// Returns whether it has changes that the store has not.
+    /// Returns whether it has unsaved changes.
     fn is_unsaved(&self) -> bool {
         self.content.draft().is_some_and(|draft| draft.is_unsaved())
     }
 
-    /// Returns whether it has changes that a close has yet to store, or accept.
+    /// Returns whether it has changes that a close must still store or accept.
     pub(super) fn is_unaccepted(&self) -> bool {
         self.content.draft().is_some_and(|draft| draft.is_unaccepted())
     }
@@ -173,7 +172,7 @@ impl OpenFile {
         Ok(written)
     }
 
-    /// Stores what the store has not, and reports what could not be stored, once.
+    /// Stores the unsaved changes, and reports each failed upload once.
     fn store(&self) -> Result<(), VfsError> {
         let stored = match &self.drafts {
             Some(drafts) => drafts.save(&self.content, &self.group),
@@ -184,20 +183,21 @@ impl OpenFile {
         Ok(stored?)
     }
 
-    /// Notes that it writes no more. Returns whether it did, and no other open file does.
+    /// Notes that it writes no more. Returns whether it was the last writer.
     fn end_writing(&self) -> bool {
         self.is_writing.swap(false, Ordering::Relaxed) && self.content.end_writing()
     }
 
-    /// Has a change by name stored, after which no close comes: `at_once`, or if another open file
-    /// writes it, by the close of that one.
+    /// Has a change by name stored, since no close follows it: now, if `at_once` or if no other
+    /// open file writes the object; else by the close of the other file.
     pub(super) fn store_by_name(&self, at_once: bool) -> Result<(), VfsError> {
         let is_last = self.end_writing();
         if is_last || at_once { self.store() } else { Ok(()) }
     }
 
-    /// Changes attributes. Where they are not stored with the objects, they are with what is being
-    /// written, and beside that only remembered; so are those of a file that has no name any more.
+    /// Changes attributes. Where they are not stored with the objects, they are stored along with
+    /// unsaved bytes, and otherwise only remembered. For a file without a name they are only
+    /// remembered.
     fn change_attributes(&self, group: &Arc<Group>, change: &SetAttr) -> Result<(), VfsError> {
         let change_labels = |labels: &mut FileLabels| {
             labels.attributes.change(change);
@@ -227,7 +227,7 @@ impl OpenFile {
 }
 
 impl Drop for OpenFile {
-    /// On any thread, also on one that must not wait for a store: what is not stored stays on the
+    /// Runs on any thread, also on one that must not wait for a store: unsaved drafts stay on the
     /// volume's list.
     fn drop(&mut self) {
         self.end_writing();
@@ -262,7 +262,7 @@ impl VolumeFile for OpenFile {
     }
     fn step_read(&self, group: &Arc<Group>, read: StartedRead) -> Result<ReadStep<'_>, VfsError> {
         let _asking = Asking::of(group);
-        // One that began before there was a draft goes on with the object.
+        // A read begun before there was a draft goes on with the object.
         Ok(self.content.file_of(&read).step_read(group, read, &self.readahead)?)
     }
 
@@ -283,7 +283,7 @@ impl VolumeFile for OpenFile {
     fn write(&self, group: &Arc<Group>, offset: u64, data: &[u8], kill: bool) -> Result<usize, VfsError> {
         let (at, written) = self.write_to((!self.is_append()).then_some(offset), group, (data, kill))?;
         if at != offset {
-            // The kernel took another place for the end.
+            // The kernel assumed another end of the file.
             self.drop_kernel_pages(offset, written as u64, Box::new(|| {}));
         }
         Ok(written)
@@ -297,7 +297,7 @@ impl VolumeFile for OpenFile {
         Ok(done)
     }
 
-    /// Stores what was written, at a `close` of a descriptor.
+    /// Stores the written data, at a `close` of a descriptor.
     ///
     /// # Errors
     /// As [`fsync`](Self::fsync).
@@ -309,7 +309,7 @@ impl VolumeFile for OpenFile {
     }
 
     fn closed(&self) {
-        // Before it looks for news: a change by name that comes later is stored by itself.
+        // Before it looks for news: a later change by name is stored by itself.
         self.end_writing();
         let has_news = self.content.draft().is_some_and(|draft| draft.has_news());
         if has_news
@@ -321,7 +321,7 @@ impl VolumeFile for OpenFile {
         }
     }
 
-    /// Stores what was written.
+    /// Stores the written data.
     ///
     /// # Errors
     /// The store's and the staging disk's, each once per open, and `EIO` when the object was
@@ -352,7 +352,7 @@ impl VolumeFile for OpenFile {
             return Err(Errno::OPNOTSUPP.into());
         }
         if kind.is_empty() && !grows {
-            // Room beyond the end, which an object cannot have, and which no claim is for.
+            // Room beyond the end: an object cannot have any, and no claim covers it.
             return Ok(());
         }
         let (drafts, draft) = self.draft(group, u64::MAX)?;
@@ -422,7 +422,7 @@ impl VolumeFile for OpenFile {
         let (len, is_writable) = (self.content.file().len(), self.is_writable());
         let is_cached = copy.is_cached(|| copy.pages.are_worth_caching(&self.group, len, is_writable));
         self.content.set_kept_above(is_cached);
-        // What the kernel has of the node is of the version that is open.
+        // The kernel's pages of the node are of the open version.
         if is_cached { KernelCaching::Keep } else { KernelCaching::Bypass }
     }
 

@@ -1,5 +1,5 @@
-//! The streams that are open, attached or not: one that may go on has to know when the version that
-//! it stands on is replaced here, by a renaming or by a change of attributes.
+//! The open streams, attached or not. A stream that may go on must know when its base version is
+//! replaced here, by a rename or by a change of attributes.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -33,8 +33,8 @@ impl OpenStreams {
         true
     }
 
-    /// Has those that stand on a version stand on another, of the same bytes, which has `labels` if
-    /// these have changed. By the thread that has the turn of the node.
+    /// Gives the streams based on version `from` the base version `to`. It has the same bytes, and
+    /// `labels` if these have changed. The caller holds the turn of the node.
     pub(super) fn rebase(
         &self,
         node: NodeId,

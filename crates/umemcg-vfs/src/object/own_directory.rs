@@ -1,8 +1,8 @@
-//! Directories that hold what is this daemon's alone: drafts, records, notes.
+//! Directories of this daemon alone: drafts, records, notes.
 //!
-//! Their names can be foreseen. Where others may write to the directory above, such as `/tmp`, one
-//! of them may make such a name first, as a directory of theirs or a link, and have the daemon read
-//! and write what they like.
+//! Their names can be foreseen. If others may write to the directory above, such as `/tmp`, another
+//! user may make such a name first, as a directory or a link. The daemon would then read and write
+//! files of that user's choice.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io;
@@ -18,7 +18,7 @@ const OTHERS_WRITE: u32 = 0o022;
 /// Makes a directory, unless it is there, and checks it.
 ///
 /// # Errors
-/// The host's; `PermissionDenied` if it is another's, a link, or one that others may write to.
+/// The host's; `PermissionDenied` if it is another user's, a link, or writable for others.
 pub(super) fn make_own(dir: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(dir) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),

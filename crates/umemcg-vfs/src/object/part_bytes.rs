@@ -1,5 +1,5 @@
-//! The bytes of a part of an object on their way to the store: chunks, which are shared and not
-//! copied, and each of which is charged for as long as anything holds it, a store's client too.
+//! The bytes of a part of an object on their way to the store, in chunks. A chunk is shared, not
+//! copied, and is charged for as long as anything holds it, a store's client too.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ const CHUNK_BYTES_MIN: usize = 4 << 10;
 /// Longest chunk.
 const CHUNK_BYTES_MAX: usize = 256 << 10;
 
-/// What a chunk is charged as.
+/// The charge of a chunk.
 #[derive(Debug)]
 pub(super) enum ChunkCharge {
     Own {
         _slab: Slab,
     },
-    /// Of the whole rest of a part, of a group that has no room.
+    /// A share in the charge for the whole rest of a part, for a group without room.
     OfPart {
         _room: Arc<UploadCharge>,
     },
@@ -37,7 +37,7 @@ pub struct Chunk(Arc<Held>);
 
 struct Held {
     bytes: Vec<u8>,
-    /// None in tests. After the bytes: what is charged is there at least as long.
+    /// `None` in tests. After the bytes: the charge is there at least as long as they are.
     _charge: Option<ChunkCharge>,
 }
 
@@ -54,7 +54,7 @@ impl AsRef<[u8]> for Chunk {
 }
 
 impl From<Vec<u8>> for PartBytes {
-    /// Returns bytes that are charged elsewhere, or not at all.
+    /// Returns bytes charged elsewhere, or not at all.
     fn from(bytes: Vec<u8>) -> Self {
         Self { len: bytes.len(), chunks: vec![Chunk(Arc::new(Held { bytes, _charge: None }))] }
     }
@@ -89,7 +89,7 @@ impl PartBytes {
         done == into.len()
     }
 
-    /// Returns how many bytes the next chunk is to have.
+    /// Returns the length of the next chunk, in bytes.
     pub(super) fn next_chunk_bytes(&self) -> usize {
         self.len.clamp(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
     }
@@ -100,8 +100,8 @@ impl PartBytes {
         self.chunks.push(Chunk(Arc::new(held)));
     }
 
-    /// Takes as many bytes as there is room for. Returns their number. A chunk that something else
-    /// holds has no room.
+    /// Takes as many bytes as there is room for. Returns their number. A chunk held elsewhere has
+    /// no room.
     pub(super) fn fill(&mut self, bytes: &[u8]) -> usize {
         let last = self.chunks.last_mut().and_then(|chunk| Arc::get_mut(&mut chunk.0));
         let Some(held) = last else { return 0 };

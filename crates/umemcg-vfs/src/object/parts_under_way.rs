@@ -1,5 +1,5 @@
-//! The parts of a stream that are on their way to the store: how many there are, and whether one
-//! has failed. Threads of the store tell their ends, and writers wait for these.
+//! The parts of a stream on their way to the store: how many there are, and whether one has failed.
+//! Threads of the store report their ends, and writers wait for these.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ struct Counted {
 }
 
 impl PartsUnderWay {
-    /// Counts a part that is about to be sent.
+    /// Counts a part about to be sent.
     pub(super) fn begin(self: &Arc<Self>) -> PartEnd {
         self.parts.lock().nr += 1;
         let me = Arc::clone(self);

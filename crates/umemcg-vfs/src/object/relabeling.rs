@@ -1,7 +1,7 @@
-//! A change of what is stored beside the bytes of a file.
+//! A change of the labels of a file.
 //!
-//! What is being written takes the change along. Otherwise the metadata of the object are replaced
-//! where the store can do that, and where it cannot, the object is stored anew.
+//! A file being written takes the change along. Otherwise the metadata of the object are replaced,
+//! or where the store cannot do that, the object is stored anew.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,8 +27,8 @@ pub(super) struct Relabeling<'a> {
 }
 
 impl Relabeling<'_> {
-    /// Makes it. May sleep for memory, the disk and the store. What is not in the store when this
-    /// returns is with the next `fsync` or `close`.
+    /// Makes it. May sleep for memory, the disk and the store. A change not in the store when this
+    /// returns is stored by the next `fsync` or `close`.
     ///
     /// # Errors
     /// Those of `change`; `ESTALE` when the object was replaced meanwhile; as a write's.
@@ -53,7 +53,7 @@ impl Relabeling<'_> {
         Ok(draft.change_labels(&changing, change)?)
     }
 
-    /// Replaces the metadata of an object, by the thread that has its turn.
+    /// Replaces the metadata of an object. The caller holds its turn.
     fn replace(&self) -> Result<(), VfsError> {
         let Self { drafts, node, content, change, .. } = *self;
         let objects = &drafts.objects;

@@ -19,10 +19,10 @@ use crate::attr::{Entry, NodeId};
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
 
-/// Most keys of a directory that is renamed.
+/// Most keys of a renamed directory.
 const NR_KEYS_MAX: usize = 1000;
 
-/// Longest object that is copied: no longer one can be with one request.
+/// Longest object to copy: the limit of one request.
 const COPY_BYTES_MAX: u64 = 5 << 30;
 
 /// See the module text.
@@ -51,7 +51,7 @@ impl Renaming<'_> {
         }
     }
 
-    /// Checks, with the turns, that both names are as they were.
+    /// Checks that both names are as they were. The caller holds the turns.
     ///
     /// # Errors
     /// `ESTALE`, `EAGAIN`.
@@ -87,11 +87,11 @@ impl Renaming<'_> {
             let tree = objects.tree.lock();
             (tree.path(node)?, tree.get(node)?.facts.clone())
         };
-        // Whatever comes of it, an answer may be lost.
+        // Whatever the result, the answer may be lost.
         replaced.inspect(|replaced| replaced.expect_object());
         objects.tree.lock().note_changed(self.to.0);
         let expected = if self.must_be_new { Expected::Absent } else { Expected::Anything };
-        // Whether the old object is still there, and is not what another program has stored.
+        // Whether the old object is still there, and was not replaced by another program.
         let is_ours: Box<dyn Fn() -> Result<bool, Errno>>;
         let mut copied_from = None;
         match (content.as_ref(), draft.filter(|draft| draft.is_unsaved())) {
@@ -106,7 +106,7 @@ impl Renaming<'_> {
             _ => {
                 let Facts::Object(info) = &facts else { return Err(Errno::STALE.into()) };
                 let copied = self.copy(&key, info, new_key, &expected).inspect_err(|errno| {
-                    // The kernel looks the name up again, and finds what is there now.
+                    // The kernel looks the name up again, and finds the new version.
                     if matches!(*errno, Errno::STALE | Errno::NOENT) {
                         objects.unlink_node(node, Instant::now());
                     }
@@ -117,7 +117,7 @@ impl Renaming<'_> {
                 copied_from = Some(info);
             }
         }
-        // What was, or is being, written meanwhile.
+        // Bytes were, or are being, written meanwhile.
         if let Some(draft) = draft.filter(|draft| draft.is_noted()) {
             draft.follow(new_key)?;
         }
@@ -131,8 +131,8 @@ impl Renaming<'_> {
         Ok(())
     }
 
-    /// Forgets what was found under the old name until it was deleted in the store; not a file that
-    /// was made there.
+    /// Forgets a node found under the old name before the deletion in the store, but not a file
+    /// newly made there.
     fn forget_old(&self) {
         let (objects, (parent, name), at) = (&self.volume.objects, self.from, Instant::now());
         let is_new = {
@@ -145,7 +145,7 @@ impl Renaming<'_> {
         }
     }
 
-    /// Deletes an object that has a new name, in the version that was copied if one was.
+    /// Deletes the object of the old name; after a copy, only in the copied version.
     fn delete_old(&self, key: &str, copied: Option<&ObjectInfo>) -> Result<(), Errno> {
         let objects = &self.volume.objects;
         let deleted = match copied {
@@ -181,9 +181,9 @@ impl Renaming<'_> {
         Ok(there.is_some_and(|there| there.is_same(info)))
     }
 
-    /// Gives the node its new name, and has it stand for a copy, if one was made: at once, so that
-    /// no content is made of the old object under the new name. A node that has lost its old name,
-    /// since another program has replaced the object and a lookup has seen that, gets none.
+    /// Gives the node its new name, and its copy, if one was made: at once, so that no content is
+    /// made of the old object under the new name. A node without its old name gets none: another
+    /// program has replaced the object, and a lookup has seen that.
     fn rename_in_tree(&self, node: NodeId, copied: Option<(&str, &ObjectInfo)>) {
         let Some(lists) = self.volume.objects.lists() else { return };
         let removed = {
@@ -193,14 +193,14 @@ impl Renaming<'_> {
             }
             tree.note_emptied(self.from.0);
             tree.note_changed(self.to.0);
-            // What is below a directory, too.
+            // Listings below a renamed directory are outdated, too.
             self.volume.objects.open_listings.outdate_all();
             tree.rename(lists, node, self.from, self.to)
         };
         self.volume.objects.dispose(removed);
     }
 
-    /// Has open streams that stand on a version go on with its copy.
+    /// Has open streams based on a version go on with its copy.
     fn rebase_streams(&self, node: NodeId, from: &ObjectInfo, copied: &ObjectInfo) {
         if let Some(drafts) = &self.volume.drafts {
             let copied = self.volume.objects.shown.kept(copied);
@@ -215,7 +215,7 @@ impl Renaming<'_> {
         if let Facts::Object(known) = &mut found.facts {
             let attributes = info.attributes.or(known.attributes);
             *known = ObjectInfo { attributes, ..info.clone() };
-            // What was asked for under the old name says nothing of it.
+            // Answers about the old name say nothing of it.
             found.told = Told { at: Instant::now(), thread: 0 };
         }
         if let Some(content) = &found.content {
@@ -262,7 +262,7 @@ impl Renaming<'_> {
             match self.copy(key, info, &to, &Expected::Anything) {
                 Ok(copied) => drop(moved.insert(to, (info.clone(), copied))),
                 Err(errno) => {
-                    // The object of a directory that was there stays.
+                    // The object of an existing directory stays.
                     let is_new = |key: &str| target.is_none() || key != new_prefix;
                     let copies = moved.iter().map(|(key, (_, copied))| (key.as_str(), copied));
                     self.delete_all(copies.filter(|(key, _)| is_new(key)));
@@ -278,8 +278,7 @@ impl Renaming<'_> {
         Ok(())
     }
 
-    /// Deletes objects that were copied, but what another program has stored in their place
-    /// meanwhile.
+    /// Deletes copied objects, except new versions stored meanwhile by another program.
     fn delete_copied(&self, prefix: &str, copied: &[(String, ObjectInfo)]) -> Result<(), Errno> {
         let there: BTreeMap<_, _> = self.keys_below(prefix)?.into_iter().collect();
         let is_same =
@@ -288,7 +287,7 @@ impl Renaming<'_> {
         self.delete_all(ours).map_or(Ok(()), Err)
     }
 
-    /// Stores what is being written below a prefix; waits for room `until` then.
+    /// Stores unsaved files below a prefix; waits for room `until` then.
     fn store_below(&self, prefix: &str, until: Instant) -> Result<(), Errno> {
         let drafts = self.volume.drafts()?;
         if let Some(streams) = &self.volume.streams {
@@ -304,7 +303,7 @@ impl Renaming<'_> {
         Ok(())
     }
 
-    /// Has the records of what was written meanwhile say the new names.
+    /// Puts the new names into the records of files written meanwhile.
     fn follow_below(&self, prefix: &str) -> Result<(), Errno> {
         for content in self.volume.drafts()?.unsaved() {
             let Some(draft) = content.draft().filter(|draft| draft.key().starts_with(prefix)) else {
@@ -337,19 +336,19 @@ impl Renaming<'_> {
         Ok(keys)
     }
 
-    /// Deletes objects, up to the first that the store does not delete. Returns why.
+    /// Deletes objects, up to the first failure. Returns its error.
     fn delete_all<'k>(&self, objects: impl Iterator<Item = (&'k str, &'k ObjectInfo)>) -> Option<Errno> {
         for (key, info) in objects {
             if let Err(error) = left_alone(self.volume.objects.bucket.delete_version(key, info)) {
-                // Each further one may take its longest time, and others wait.
+                // Each further request may take its longest time, and others wait.
                 return Some(self.volume.objects.failures.report(&error));
             }
         }
         None
     }
 
-    /// Has what is known below a renamed directory stand for the copies of it: not of another
-    /// version, which another program has stored meanwhile.
+    /// Makes the known nodes below a renamed directory stand for their copies, except nodes of
+    /// another version, stored meanwhile by another program.
     fn move_known(&self, node: NodeId, moved: &BTreeMap<String, (ObjectInfo, ObjectInfo)>) {
         let below = self.volume.objects.tree.lock().below(node);
         for node in below {
@@ -366,14 +365,14 @@ impl Renaming<'_> {
                     self.move_object(&mut self.volume.objects.tree.lock(), node, (&key, copy));
                     self.rebase_streams(node, &info, copy);
                 }
-                // It came, changed or was removed meanwhile.
+                // It appeared, changed or was removed meanwhile.
                 None => self.volume.objects.unlink_node(node, Instant::now()),
             }
         }
     }
 }
 
-/// Takes it well that another program has stored another object meanwhile, which stays.
+/// Accepts that another program has stored another object meanwhile, which stays.
 fn left_alone(deleted: Result<(), BucketError>) -> Result<(), BucketError> {
     match deleted {
         Err(BucketError::Changed(_)) => Ok(()),

@@ -1,8 +1,8 @@
-//! What an earlier daemon accepted is taken over when the volume is opened: its files are shown at
-//! once under their names, and are stored in the background, on the conditions that they were
-//! accepted with.
+//! Takes over the drafts accepted by an earlier daemon when the volume is opened. Their files are
+//! shown at once under their names. They are stored in the background, on the conditions of their
+//! acceptance.
 //!
-//! Their writers are not known any more, so the root group pays until they are stored.
+//! Their writers are no longer known, so the root group pays until they are stored.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,7 +19,7 @@ use super::node::{Facts, NodeCharge, Told};
 use crate::attr::NodeId;
 use crate::error::{VfsError, VolumeError};
 
-/// Takes over all that was accepted. What no file can be shown for is moved to `lost/`.
+/// Takes over all accepted drafts. A draft that cannot be shown as a file is moved to `lost/`.
 ///
 /// # Errors
 /// [`VolumeError::Staging`] without memory or descriptors, or for the disk; then all is as before.
@@ -30,7 +30,7 @@ pub(super) fn adopt_all(drafts: &Drafts, bucket: &Arc<dyn Bucket>) -> Result<(),
         return Ok(());
     }
     drafts.objects.lists_or(|| name_shrinker::register(&drafts.objects));
-    // Of two of one name, which there are not, the newer one counts.
+    // Two drafts of one name should not exist; of these the newer one counts.
     for (serial, record) in accepted.iter().rev() {
         let DraftState::Accepted(promise) = &record.state else { continue };
         match adopt(drafts, *serial, record, promise) {
@@ -63,7 +63,7 @@ fn adopt(drafts: &Drafts, serial: u64, record: &DraftRecord, promise: &Promise) 
     entered
 }
 
-/// Enters the directories of a path, and counts a lookup of each, which is noted in `above`.
+/// Enters the directories of a path. Counts a lookup of each, and notes its node in `above`.
 fn enter_directories(drafts: &Drafts, path: &str, above: &mut Vec<NodeId>) -> Result<NodeId, VfsError> {
     let objects = &drafts.objects;
     let (effort, root) = (objects.reclaim_effort(), objects.engine.root());

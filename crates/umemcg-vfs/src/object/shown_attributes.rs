@@ -1,5 +1,5 @@
-//! How the files of a volume are shown: with the attributes that are stored with their objects, or
-//! all with the same.
+//! How the files of a volume are shown: with attributes stored with their objects, or all with the
+//! same.
 
 use super::bucket::{Metadata, ObjectInfo};
 use super::file_attributes::{DIRECTORY, FileAttributes, REGULAR, changes_attributes};
@@ -13,26 +13,26 @@ const BLOCK_BYTES: u32 = 128 << 10;
 /// See the module text.
 #[derive(Debug)]
 pub(super) struct ShownAttributes {
-    /// They are stored with the objects, and asked for: a listing does not tell them.
+    /// Attributes are stored with the objects, and requested: a listing does not include them.
     pub(super) are_stored: bool,
-    /// The user and the group of a file of which nothing else is known.
+    /// The user and the group of a file without stored ones.
     pub(super) owner: (u32, u32),
-    /// The time of a directory of which nothing else is known.
+    /// The time of a directory without a stored one.
     pub(super) since: Timestamp,
 }
 
 impl ShownAttributes {
-    /// Returns those of a file that was changed last at a time.
+    /// Returns the attributes of a file last changed at a time.
     pub(super) fn of_file(&self, time: Timestamp) -> FileAttributes {
         FileAttributes::new(REGULAR | 0o644, self.owner, time)
     }
 
-    /// Returns those of a directory.
+    /// Returns the attributes of a directory.
     pub(super) fn of_directory(&self) -> FileAttributes {
         FileAttributes::new(DIRECTORY | 0o755, self.owner, self.since)
     }
 
-    /// Returns those of a directory whose object has these metadata.
+    /// Returns the attributes of a directory whose object has these metadata.
     pub(super) fn in_directory(&self, metadata: &Metadata) -> FileAttributes {
         FileAttributes::of(metadata, &self.of_directory())
     }
@@ -42,7 +42,7 @@ impl ShownAttributes {
         if self.are_stored { changes_attributes(change) } else { change.mtime.is_some() }
     }
 
-    /// Returns what is stored beside the bytes of an object.
+    /// Returns the labels of an object.
     pub(super) fn labels(&self, info: &ObjectInfo) -> FileLabels {
         let (none, usual) = (Metadata::new(), self.of_file(info.modified));
         let metadata = info.metadata.as_deref().unwrap_or(&none);
@@ -52,7 +52,7 @@ impl ShownAttributes {
         }
     }
 
-    /// As [`labels`](Self::labels), of a file that was written here with these metadata.
+    /// As [`labels`](Self::labels), for a file written here with these metadata.
     pub(super) fn labels_here(&self, metadata: &Metadata) -> FileLabels {
         let usual = self.of_file(Timestamp::now());
         let told = FileLabels::of(metadata, &usual);
@@ -63,8 +63,7 @@ impl ShownAttributes {
         }
     }
 
-    /// Returns what is kept of the facts about an object: with its attributes, if it has some of
-    /// its own.
+    /// Returns the facts to keep about an object: with its own attributes, if it has any.
     pub(super) fn kept(&self, info: &ObjectInfo) -> ObjectInfo {
         let usual = self.of_file(info.modified);
         let told = info.metadata.as_deref().filter(|_| self.are_stored);

@@ -2,15 +2,15 @@
 
 use std::path::PathBuf;
 
-/// A file that holds what is not in the store.
+/// A file on the staging disk whose content is not in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StagedFile {
-    /// The key that it was written as; empty if that is not known.
+    /// The key it was written as; empty if unknown.
     pub key: String,
     /// The file.
     pub path: PathBuf,
     /// Its length in bytes.
     pub bytes: u64,
-    /// It will not be stored any more: another change came first, or a daemon ended before.
+    /// It will never be stored: another change came first, or a daemon ended before storing it.
     pub is_lost: bool,
 }

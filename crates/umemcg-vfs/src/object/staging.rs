@@ -8,10 +8,10 @@
 //!     lost/         drafts that did not reach the store, with their records
 //! ```
 //!
-//! Nothing is deleted here that is not in the store, unless its name was removed. Of what a daemon
-//! finds of one that ended early, the accepted is stored (`replay`); the rest is moved to `lost/`,
-//! and is listed with the volume. A record without bytes is of an upload in parts that could not be
-//! ended yet; the next start does it.
+//! A file is deleted here only when it is in the store or its name was removed. After a daemon has
+//! ended early, the next one stores its accepted drafts (`replay`), moves the others to `lost/` and
+//! lists them with the volume. A record without bytes belongs to a multipart upload that could not
+//! be aborted yet; the next start does it.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -36,9 +36,9 @@ use crate::error::VolumeError;
 use crate::host::directory::HostDirectory;
 use crate::volume_config::{IoMode, Resolve, VolumeConfig};
 
-/// Drafts in `lost/` that are listed, at most.
+/// Most drafts in `lost/` that are listed.
 const NR_LISTED_MAX: usize = 1000;
-/// The subdirectory of what did not reach the store.
+/// The subdirectory of drafts that did not reach the store.
 const LOST: &str = "lost";
 /// Longest readable part of the subdirectory's name.
 const NAME_BYTES: usize = 64;
@@ -52,15 +52,16 @@ pub(super) struct Staging {
     /// (A) The next number. Relaxed: only uniqueness matters.
     next: AtomicU64,
     lost: LeafMutex<Vec<StagedFile>>,
-    /// Of the disk; apart from the store's, which would take each other's turns.
+    /// Failures of the disk. Apart from the store's, so that neither takes the other's turns in the
+    /// log.
     failures: FailureLog,
-    /// What an earlier daemon accepted, by number, until it is taken.
+    /// Drafts accepted by an earlier daemon, by number, until they are taken over.
     accepted: LeafMutex<Vec<(u64, DraftRecord)>>,
 }
 
 impl Staging {
-    /// Opens the subdirectory of a volume, and sets aside what an earlier daemon left there, but
-    /// for what it accepted. Ends uploads that it had begun.
+    /// Opens the subdirectory of a volume. Sets aside the drafts of an earlier daemon, except the
+    /// accepted ones, and aborts its multipart uploads.
     ///
     /// # Errors
     /// [`VolumeError::Staging`], and [`VolumeError::InUse`] if another daemon has it.
@@ -79,7 +80,7 @@ impl Staging {
         for own in [&dir, &dir.join(LOST)] {
             make_own(own).map_err(failed)?;
         }
-        // Uploads read what was written a moment before: the kernel is not to drop it by itself.
+        // Uploads read recently written bytes, so the kernel must not drop them by itself.
         let io_mode = IoMode::DropBehind;
         let config = VolumeConfig { resolve: Resolve::Names, io_mode, ..VolumeConfig::new(&dir) };
         let host_dir = HostDirectory::open_as(store_id, &config)?;
@@ -116,7 +117,7 @@ impl Staging {
         }))
     }
 
-    /// Returns that something else failed there while the volume was opened.
+    /// Returns the error of any other failure to open the volume.
     pub(super) fn failure(&self, bucket: &Arc<dyn Bucket>, errno: Errno) -> VolumeError {
         VolumeError::Staging { url: bucket.url().to_owned(), dir: self.dir.clone(), errno }
     }
@@ -126,8 +127,8 @@ impl Staging {
         self.failures.report_disk(&self.dir, errno)
     }
 
-    /// Creates the file of a draft, after its record: bytes without one would be kept at the next
-    /// start.
+    /// Creates the file of a draft, after its record: the next start would keep bytes without a
+    /// record.
     pub(super) fn create(&self, record: &DraftRecord) -> io::Result<(u64, OwnedFd)> {
         let serial = self.next.fetch_add(1, Ordering::Relaxed);
         self.write_record(serial, record, false)?;
@@ -137,21 +138,21 @@ impl Staging {
         Ok((serial, created.inspect_err(|_| self.remove_record(serial))?))
     }
 
-    /// Opens the file of a draft that an earlier daemon accepted.
+    /// Opens the file of a draft accepted by an earlier daemon.
     pub(super) fn reopen(&self, serial: u64) -> io::Result<OwnedFd> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         Ok(rustix::fs::openat(&*self.host_dir.root, serial.to_string(), flags, Mode::empty())?)
     }
 
-    /// Takes what an earlier daemon accepted, the newest last.
+    /// Takes the drafts accepted by an earlier daemon, the newest last.
     pub(super) fn take_accepted(&self) -> Vec<(u64, DraftRecord)> {
         std::mem::take(&mut self.accepted.lock())
     }
 
-    /// Replaces the record of a draft, `durably` if it has to be there after a power cut.
+    /// Replaces the record of a draft; `durably` if it must survive a power cut.
     pub(super) fn write_record(&self, serial: u64, record: &DraftRecord, durably: bool) -> io::Result<()> {
         let fresh = self.dir.join(format!("{serial}.new"));
-        // A full disk shall not fill up with them.
+        // Temporary records must not pile up on a full disk.
         self.replace_record(&fresh, serial, (record, durably)).inspect_err(|_| remove(&fresh))
     }
 
@@ -170,8 +171,8 @@ impl Staging {
         if durably { File::open(&self.dir)?.sync_all() } else { Ok(()) }
     }
 
-    /// Deletes the bytes of a draft, before its record: bytes without one would be kept at the next
-    /// start.
+    /// Deletes the bytes of a draft, before its record: the next start would keep bytes without a
+    /// record.
     pub(super) fn remove_bytes(&self, serial: u64) {
         remove(&self.path_of(serial));
     }
@@ -181,7 +182,7 @@ impl Staging {
         remove(&record_path(&self.dir, serial));
     }
 
-    /// Keeps a draft that will not be stored. Returns where its bytes are.
+    /// Moves a draft to `lost/`: it will not be stored. Returns the path of its bytes.
     pub(super) fn lose(&self, serial: u64, key: &str) -> PathBuf {
         let record = read_record(&record_path(&self.dir, serial));
         let has_upload = record.is_some_and(|record| record.upload.is_some());
@@ -206,7 +207,7 @@ impl Staging {
         self.dir.join(serial.to_string())
     }
 
-    /// Returns what will not be stored any more.
+    /// Returns the lost drafts.
     pub(super) fn lost(&self) -> Vec<StagedFile> {
         self.lost.lock().clone()
     }
@@ -215,7 +216,7 @@ impl Staging {
 /// The numbers of the drafts in a directory.
 struct Found {
     serials: Vec<u64>,
-    /// The highest, also of what is lost.
+    /// The highest number, lost drafts included.
     last: u64,
 }
 
@@ -240,9 +241,9 @@ fn serials_in(dir: &Path) -> io::Result<Vec<u64>> {
     Ok(serials)
 }
 
-/// Ends an upload that a draft had begun, deletes the draft if it is in the store, and moves any
-/// other to `lost/`, but for an accepted one, whose record is returned. The record stays if the
-/// upload cannot be ended yet.
+/// Aborts the multipart upload of a draft, if one was begun. Then deletes the draft if it is in the
+/// store, returns its record if it was accepted, and otherwise moves it to `lost/`. The record
+/// stays if the upload cannot be aborted yet.
 fn set_aside(dir: &Path, serial: u64, bucket: &Arc<dyn Bucket>) -> io::Result<Option<DraftRecord>> {
     let _ = fs::remove_file(dir.join(format!("{serial}.new")));
     let mut record = read_record(&record_path(dir, serial));
@@ -281,18 +282,18 @@ fn remove(path: &Path) {
     }
 }
 
-/// Moves a draft, durably. Its record stays, too, if it `has_upload` that is to be ended.
+/// Moves a draft to `lost/`, durably. If it `has_upload` to abort, a copy of its record stays.
 fn move_to_lost(dir: &Path, serial: u64, has_upload: bool) -> io::Result<PathBuf> {
     let lost = dir.join(LOST);
     let path = lost.join(serial.to_string());
-    // The record first: it is found by what is left behind.
+    // The record first: after a crash in between, the next start finds the bytes left behind.
     let (record, moved) = (record_path(dir, serial), record_path(&lost, serial));
     let moving = if has_upload { fs::copy(&record, &moved).map(drop) } else { fs::rename(&record, &moved) };
     match moving {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => fs::rename(dir.join(serial.to_string()), &path)?,
     }
-    // Of what was not accepted, nothing need have been durable before.
+    // The bytes of a draft that was not accepted may not be durable yet.
     for kept in [&path, &moved] {
         match File::open(kept) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -305,7 +306,7 @@ fn move_to_lost(dir: &Path, serial: u64, has_upload: bool) -> io::Result<PathBuf
     Ok(path)
 }
 
-/// Returns what is in `lost/`, as far as it is listed, and how many bytes all of it has.
+/// Returns the drafts in `lost/`, as far as they are listed, and the bytes of all of them.
 fn list_lost(dir: &Path) -> io::Result<(Vec<StagedFile>, u64)> {
     let (mut listed, mut all_bytes) = (Vec::new(), 0);
     for entry in fs::read_dir(dir.join(LOST))? {
@@ -334,7 +335,7 @@ fn record_path(dir: &Path, serial: u64) -> PathBuf {
     dir.join(format!("{serial}.{RECORD}"))
 }
 
-/// Writes a block, so that a directory that is full or read-only is told at the mount.
+/// Writes a block, so that a full or read-only directory is reported at the mount.
 fn try_to_write(dir: &Path) -> io::Result<()> {
     let path = dir.join("try");
     let written = File::create(&path).and_then(|mut file| {
@@ -345,8 +346,8 @@ fn try_to_write(dir: &Path) -> io::Result<()> {
     written
 }
 
-/// Returns the name of a volume's subdirectory: what can be read of the URL, and a hash of URL and
-/// server, which stays the same from release to release.
+/// Returns the name of a volume's subdirectory: the URL in readable form, and a hash of URL and
+/// server. It stays the same from release to release.
 pub(super) fn subdirectory_of(url: &str, endpoint: Option<&str>) -> String {
     let kept = |c: char| if c.is_ascii_alphanumeric() || c == '.' || c == '_' { c } else { '-' };
     let mut readable: String = url.replace("://", "-").chars().map(kept).collect();

@@ -1,5 +1,5 @@
-//! The room in a staging directory: how much the drafts of a volume may take on disk, and each
-//! tenant of it.
+//! The room in a staging directory: how much disk the drafts of a volume may take, and those of
+//! each tenant.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use umemcg_base::LeafMutex;
 
 use crate::host::descriptor_share::tenant;
 
-/// The least that a draft counts for: its file and its record.
+/// The least charge of a draft: its file and its record.
 const DRAFT_BYTES_MIN: u64 = 8 << 10;
 /// Of the room, one tenant may take three quarters.
 const TENANT_QUARTERS: u64 = 3;
@@ -31,13 +31,13 @@ struct Used {
 }
 
 impl StagingRoom {
-    /// Creates the room of a directory in which lost drafts have `taken_bytes`.
+    /// Creates the room of a directory whose lost drafts have `taken_bytes`.
     pub(super) fn new(max_bytes: u64, taken_bytes: u64) -> Arc<Self> {
         let used = Used { bytes: taken_bytes, by_tenant: HashMap::new() };
         Arc::new(Self { max_bytes, used: LeafMutex::new(used) })
     }
 
-    /// Returns the bytes that are taken.
+    /// Returns the bytes taken.
     #[cfg(test)]
     fn used_bytes(&self) -> u64 {
         self.used.lock().bytes
@@ -56,7 +56,7 @@ impl StagingRoom {
         Ok(())
     }
 
-    /// Takes bytes that are taken on the disk already.
+    /// Counts bytes already on the disk, without a limit.
     fn count(&self, tenant: &Arc<Group>, bytes: u64) {
         let mut used = self.used.lock();
         used.bytes = used.bytes.saturating_add(bytes);
@@ -99,7 +99,7 @@ impl RoomClaim {
         Ok(Self { room: Arc::clone(room), tenant, bytes: LeafMutex::new(bytes) })
     }
 
-    /// As [`take`](Self::take), for a draft that is there already, whether there is room or not.
+    /// As [`take`](Self::take), for a draft already on the disk, whether there is room or not.
     pub(super) fn take_anyway(room: &Arc<StagingRoom>, group: &Arc<Group>, len: u64) -> Self {
         let tenant = Arc::clone(tenant(group));
         let bytes = bytes_of(len);
@@ -134,7 +134,7 @@ impl RoomClaim {
         Ok(())
     }
 
-    /// Gives back what a draft of this length does not need.
+    /// Gives back the excess over a draft of this length.
     pub(super) fn shrink(&self, len: u64) {
         let wanted = bytes_of(len);
         let excess = {
@@ -146,7 +146,7 @@ impl RoomClaim {
         self.room.give(&self.tenant, excess);
     }
 
-    /// Keeps the room for good: what it is for stays on disk.
+    /// Keeps the room for good: its draft stays on disk.
     pub(super) fn keep(&self) {
         *self.bytes.lock() = 0;
     }
@@ -159,7 +159,7 @@ impl Drop for RoomClaim {
     }
 }
 
-/// Returns what a draft of this length counts for.
+/// Returns the bytes counted for a draft of this length.
 fn bytes_of(len: u64) -> u64 {
     len.saturating_add(DRAFT_BYTES_MIN)
 }

@@ -1,17 +1,17 @@
-//! A stream: an object that is written from its first byte to its last, with no copy on a disk.
+//! A stream: an object written from its first byte to its last, without a copy on a disk.
 //!
-//! Its bytes are in memory until the store has them, charged before they come, in parts. The thread
-//! that has the turn of the node works on it.
+//! Its bytes are in memory, in parts, until the store has them. They are charged before they
+//! arrive. Only the thread holding the turn of the node works on the stream.
 //!
-//! 1. It is begun for a new file, or for one that is cut to nothing. The old object stays until the
-//!    new one is stored.
-//! 2. Up to one part is kept, and goes with one PUT at a `close` or `fsync` that finds it changed.
-//! 3. With the next byte an upload in parts begins. A part that is full is sent while the next one
-//!    is filled; with two under way a writer waits for one of them: so it writes at the store's
-//!    rate. A group that has no room waits for its parts sooner, and with none under way has the
-//!    rest of one part at the cost of the group above it.
+//! 1. It is begun for a new file, or for a file cut to nothing. The old object stays until the new
+//!    one is stored.
+//! 2. Up to one part is kept. A `close` or `fsync` that finds it changed stores it with one PUT.
+//! 3. With the next byte a multipart upload begins. A full part is sent while the next one is
+//!    filled. With two parts under way a writer waits for one of them, so it writes at the store's
+//!    rate. A group without room waits for its parts sooner; with none under way it has the rest of
+//!    one part at the cost of its parent.
 //! 4. It ends *whole*, when its parts are completed; *failed*, when the store does not take it; or
-//!    *nameless*, when its name is gone: what is written then is accepted and forgotten.
+//!    *nameless*, when its name is gone: later writes are then accepted and forgotten.
 
 use std::sync::Arc;
 
@@ -34,18 +34,18 @@ use crate::attr::{NodeId, Timestamp};
 use crate::handle_charge::HandleCharge;
 use crate::slab::Slab;
 
-/// Parts under way at once, at most.
+/// Most parts under way at once.
 const NR_UNDER_WAY_MAX: usize = 2;
 /// Most parts of an upload: S3's limit.
 const NR_PARTS_MAX: u64 = 10_000;
-/// The memory of what is known of a part that the store has, and how many are charged at once.
+/// The memory for the record of a stored part, and the number of records charged at once.
 const PART_RECORD_BYTES: u64 = 160;
 const NR_RECORDS: u64 = 64;
 
-/// Why a stream does not go on.
+/// Why a stream cannot go on.
 #[derive(Debug)]
 pub(super) enum StreamError {
-    /// What was asked for cannot be done, or not now.
+    /// The operation is impossible, or impossible now.
     Refused(Errno),
     /// The store does not take it.
     Store(BucketError),
@@ -63,17 +63,17 @@ impl From<BucketError> for StreamError {
     }
 }
 
-/// The group that pays for what comes, and how hard room is made for it.
+/// The group that pays for new bytes, and the reclaim effort to make room for them.
 pub(super) struct Payer<'a> {
     pub(super) engine: &'a Engine,
     pub(super) effort: ReclaimEffort,
     pub(super) group: &'a Arc<Group>,
 }
 
-/// What has become of a stream.
+/// The fate of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StreamFate {
-    /// It takes more.
+    /// It takes more bytes.
     Open,
     /// Its parts are completed.
     Whole,
@@ -91,7 +91,7 @@ pub(super) struct Stream {
     pub(super) content: Arc<Content>,
     bucket: Arc<dyn Bucket>,
     notes: Option<Arc<UploadNotes>>,
-    /// What the marks of its uploads begin with.
+    /// The prefix of its upload marks.
     marks: String,
     progress: LeafMutex<Progress>,
     under_way: Arc<PartsUnderWay>,
@@ -103,36 +103,36 @@ struct Progress {
     size: u64,
     /// Counts changes.
     nr_changes: u64,
-    /// As many as the store has, or was last asked to take.
+    /// The numbers of changes in the store, and in the last attempt to store them.
     nr_stored: u64,
     nr_tried: u64,
     /// The answer to an upload may have been lost.
     is_unsure: bool,
-    /// An upload has failed, or the name was lost, and the writer was not told yet.
+    /// An upload has failed, or the name was lost, and the writer has not got the error yet.
     untold: Option<Errno>,
     /// It was closed before anything was written.
     was_closed_empty: bool,
-    /// The version that is replaced; none for a new object.
+    /// The version to replace; `None` for a new object.
     base: Option<ObjectInfo>,
     labels: FileLabels,
-    /// They have changed since the upload in parts was begun with them.
+    /// The labels have changed since the multipart upload was begun with them.
     is_relabelled: bool,
     filling: Filling,
     upload: Option<Arc<dyn PartedUpload>>,
     nr_parts: u64,
-    /// For what is known of the parts.
+    /// The charges for the records of the parts.
     records: Vec<HandleCharge>,
 }
 
-/// The part that is being filled.
+/// The part being filled.
 #[derive(Debug, Default)]
 struct Filling {
     bytes: PartBytes,
-    /// Charged for the rest of it at once, and how much of that is left.
+    /// The charge for the rest of the part at once, and its unused bytes.
     room: Option<(Arc<UploadCharge>, usize)>,
 }
 
-/// The bytes of a stream that goes with one PUT.
+/// The bytes of a stream stored with one PUT.
 #[derive(Debug)]
 struct OnePart(PartBytes);
 
@@ -153,7 +153,7 @@ impl ObjectSource for OnePart {
 }
 
 impl Stream {
-    /// Returns one that replaces `base`; `is_changed` if it is to be stored although nothing comes.
+    /// Creates a stream to replace `base`; `is_changed` if it is to be stored even without a write.
     pub(super) fn new(
         (node, content): (NodeId, Arc<Content>),
         (bucket, notes): (&Arc<dyn Bucket>, Option<&Arc<UploadNotes>>),
@@ -182,23 +182,23 @@ impl Stream {
         Arc::new(Self { node, content, bucket, notes, marks, progress, under_way: Arc::default() })
     }
 
-    /// Returns what has become of it.
+    /// Returns its fate.
     pub(super) fn fate(&self) -> StreamFate {
         self.progress.lock().fate
     }
 
-    /// Returns how many bytes have come.
+    /// Returns the number of bytes written to it.
     pub(super) fn size(&self) -> u64 {
         self.progress.lock().size
     }
 
-    /// Returns whether it takes more, and has what the store has not.
+    /// Returns whether it takes more bytes, and has unsaved changes.
     pub(super) fn is_unsaved(&self) -> bool {
         let progress = self.progress.lock();
         progress.fate == StreamFate::Open && progress.nr_changes != progress.nr_stored
     }
 
-    /// Returns whether it has what the store was not even asked to take.
+    /// Returns whether it has changes that were not even sent to the store.
     pub(super) fn has_news(&self) -> bool {
         let progress = self.progress.lock();
         let is_in_parts = progress.upload.is_some();
@@ -210,7 +210,7 @@ impl Stream {
         self.progress.lock().nr_stored > 0
     }
 
-    /// Returns whether an upload in parts goes on.
+    /// Returns whether a multipart upload is under way.
     pub(super) fn is_in_parts(&self) -> bool {
         self.progress.lock().upload.is_some()
     }
@@ -221,7 +221,7 @@ impl Stream {
         progress.base.is_some() || progress.nr_tried > 0
     }
 
-    /// Notes a close. Returns whether nothing was written, to what replaces an object: a shell
+    /// Notes a close. Returns whether it replaces an object and nothing was written yet: a shell
     /// closes one of two descriptors before it writes to the other.
     pub(super) fn note_close(&self) -> bool {
         let mut progress = self.progress.lock();
@@ -245,13 +245,13 @@ impl Stream {
         ObjectInfo { size: progress.size, modified, etag, metadata: None, attributes: Some(attributes) }
     }
 
-    /// Returns whether the object that the store has of it, or that it replaces, is this one.
+    /// Returns whether its base version, replaced or stored by it, is this object.
     pub(super) fn stands_on(&self, info: &ObjectInfo) -> bool {
         self.progress.lock().base.as_ref().is_none_or(|base| base.is_same(info))
     }
 
-    /// Stands on another version, if it stands on this one, with labels that it has if it has not
-    /// changed.
+    /// Makes `to` its base version, if that is `from`. Takes over `labels`, unless it has unsaved
+    /// changes.
     pub(super) fn rebase(&self, from: &ObjectInfo, to: &ObjectInfo, labels: Option<&FileLabels>) {
         let mut progress = self.progress.lock();
         if progress.base.as_ref().is_some_and(|base| base.is_same(from)) {
@@ -262,16 +262,16 @@ impl Stream {
         }
     }
 
-    /// Returns what is stored beside its bytes.
+    /// Returns its labels.
     pub(super) fn labels(&self) -> FileLabels {
         self.progress.lock().labels.clone()
     }
 
-    /// Changes what is stored beside its bytes, by the thread that has the turn.
+    /// Changes its labels. The caller holds the turn.
     ///
     /// # Errors
-    /// Those of `change`; `EOPNOTSUPP` where the store was told already, and cannot replace them;
-    /// `EIO` when nothing of it is stored any more.
+    /// Those of `change`; `EOPNOTSUPP` where an upload has begun with the old labels and the store
+    /// cannot replace them; `EIO` when nothing of it will be stored any more.
     pub(super) fn change_labels(&self, change: LabelChange<'_>) -> Result<(), Errno> {
         let mut progress = self.progress.lock();
         if progress.fate == StreamFate::Failed {
@@ -290,7 +290,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Appends bytes, by the thread that has the turn. Returns how many were taken. May sleep for
+    /// Appends bytes. Returns the number of bytes taken. The caller holds the turn. May sleep for
     /// memory and for the store.
     ///
     /// # Errors
@@ -349,12 +349,12 @@ impl Stream {
         let bytes = filling.bytes.next_chunk_bytes().min(rest);
         let charge = self.charge(payer, (bytes, rest), &mut filling.room)?;
         filling.bytes.add_room(bytes, charge);
-        // An allocation may be longer than was asked for.
+        // An allocation may be longer than requested.
         Ok(filling.bytes.fill(&data[..data.len().min(bytes)]))
     }
 
-    /// Charges so many bytes; or if there is no room, and nothing under way to wait for, the rest
-    /// of the part.
+    /// Charges `bytes`; or without room, and with nothing under way to wait for, the rest of the
+    /// part.
     fn charge(
         &self,
         payer: &Payer<'_>,
@@ -385,7 +385,7 @@ impl Stream {
         Ok(ChunkCharge::OfPart { _room: charge })
     }
 
-    /// Begins to send the part that is filled.
+    /// Begins to send the full part.
     fn send(&self, payer: &Payer<'_>, key: &str) -> Result<(), StreamError> {
         assert_no_locks_held("a part of an upload");
         let upload = self.begin(key)?;
@@ -404,7 +404,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Returns the upload in parts, which it begins if there is none.
+    /// Returns the multipart upload; begins it if there is none.
     fn begin(&self, key: &str) -> Result<Arc<dyn PartedUpload>, StreamError> {
         if let Some(upload) = self.progress.lock().upload.clone() {
             return Ok(upload);
@@ -417,7 +417,7 @@ impl Stream {
         Ok(upload)
     }
 
-    /// Returns with what and under which condition it is stored.
+    /// Returns the metadata and the condition to store it with.
     fn conditions(&self) -> (Vec<(String, String)>, Expected) {
         let mut progress = self.progress.lock();
         progress.nr_tried = progress.nr_changes;
@@ -426,13 +426,13 @@ impl Stream {
         (metadata, progress.base.clone().map_or(Expected::Absent, Expected::Same))
     }
 
-    /// Stands on what the store has, if that is of an upload whose answer was lost.
+    /// Makes the stored object its base version, if it comes from an upload whose answer was lost.
     fn find_own(&self, key: &str) -> Result<(), BucketError> {
         if !self.progress.lock().is_unsure {
             return Ok(());
         }
         let nr_stored = self.progress.lock().nr_stored;
-        // Older numbers are in copies that another program has made.
+        // Older numbers are in copies made by another program.
         let is_own = |there: &ObjectInfo| number_of(there, &self.marks).is_some_and(|nr| nr > nr_stored);
         let own = self.bucket.find(key)?.filter(is_own);
         let mut progress = self.progress.lock();
@@ -443,8 +443,9 @@ impl Stream {
         Ok(())
     }
 
-    /// Stores what the store has not, by the thread that has the turn, and returns the facts about
-    /// the object; `None` if there was nothing to do, or if it is in parts and not to `end`.
+    /// Stores the unsaved changes, and returns the facts about the object. `None` if there was
+    /// nothing to do, or if a multipart upload is under way and not to `end`. The caller holds the
+    /// turn.
     ///
     /// # Errors
     /// `EOPNOTSUPP` when the object is stored, but not with its last attributes; the store's.
@@ -506,7 +507,7 @@ impl Stream {
         if is_relabelled { self.relabel(key, info) } else { Ok(info) }
     }
 
-    /// Replaces the labels that the upload was begun with.
+    /// Replaces the labels from the beginning of the upload.
     fn relabel(&self, key: &str, info: ObjectInfo) -> Result<ObjectInfo, StreamError> {
         let metadata = self.labels().to_metadata();
         if !self.bucket.replaces_metadata(info.size) {
@@ -518,8 +519,8 @@ impl Stream {
         })
     }
 
-    /// Notes that bytes have come, and clears the set-id bits where the system asks for that. The
-    /// time that an upload in parts was begun with stays.
+    /// Notes that bytes were written, and with `kill_set_id` clears the set-id bits. Once a
+    /// multipart upload has begun, the times stay.
     pub(super) fn touch(&self, kill_set_id: bool) {
         let now = Timestamp::now();
         let mut progress = self.progress.lock();
@@ -536,7 +537,7 @@ impl Stream {
         progress.is_relabelled |= is_in_parts && is_changed;
     }
 
-    /// Begins again with nothing, by the thread that has the turn.
+    /// Begins again with no bytes. The caller holds the turn.
     ///
     /// # Errors
     /// `EOPNOTSUPP` once a part was sent.
@@ -552,9 +553,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Ends it without an object, by the thread that has the turn: nothing of it is stored any
-    /// more. A writer is told so by `errno`, if there is one, at the next occasion. May sleep for
-    /// the store.
+    /// Ends it without an object: nothing of it will be stored. The writer gets `errno`, if there
+    /// is one, from its next call. The caller holds the turn. May sleep for the store.
     pub(super) fn end(&self, fate: StreamFate, errno: Option<Errno>) {
         let (upload, old) = {
             let mut progress = self.progress.lock();
@@ -573,15 +573,15 @@ impl Stream {
         }
     }
 
-    /// Returns what a writer was not told yet.
+    /// Takes the error that the writer has not got yet.
     ///
     /// # Errors
-    /// That.
+    /// This error.
     pub(super) fn take_untold(&self) -> Result<(), Errno> {
         self.progress.lock().untold.take().map_or(Ok(()), Err)
     }
 
-    /// Takes over attributes that were stored beside it since it was stored.
+    /// Takes over attributes stored with the object after the stream.
     pub(super) fn learn(&self, info: &ObjectInfo) {
         if let Some(attributes) = info.attributes {
             self.progress.lock().labels.attributes = attributes;

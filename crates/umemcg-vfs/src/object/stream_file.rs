@@ -1,11 +1,11 @@
-//! An open file that is written as a stream.
+//! An open file written as a stream.
 //!
-//! A `close` stores what goes with one request. What goes in parts is ended by a close of the
-//! process that has opened the file: a child that has its descriptor closes it, too, while others
-//! go on writing. The last close of any process ends it at last.
+//! A `close` stores a file that fits one request. A multipart upload is completed by a close of the
+//! process that opened the file: a child with its descriptor closes it, too, while others go on
+//! writing. The last close of any process completes it at last.
 //!
-//! Processes in other pid namespaces than the daemon's have no number here. Of those only a shell
-//! is known, by its close of one of two descriptors before anything is written.
+//! Processes in other pid namespaces than the daemon's have no number here. Of these only a shell
+//! is recognised, by its close of one of two descriptors before any write.
 
 use std::sync::{Arc, OnceLock};
 
@@ -33,7 +33,7 @@ pub(super) struct StreamFile {
     stream: Arc<Stream>,
     ino: u64,
     flags: OFlags,
-    /// That has opened it; 0 if it is not known.
+    /// The process that opened the file; 0 if unknown.
     process: u32,
     /// The number of its table of descriptors, if it closed one before anything was written.
     lock_owner: OnceLock<u64>,
@@ -43,7 +43,7 @@ pub(super) struct StreamFile {
     streams: Arc<Streams>,
 }
 
-/// Returns the process of a thread; 0 if it is not known.
+/// Returns the process of a thread; 0 if unknown.
 fn process_of(thread: u32) -> u32 {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
     let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
@@ -72,7 +72,7 @@ impl StreamFile {
         }
     }
 
-    /// Returns the result of what the writer has asked for, or what it was not told yet.
+    /// Returns the result of the writer's call, or an error that it has not got yet.
     fn told<T>(&self, result: Result<T, VfsError>) -> Result<T, VfsError> {
         let untold = self.stream.take_untold();
         let value = result?;
@@ -84,7 +84,7 @@ impl StreamFile {
         self.told(self.streams.store(&self.stream, &self.group, end))
     }
 
-    /// Returns whether it may be the process that has opened the file.
+    /// Returns whether the closing process may be the one that opened the file.
     fn opened(&self, closer: Closer) -> bool {
         if self.process != 0 {
             return process_of(closer.thread) == self.process;
@@ -128,7 +128,7 @@ impl StreamFile {
 }
 
 impl Drop for StreamFile {
-    /// On any thread, also on one that must not wait for a store.
+    /// Runs on any thread, also on one that must not wait for a store.
     fn drop(&mut self) {
         self.streams.leave(&self.stream);
         self.streams.drafts.objects.unpin(self.stream.node);
@@ -154,7 +154,7 @@ impl VolumeFile for StreamFile {
     }
 
     /// # Errors
-    /// `EOPNOTSUPP`: what was written is not kept.
+    /// `EOPNOTSUPP`: written bytes are not kept.
     fn read(&self, _: &Arc<Group>, _: u64, _: usize) -> Result<PinnedPages<'_>, VfsError> {
         self.refuse()
     }
@@ -198,7 +198,7 @@ impl VolumeFile for StreamFile {
         }
     }
 
-    /// Stores what was written. What goes in parts takes no more then.
+    /// Stores the written bytes. A multipart upload is completed and takes no more.
     fn fsync(&self, _: bool) -> Result<(), VfsError> {
         self.store(true)
     }

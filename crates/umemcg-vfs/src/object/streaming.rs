@@ -1,5 +1,5 @@
-//! How a volume without a staging directory comes to its streams: by making a file, by opening one
-//! to replace it, and by what is asked of the name of one that is being written.
+//! How a volume without a staging directory begins its streams: by making a file, by opening one to
+//! replace it, and by calls on the name of a file being written.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,7 +23,7 @@ use crate::handle_charge::HandleCharge;
 use crate::volume::VolumeFile;
 
 impl ObjectVolume {
-    /// Returns the stream that stands for a file.
+    /// Returns the stream attached to a file.
     pub(super) fn stream_of(&self, node: NodeId) -> Option<(&Arc<Streams>, Arc<Stream>)> {
         let streams = self.streams.as_ref()?;
         Some((streams, streams.of(node)?))
@@ -96,12 +96,12 @@ impl ObjectVolume {
         Ok(Some((entry, Arc::new(file))))
     }
 
-    /// Stores a file that is about to be renamed, if it is being written. See [`Streams::settle`].
+    /// Stores a file about to be renamed, if it is being written. See [`Streams::settle`].
     pub(super) fn settle_stream(&self, node: NodeId, group: &Arc<Group>) -> Result<(), VfsError> {
         self.streams.as_ref().map_or(Ok(()), |streams| streams.settle(node, group))
     }
 
-    /// Notes that a file that is being written has lost its name. See [`Streams::lose_name`].
+    /// Notes that a file being written has lost its name. See [`Streams::lose_name`].
     pub(super) fn lose_stream(&self, node: NodeId) {
         if let Some((streams, stream)) = self.stream_of(node) {
             streams.lose_name(&stream);

@@ -1,9 +1,9 @@
-//! The streams of a volume: how one is begun, stored and given up, and which of them stand for
+//! The streams of a volume: how they are begun, stored and given up, and which of them represent
 //! files that are not in the store.
 //!
-//! Such a stream is *attached* to its node, which is kept, and shown as it is being written. One at
-//! a time is: it is detached when the store has what was written, although its file may still be
-//! open, and attached again if that goes on.
+//! Such a stream is *attached* to its node, which is kept and shows the state of the stream. A node
+//! has one attached stream at a time. It is detached when the store has all its bytes, although its
+//! file may still be open, and attached again if writes go on.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,9 +31,9 @@ use crate::error::VfsError;
 #[derive(Debug)]
 pub(super) struct Streams {
     pub(super) drafts: Arc<Drafts>,
-    /// Of their uploads.
+    /// The notes of their multipart uploads.
     notes: Option<Arc<UploadNotes>>,
-    /// (A) The number of the next one. Relaxed: only uniqueness matters.
+    /// (A) The number of the next stream. Relaxed: only uniqueness matters.
     next: AtomicU64,
     attached: LeafMutex<BTreeMap<NodeId, Arc<Stream>>>,
 }
@@ -83,12 +83,12 @@ impl Streams {
         Ok(self.make((node, content), (None, FileLabels::new(attributes)), true))
     }
 
-    /// Returns a stream in place of an object that is open; `is_cut` if the object is to be
-    /// replaced although nothing comes. May sleep for the store.
+    /// Returns a stream to replace an open object; `is_cut` if the object is to be replaced even
+    /// without a write. May sleep for the store.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for one that has bytes and is not cut; `EBUSY` when another stream stands for
-    /// it; those of [`Drafts::labels_of`].
+    /// `EOPNOTSUPP` for an object with bytes that is not cut; `EBUSY` when another stream is
+    /// attached; those of [`Drafts::labels_of`].
     pub(super) fn replace(
         &self,
         node: NodeId,
@@ -109,10 +109,10 @@ impl Streams {
         Ok(stream)
     }
 
-    /// Has a stream stand for its file.
+    /// Attaches a stream to its file.
     ///
     /// # Errors
-    /// `EBUSY` when another does; `ESTALE` when the object is another one by now.
+    /// `EBUSY` when another stream is attached; `ESTALE` when the object was replaced meanwhile.
     pub(super) fn attach(&self, stream: &Arc<Stream>) -> Result<(), Errno> {
         let was_removed = {
             let mut tree = self.objects().tree.lock();
@@ -141,7 +141,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Lists a stream that the tree has for its file, by the thread that has the turn.
+    /// Lists a stream already attached in the tree. The caller holds the turn.
     pub(super) fn note_attached(&self, stream: &Arc<Stream>) {
         self.attached.lock().insert(stream.node, Arc::clone(stream));
     }
@@ -157,9 +157,9 @@ impl Streams {
         }
     }
 
-    /// Ends what an open file has begun and not stored. Never waits: an upload in parts is ended by
-    /// another thread. With the last open stream goes a node whose inode may have pages of a
-    /// version before.
+    /// Detaches the stream of a closed file and gives up its unsaved bytes. Never waits: another
+    /// thread aborts a multipart upload. If the inode may have pages of an older version, the node
+    /// goes with its last open stream.
     pub(super) fn leave(&self, stream: &Stream) {
         let is_last = self.drafts.open_streams.remove(stream);
         self.detach(stream);
@@ -172,13 +172,13 @@ impl Streams {
         }
     }
 
-    /// Returns the stream that stands for a file.
+    /// Returns the stream attached to a file.
     pub(super) fn of(&self, node: NodeId) -> Option<Arc<Stream>> {
         self.objects().tree.lock().stream_of(node)
     }
 
-    /// Lets a file be opened, unless a stream stands for it. One that was closed before anything
-    /// was written is stored for that. May sleep for the store.
+    /// Lets a file be opened, unless a stream is attached to it. A stream closed before any write
+    /// is stored first. May sleep for the store.
     ///
     /// # Errors
     /// `EBUSY`; the store's.
@@ -219,7 +219,7 @@ impl Streams {
         appended.map_err(|error| self.failed(stream, &key, error).into())
     }
 
-    /// Attaches a stream that is open, by the thread that has the turn. Returns its key.
+    /// Attaches an open stream. Returns its key. The caller holds the turn.
     fn begin_change(&self, stream: &Arc<Stream>) -> Result<String, Errno> {
         if stream.fate() == StreamFate::Open {
             self.attach(stream).map_err(|errno| if errno == Errno::STALE { Errno::IO } else { errno })?;
@@ -230,8 +230,8 @@ impl Streams {
         }
     }
 
-    /// Stores what the store has not; with `end` also what goes in parts, which takes no more then.
-    /// May sleep for the store.
+    /// Stores the unsaved changes. With `end`, also completes a multipart upload; the stream then
+    /// takes no more bytes. May sleep for the store.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -259,7 +259,8 @@ impl Streams {
                 self.stored(stream, &info);
                 Ok(())
             }
-            // One part is kept, and can be stored the next time, unless there is another object.
+            // A single part is kept, and can be stored the next time, unless there is another
+            // object.
             Err(StreamError::Store(error))
                 if !stream.is_in_parts() && !matches!(error, BucketError::Changed(_)) =>
             {
@@ -289,8 +290,8 @@ impl Streams {
                 found.content.take()
             })
         };
-        // The kernel's inode of this node has pages of the version before if that is mapped. The
-        // stream has the old content, too, if it was begun in its place.
+        // If the old version is mapped, the kernel's inode of this node has pages of it. The stream
+        // holds the old content, too, if it was begun in its place.
         let is_open = old.as_ref().is_some_and(|old| {
             let nr_own = 1 + usize::from(Arc::ptr_eq(old, &stream.content));
             Arc::strong_count(old) > nr_own
@@ -300,14 +301,14 @@ impl Streams {
         if is_open && stream.fate() == StreamFate::Whole {
             self.objects().unlink_node(stream.node, Instant::now());
         } else if is_open && let Ok(found) = self.objects().tree.lock().get_mut(stream.node) {
-            // It may go on, and keeps its node until it is left.
+            // The stream may go on, and keeps its node until it is left.
             found.has_old_pages = true;
         }
     }
 
-    /// Gives a stream up that the store does not take, by the thread that has the turn, and forgets
-    /// its node: the name stands for what the store has. Returns what to tell the writer, which is
-    /// told at the next occasion if this is another's call.
+    /// Gives up a stream refused by the store, and forgets its node: the name belongs to the object
+    /// in the store. The caller holds the turn. Returns the error for the writer. If this is not
+    /// the writer's call, its next call reports the error.
     fn failed(&self, stream: &Stream, key: &str, error: StreamError) -> Errno {
         let error = match error {
             StreamError::Refused(errno) => return errno,
@@ -332,22 +333,22 @@ impl Streams {
         }
     }
 
-    /// Notes that the name of a stream is gone, by the thread that has its turn. May sleep for the
-    /// store.
+    /// Notes that the name of a stream is gone. The caller holds its turn. May sleep for the store.
     pub(super) fn lose_name(&self, stream: &Stream) {
         self.give_up(stream, StreamFate::Nameless, None);
     }
 
-    /// Gives up what could not be stored until its file was closed. May sleep for the store.
+    /// Gives up a stream that could not be stored until its file was closed. May sleep for the
+    /// store.
     pub(super) fn lose(&self, stream: &Stream) {
         let _turn = self.drafts.turn(stream.node);
         self.give_up(stream, StreamFate::Failed, None);
     }
 
-    /// Stores a file that is about to be renamed, by the thread that has its turn.
+    /// Stores a file about to be renamed. The caller holds its turn.
     ///
     /// # Errors
-    /// `EBUSY` for one that goes in parts; as [`write`](Self::write).
+    /// `EBUSY` for a multipart upload under way; as [`write`](Self::write).
     pub(super) fn settle(&self, node: NodeId, group: &Arc<Group>) -> Result<(), VfsError> {
         match self.of(node) {
             Some(stream) if stream.is_in_parts() => Err(Errno::BUSY.into()),
@@ -371,15 +372,14 @@ impl Streams {
         self.attached.lock().keys().copied().collect()
     }
 
-    /// Returns whether a stream stands for its file, and takes more. By the thread that has the
-    /// turn.
+    /// Returns whether a stream is attached, and takes more bytes. The caller holds the turn.
     fn is_attached(&self, stream: &Arc<Stream>) -> bool {
         let attached = self.of(stream.node);
         attached.is_some_and(|attached| Arc::ptr_eq(&attached, stream)) && stream.fate() == StreamFate::Open
     }
 
-    /// Changes what is stored beside the bytes of a file, by its name. Returns false, and changes
-    /// nothing, if the stream does not stand for it any more: its writer may just have ended it.
+    /// Changes the labels of a file, by its name. Returns false, and changes nothing, if the stream
+    /// is no longer attached: its writer may just have ended it.
     ///
     /// # Errors
     /// Those of `change`; as [`Stream::change_labels`].
@@ -409,12 +409,11 @@ impl Streams {
         Ok(true)
     }
 
-    /// Changes a file that is being written, or begins to be again.
+    /// Changes a file being written, or about to be written again.
     ///
     /// # Errors
     /// `EPERM` for another mode or owner where all files have the same; `EOPNOTSUPP` for a length
-    /// that is neither that of the file nor 0, and once a part was sent; as
-    /// [`Stream::change_labels`].
+    /// other than 0 or the file's, and once a part was sent; as [`Stream::change_labels`].
     pub(super) fn set_attributes(&self, stream: &Arc<Stream>, change: &SetAttr) -> Result<(), VfsError> {
         let _turn = self.drafts.turn(stream.node);
         self.set_in_turn(stream, change)
@@ -428,7 +427,7 @@ impl Streams {
         if let Some(len) = change.size {
             self.truncate(stream, len)?;
         }
-        // What is stored, and is not to go on, is changed by its name.
+        // A stored stream that is not to go on is changed by its name.
         if shown.is_changed_by(change) && stream.fate() == StreamFate::Open {
             self.begin_change(stream)?;
             stream.change_labels(&|labels: &mut FileLabels| {
@@ -439,7 +438,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Cuts a file to a length, by the thread that has the turn.
+    /// Cuts a file to a length. The caller holds the turn.
     fn truncate(&self, stream: &Arc<Stream>, len: u64) -> Result<(), VfsError> {
         if len == stream.size() {
             return Ok(());
@@ -453,7 +452,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Stores all that goes with one request; what goes in parts goes on. Returns the first error.
+    /// Stores the streams that fit one request; multipart uploads go on. Returns the first error.
     pub(super) fn store_all(&self) -> Result<(), VfsError> {
         let mut result = Ok(());
         for node in self.nodes() {
@@ -467,7 +466,7 @@ impl Streams {
         result
     }
 
-    /// Gives all up: the volume is gone.
+    /// Gives up all streams: the volume is gone.
     pub(super) fn give_up_all(&self) {
         for node in self.nodes() {
             let _turn = self.drafts.turn(node);

@@ -1,8 +1,8 @@
-//! The names of a volume that are known: those that the kernel refers to, those on the way to them,
-//! and those that are kept for cached pages.
+//! The known names of a volume: names that the kernel refers to, the directories above them, and
+//! names kept for cached pages.
 //!
-//! A name is an inode: an object has no other. One lock guards all of them; nothing is called with
-//! it held, and what an operation removes is handed out and dropped outside.
+//! A name is an inode: an object has no other. One lock guards all of them. Nothing is called with
+//! it held, and names removed by an operation are handed out and dropped outside.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(super) struct Removed {
 }
 
 impl Removed {
-    /// Takes what is left of a name that is gone.
+    /// Takes the remains of a removed name.
     fn of(gone: &mut Node, asked: Option<(OwnerId, u64)>) -> Self {
         let (content, kernel_copy) = (gone.content.take(), gone.kernel_copy.take());
         Self { _content: content, _kernel_copy: kernel_copy, _charge: gone.charge.take(), asked }
@@ -65,7 +65,7 @@ impl Tree {
         Self { nodes: HashMap::from([(NodeId::ROOT, Box::new(root))]) }
     }
 
-    /// Returns a name that is known.
+    /// Returns a known name.
     ///
     /// # Errors
     /// `ESTALE`.
@@ -73,7 +73,7 @@ impl Tree {
         self.nodes.get(&node).filter(|found| !found.is_gone).map(|found| &**found).ok_or(Errno::STALE)
     }
 
-    /// Like [`get`](Self::get), to be changed.
+    /// Like [`get`](Self::get), mutable.
     pub(super) fn get_mut(&mut self, node: NodeId) -> Result<&mut Node, Errno> {
         let found = self.nodes.get_mut(&node).filter(|found| !found.is_gone);
         found.map(|found| &mut **found).ok_or(Errno::STALE)
@@ -97,7 +97,7 @@ impl Tree {
         Ok(names)
     }
 
-    /// Returns the directories above a node, its own first; also of one that has no name any more.
+    /// Returns the directories above a node, its own first; also for a node without a name.
     pub(super) fn above(&self, node: NodeId) -> Vec<NodeId> {
         let parent = |node: &NodeId| self.nodes.get(node).map(|found| found.parent);
         let first = Some(node).filter(|&node| node != NodeId::ROOT).as_ref().and_then(parent);
@@ -141,20 +141,20 @@ impl Tree {
         }
     }
 
-    /// Returns the node of a name that is known.
+    /// Returns the node of a known name.
     pub(super) fn child(&self, parent: NodeId, name: &str) -> Option<(NodeId, &Node)> {
         let node = *self.nodes.get(&parent)?.children.get(name)?;
         Some((node, &**self.nodes.get(&node)?))
     }
 
-    /// Returns whether a name stands for this node.
+    /// Returns whether a name belongs to this node.
     pub(super) fn stands_for(&self, (parent, name): (NodeId, &str), node: NodeId) -> bool {
         self.child(parent, name).is_some_and(|(found, _)| found == node)
     }
 
-    /// Counts a lookup of a name that is known, of which the store told this or, before, less.
-    /// `None` if it has to be [entered](Self::enter): a node stands for one version, so that
-    /// neither attributes nor mappings of two meet in the kernel's inode.
+    /// Counts a lookup of a known name, and takes over newer facts about it. `None` if the name has
+    /// to be [entered](Self::enter) anew: a node has one version, so that neither attributes nor
+    /// mappings of two versions meet in the kernel's inode.
     pub(super) fn count_known(
         &mut self,
         lists: Option<&NameLists>,
@@ -176,8 +176,8 @@ impl Tree {
         Some(node)
     }
 
-    /// Returns the facts about a name as they are known with its attributes, if a listing tells of
-    /// the same version, and nothing that speaks against them.
+    /// Returns the known facts about a name, with its attributes, if a listing shows the same
+    /// version and nothing contradicts them.
     pub(super) fn known_facts(&self, parent: NodeId, name: &str, listed: &Facts) -> Option<Facts> {
         let (_, found) = self.child(parent, name)?;
         let is_as_before = match (&found.facts, listed) {
@@ -190,7 +190,7 @@ impl Tree {
         ((is_as_before || found.is_staged()) && shown.attributes().is_some()).then_some(shown)
     }
 
-    /// Notes that a name was told of a directory: so it is there.
+    /// Notes that the store reported a name in a directory: so the directory exists.
     fn note_below(&mut self, directory: NodeId, told: Told) {
         if let Ok(found) = self.get_mut(directory)
             && told.at > found.told.at
@@ -213,11 +213,11 @@ impl Tree {
         Ok(())
     }
 
-    /// Enters a name as a new node and counts a lookup. What was known by the name is gone then.
+    /// Enters a name as a new node and counts a lookup. The previous node of the name is gone then.
     ///
     /// # Errors
     /// `ESTALE` when the directory is gone, `EAGAIN` when a name was removed from it since the
-    /// store told this; the charge comes back.
+    /// store reported this; the charge comes back.
     pub(super) fn enter(
         &mut self,
         lists: &NameLists,
@@ -246,8 +246,8 @@ impl Tree {
         Ok(replaced)
     }
 
-    /// Notes that a name stood for nothing, or for something else, at a time. What was told later
-    /// stays.
+    /// Notes that a name belonged to nothing, or to something else, at a time. A node known from a
+    /// later report stays.
     pub(super) fn unlink(
         &mut self,
         lists: &NameLists,
@@ -261,7 +261,7 @@ impl Tree {
         self.take_out(lists, parent, name)
     }
 
-    /// Removes a name, whatever the store has told of it.
+    /// Removes a name, whatever the store has reported of it.
     fn remove(&mut self, lists: &NameLists, parent: NodeId, name: &str) -> Vec<Removed> {
         let node = self.child(parent, name).map(|(node, _)| node);
         if let Some(found) = node.and_then(|node| self.nodes.get_mut(&node)) {
@@ -270,8 +270,8 @@ impl Tree {
         self.take_out(lists, parent, name)
     }
 
-    /// Removes the name of a node, unless another has the name by now: the remover may have been
-    /// killed while the store was asked, and no longer keep others from the directory.
+    /// Removes the name of a node, unless another node has it by now: the remover may have been
+    /// killed during a request to the store, and then no longer keeps others out of the directory.
     pub(super) fn remove_node(
         &mut self,
         lists: &NameLists,
@@ -286,12 +286,12 @@ impl Tree {
         self.removed(node).is_some()
     }
 
-    /// Returns a node that is in use, but whose name was removed here, or given to another file.
+    /// Returns a node in use whose name was removed here, or given to another file.
     pub(super) fn removed(&self, node: NodeId) -> Option<&Node> {
         self.nodes.get(&node).filter(|found| found.was_removed).map(|found| &**found)
     }
 
-    /// Like [`get_mut`](Self::get_mut), also one whose name was removed.
+    /// Like [`get_mut`](Self::get_mut), also for a node whose name was removed.
     pub(super) fn get_used_mut(&mut self, node: NodeId) -> Option<&mut Node> {
         let found = self.nodes.get_mut(&node)?;
         (!found.is_gone || found.was_removed).then_some(&mut **found)
@@ -306,7 +306,7 @@ impl Tree {
         self.remove_unreferenced(lists, node)
     }
 
-    /// Notes that a file is not in the store as it is here, and keeps it.
+    /// Notes that a file has unsaved changes, and keeps it.
     ///
     /// # Errors
     /// `ESTALE`.
@@ -322,11 +322,11 @@ impl Tree {
         self.unpin(lists, node, false)
     }
 
-    /// Has a stream stand for a file, and keeps it as [`stage`](Self::stage) does. Returns `false`
-    /// if it does already.
+    /// Attaches a stream to its file, and keeps the file as [`stage`](Self::stage) does. Returns
+    /// `false` if the stream is attached already.
     ///
     /// # Errors
-    /// `EBUSY` when another stream does; `ESTALE`.
+    /// `EBUSY` when another stream is attached; `ESTALE`.
     pub(super) fn attach(&mut self, stream: &Arc<Stream>) -> Result<bool, Errno> {
         let found = self.get_mut(stream.node)?;
         match &found.stream {
@@ -338,7 +338,7 @@ impl Tree {
         Ok(true)
     }
 
-    /// Ends [`attach`](Self::attach), if it was done.
+    /// Ends [`attach`](Self::attach), if the stream is attached.
     pub(super) fn detach(
         &mut self,
         lists: Option<&NameLists>,
@@ -349,7 +349,7 @@ impl Tree {
         Some((attached, self.unstage(lists, stream.node)))
     }
 
-    /// Returns the stream that stands for a file, named or not.
+    /// Returns the stream attached to a file, named or not.
     pub(super) fn stream_of(&self, node: NodeId) -> Option<Arc<Stream>> {
         self.nodes.get(&node)?.stream.clone()
     }
@@ -365,7 +365,7 @@ impl Tree {
         }
     }
 
-    /// Returns the names in a directory that no object has yet, with what they are; in order.
+    /// Returns the names in a directory without an object yet, and their facts; in order.
     pub(super) fn new_names(&self, directory: NodeId) -> Vec<(Arc<str>, Facts)> {
         let Some(found) = self.nodes.get(&directory).filter(|found| found.is_staged()) else {
             return Vec::new();
@@ -398,7 +398,8 @@ impl Tree {
         changed.is_some_and(|changed| changed >= since)
     }
 
-    /// Gives a node another name, unless it has lost the old one. What had that name is gone then.
+    /// Gives a node another name, unless it has lost the old one. The previous node of the new name
+    /// is gone then.
     pub(super) fn rename(
         &mut self,
         lists: &NameLists,
@@ -407,7 +408,7 @@ impl Tree {
         (new_parent, new_name): (NodeId, &str),
     ) -> Vec<Removed> {
         if !self.stands_for((parent, name), node) {
-            // What had the new name is replaced all the same.
+            // The previous node of the new name is replaced all the same.
             return self.remove(lists, new_parent, new_name);
         }
         let mut removed = self.remove(lists, new_parent, new_name);
@@ -431,7 +432,7 @@ impl Tree {
         removed
     }
 
-    /// Returns the nodes below a directory that are known.
+    /// Returns the known nodes below a directory.
     pub(super) fn below(&self, directory: NodeId) -> Vec<NodeId> {
         let (mut below, mut at) = (Vec::new(), 0);
         let mut directory = Some(directory);
@@ -452,8 +453,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Ends [`pin`](Self::pin). The node is kept if it `has_pages`. A draft that is in the store
-    /// goes with the last pin: the store has its bytes.
+    /// Ends [`pin`](Self::pin). The node is kept if it `has_pages`. A stored draft goes with the
+    /// last pin: the store has its bytes.
     pub(super) fn unpin(&mut self, lists: Option<&NameLists>, node: NodeId, has_pages: bool) -> Vec<Removed> {
         let mut removed = Vec::new();
         if let Some(found) = self.nodes.get_mut(&node) {
@@ -489,13 +490,12 @@ impl Tree {
         self.remove_unreferenced(lists, node)
     }
 
-    /// Returns what the kernel keeps of a node, if it may keep anything; also of one that has no
-    /// name any more.
+    /// Returns the kernel's copy of a node, if it may have one; also for a node without a name.
     pub(super) fn kernel_copy(&self, node: NodeId) -> Option<Arc<KernelCopy>> {
         self.nodes.get(&node)?.kernel_copy.clone()
     }
 
-    /// Returns what the kernel keeps of a node: `fresh`, if nothing was noted before.
+    /// Returns the kernel's copy of a node: `fresh`, if none was noted before.
     pub(super) fn kernel_copy_or(
         &mut self,
         node: NodeId,
@@ -510,7 +510,7 @@ impl Tree {
         self.nodes.get(&node).is_some_and(|found| found.nlookup > 0)
     }
 
-    /// Removes a node that is only kept for its pages, of which none is left.
+    /// Removes a node kept only for its pages, once none is left.
     pub(super) fn drop_kept(&mut self, lists: &NameLists, node: NodeId) -> Vec<Removed> {
         match self.nodes.get_mut(&node).filter(|found| found.nlookup == 0) {
             Some(found) => found.is_kept = false,
@@ -519,7 +519,7 @@ impl Tree {
         self.remove_unreferenced(lists, node)
     }
 
-    /// Removes a node that nothing refers to, and the directories that only it referred to.
+    /// Removes an unreferenced node, and the directories that only it referred to.
     fn remove_unreferenced(&mut self, lists: &NameLists, node: NodeId) -> Vec<Removed> {
         let (mut removed, mut at) = (Vec::new(), node);
         while at != NodeId::ROOT && self.nodes.get(&at).is_some_and(|found| !found.is_referenced()) {
@@ -544,14 +544,14 @@ impl Tree {
         removed
     }
 
-    /// Returns what may have pages of a node on which no process is known to work.
+    /// Returns the possible holders of cached pages of a node that no process is known to use.
     pub(super) fn idle(&mut self, node: NodeId) -> Option<Cached> {
         let found = self.nodes.get_mut(&node).filter(|found| found.nlookup > 0 && found.pins == 0)?;
         if found.place.take_used() { None } else { Some(found.cached()) }
     }
 
-    /// Decides whether the kernel is to be asked to forget a node whose content, if it has any, has
-    /// no pages.
+    /// Decides whether to ask the kernel to forget a node. Its content, if it has any, has no
+    /// pages.
     pub(super) fn ask_to_leave(&mut self, node: NodeId, now_ms: u32) -> Leaving {
         let found = self.nodes.get_mut(&node).filter(|found| found.nlookup > 0 && found.pins == 0);
         let Some(found) = found else { return Leaving::Kept };
@@ -586,7 +586,7 @@ impl Tree {
         removed
     }
 
-    /// Returns the number of names that are known, without the root.
+    /// Returns the number of known names, without the root.
     pub(super) fn nr_nodes(&self) -> usize {
         self.nodes.len() - 1
     }

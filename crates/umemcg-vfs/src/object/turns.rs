@@ -1,9 +1,9 @@
-//! Turns: the right to do something for which a lock cannot be held, such as a request to a store.
+//! Turns: exclusive rights for operations that cannot hold a lock, such as a request to a store.
 //!
-//! Alone on a node is what stores its draft, makes or cuts it, notes its first change, and what
-//! removes or renames it. So a file is never stored under a name that it is about to lose. Every
-//! turn keeps the names of what it is for, and of all directories above, as they are. A directory
-//! is renamed by a thread that is alone on all below it; what is elsewhere goes on.
+//! An operation is alone on a node if it stores its draft, makes or cuts it, notes its first
+//! change, or removes or renames the node. So a file is never stored under a name that it is about
+//! to lose. Every turn keeps the names of its nodes, and of all directories above, as they are. A
+//! directory is renamed by a thread alone on everything below it; operations elsewhere go on.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,8 +11,8 @@ use umemcg_base::{Condvar, LeafMutex, assert_no_locks_held};
 
 use crate::attr::NodeId;
 
-/// The turns of a volume. A thread that has one may take any lock, charge, and ask a store. It
-/// takes no other turn, and so waits only for those that came before it.
+/// The turns of a volume. A thread with a turn may take any lock, charge, and ask a store. It takes
+/// no other turn, and so waits only for earlier ones.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     taken: LeafMutex<Taken>,
@@ -21,24 +21,24 @@ pub(super) struct Turns {
 
 #[derive(Debug, Default)]
 struct Taken {
-    /// Threads that wait for a turn.
+    /// Threads waiting for a turn.
     nr_waiting: u32,
-    /// On which a thread is alone.
+    /// Nodes with a thread alone on them.
     alone: HashSet<NodeId>,
-    /// Whose names stay: how many turns each has.
+    /// Nodes whose names stay, with the number of turns of each.
     kept: HashMap<NodeId, usize>,
-    /// Directories on which, and below which, a thread is alone or about to be.
+    /// Directories claimed whole: a thread is alone on and below them, or about to be.
     whole: HashSet<NodeId>,
-    /// Counts the turns that are over in which a node may have come below another directory.
+    /// Counts ended turns that may have moved a node to another directory.
     nr_renamed: u64,
 }
 
-/// What a turn is for.
+/// The purpose of a turn.
 #[derive(Debug, Default)]
 pub(super) struct Claim<'a> {
     /// To be alone on these nodes.
     pub(super) alone: &'a [NodeId],
-    /// To keep the name of this one, and of all above.
+    /// To keep the name of this node, and of all above.
     pub(super) keep: Option<NodeId>,
     /// To be alone on these directories and below them: they are renamed or replaced.
     pub(super) whole: &'a [NodeId],
@@ -52,18 +52,18 @@ pub(super) struct TurnGuard<'t> {
     alone: Vec<NodeId>,
     kept: Vec<NodeId>,
     whole: Vec<NodeId>,
-    /// A file is renamed: it keeps the name of what that comes to.
+    /// A file is renamed: the turn keeps the name of its new directory.
     moves: bool,
 }
 
 impl Turns {
-    /// Waits for a turn, for as long as others have what it is for. `above` returns the directories
-    /// above a node. No lock may be held.
+    /// Waits for a turn, for as long as others conflict with the claim. `above` returns the
+    /// directories above a node. No lock may be held.
     pub(super) fn take(&self, claim: &Claim<'_>, above: impl Fn(NodeId) -> Vec<NodeId>) -> TurnGuard<'_> {
         assert_no_locks_held("a wait for a turn");
         let mut nr_renamed = self.taken.lock().nr_renamed;
         let (mut taken, kept) = loop {
-            // What is renamed is not kept from being renamed.
+            // A directory to be renamed does not keep its own name.
             let below = claim.alone.iter().chain(&claim.keep).copied();
             let mut kept: Vec<NodeId> = below.flat_map(|node| [vec![node], above(node)].concat()).collect();
             kept.extend(claim.whole.iter().copied().flat_map(&above));
@@ -80,17 +80,17 @@ impl Turns {
             if taken.nr_renamed == nr_renamed {
                 break (taken, kept);
             }
-            // They may be below other directories by now.
+            // The nodes may be below other directories by now.
             nr_renamed = taken.nr_renamed;
         };
         taken.alone.extend(claim.alone);
         for &node in &kept {
             *taken.kept.entry(node).or_default() += 1;
         }
-        // From here on no other comes to be below them.
+        // From here on no other turn begins below them.
         taken.whole.extend(claim.whole);
         for directory in claim.whole {
-            // A thread that would rename one to below itself is told so afterwards.
+            // Own keeps do not count: a rename to below itself is refused later.
             let nr_own = kept.iter().filter(|&node| node == directory).count();
             while taken.kept.get(directory).is_some_and(|&nr| nr > nr_own) {
                 self.given.wait(&mut taken);
@@ -103,7 +103,7 @@ impl Turns {
 }
 
 impl Turns {
-    /// Returns the number of threads that wait for a turn.
+    /// Returns the number of threads waiting for a turn.
     pub(super) fn nr_waiting(&self) -> u32 {
         self.taken.lock().nr_waiting
     }

@@ -1,14 +1,14 @@
-//! The notes of the uploads in parts that streams have under way, on a local disk: what a daemon
-//! that was killed leaves in the store is ended by the next volume of the same URL.
+//! Notes about the multipart uploads of streams, on a local disk. The next volume of the same URL
+//! aborts the uploads left in the store by a killed daemon.
 //!
 //! ```text
 //! DIR/s3-bucket-prefix-0123456789abcdef/      of a volume; several daemons may have one
 //!     1234-17.record      an upload of the daemon that has it locked; see `draft_record`
 //! ```
 //!
-//! Nothing is there while nothing is under way. A record that no daemon has locked is of an upload
-//! that could not be ended, or of a daemon that was killed. An upload goes on also when its note
-//! fails: a rule of the store has to end it after a crash.
+//! Without uploads under way nothing is there. A record not locked by any daemon belongs to an
+//! upload that could not be aborted, or to a killed daemon. An upload goes on even if its note
+//! fails: after a crash a lifecycle rule of the store has to abort it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
@@ -26,12 +26,12 @@ use super::failure_log::FailureLog;
 use super::own_directory::check_own;
 use super::staging::subdirectory_of;
 
-/// What a record's name ends with.
+/// The extension of a record's file name.
 const RECORD: &str = "record";
-/// Tries to make a record, when others look whether it is left over.
+/// Most attempts to make a record, when others look whether it is left over.
 const NR_TRIES: u32 = 100;
 
-/// Ends an upload of a key, as [`Bucket::abort_upload`] does.
+/// Aborts an upload of a key, as [`Bucket::abort_upload`] does.
 type Abort<'a> = &'a dyn Fn(&str, &str) -> Result<(), BucketError>;
 
 /// The notes of a volume.
@@ -49,7 +49,7 @@ struct Noted {
     record: LeafMutex<Option<Arc<Record>>>,
 }
 
-/// A file that is locked as long as it is open.
+/// A file locked for as long as it is open.
 #[derive(Debug)]
 struct Record {
     path: PathBuf,
@@ -57,8 +57,8 @@ struct Record {
 }
 
 impl UploadNotes {
-    /// Returns the notes of a bucket's uploads, after it has ended those that no daemon has any
-    /// more. May sleep for the store.
+    /// Returns the notes of a bucket's uploads, after aborting the uploads of daemons that are
+    /// gone. May sleep for the store.
     pub(super) fn open(below: &Path, bucket: &Arc<dyn Bucket>) -> Arc<Self> {
         let dir = below.join(subdirectory_of(bucket.url(), bucket.endpoint()));
         Self::open_at(dir, &|key, upload| bucket.abort_upload(key, upload))
@@ -73,7 +73,7 @@ impl UploadNotes {
         Arc::new(Self { dir, failures: FailureLog::new() })
     }
 
-    /// Returns the note of an upload of this key, which is not made yet.
+    /// Returns the note of an upload of this key, without making a record yet.
     pub(super) fn of(self: &Arc<Self>, key: &str) -> Arc<dyn UploadNote> {
         Arc::new(Noted { notes: Arc::clone(self), key: key.to_owned(), record: LeafMutex::default() })
     }
@@ -88,7 +88,7 @@ impl UploadNotes {
             let path = self.dir.join(name);
             let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
             let file = match made {
-                // Of a process of the same number, before or in another container; or the last
+                // A process of the same number has it, earlier or in another container. Or the last
                 // record has just gone, and the directory with it.
                 Err(error)
                     if matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::NotFound) =>
@@ -98,7 +98,7 @@ impl UploadNotes {
                 made => made?,
             };
             flock(&file, FlockOperation::LockExclusive)?;
-            // One that has just begun looks left over.
+            // A new record looks left over, and may have been removed before it was locked.
             if file.metadata()?.nlink() > 0 {
                 return Ok(Record { path, file });
             }
@@ -119,7 +119,7 @@ impl Noted {
         let text = DraftRecord { key: self.key.clone(), upload, ..DraftRecord::default() }.to_text();
         record.file.write_all_at(text.as_bytes(), 0)?;
         record.file.set_len(text.len() as u64)?;
-        // The id is added to what is durable: until it is, all uploads of the key are meant.
+        // The id is added to a durable record: until it is there, all uploads of the key are meant.
         if is_new {
             record.file.sync_all()?;
             File::open(&self.notes.dir)?.sync_all()?;
@@ -154,7 +154,7 @@ impl Record {
     }
 }
 
-/// Ends the uploads whose records no daemon has locked.
+/// Aborts the uploads whose records are not locked by any daemon.
 fn end_left(dir: &Path, abort: Abort<'_>) -> io::Result<()> {
     check_own(dir)?;
     for entry in fs::read_dir(dir)? {
@@ -165,7 +165,7 @@ fn end_left(dir: &Path, abort: Abort<'_>) -> io::Result<()> {
             });
         }
     }
-    // The last one took it along, unless a daemon was killed in between.
+    // The last removal took it along, unless a daemon was killed in between.
     let _ = fs::remove_dir(dir);
     Ok(())
 }
@@ -181,7 +181,7 @@ fn end_one(path: &Path, abort: Abort<'_>) -> io::Result<()> {
     }
     let mut text = String::new();
     file.read_to_string(&mut text)?;
-    // Without any text it was not begun.
+    // A record without any text: the upload was not begun.
     let record = DraftRecord::parse(&text);
     if record.is_none() && !text.is_empty() {
         return Err(io::ErrorKind::InvalidData.into());
@@ -209,7 +209,7 @@ mod tests {
     }
 
     impl Store {
-        /// Opens the notes as a daemon that starts. Returns the uploads that it has ended.
+        /// Opens the notes as a starting daemon. Returns the uploads aborted by it.
         fn open(&self, dir: &Path) -> (Arc<UploadNotes>, Vec<(String, String)>) {
             let notes = UploadNotes::open_at(dir.to_owned(), &|key, upload| {
                 if self.is_down.get() {
@@ -258,7 +258,7 @@ mod tests {
         let (store, below) = (Store::default(), tempfile::tempdir().unwrap());
         let dir = below.path().join("a");
         let (notes, _) = store.open(&dir);
-        // As the kernel does with the locks of a process that was killed.
+        // As the kernel does with the locks of a killed process.
         drop(under_way(&notes, "a/line\nand more", Some("id")));
         store.is_down.set(true);
         assert_eq!((store.open(&dir).1, fs::read_dir(&dir).unwrap().count()), (vec![], 1));

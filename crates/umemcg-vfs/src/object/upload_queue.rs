@@ -1,6 +1,6 @@
-//! What one volume has to store: which file is next, and when one that failed is tried again.
+//! The upload queue of one volume: which file is next, and when a failed one is tried again.
 //!
-//! Of the tenants that may have a further upload, the one with the fewest under way has the next.
+//! Of the tenants entitled to another upload, the one with the fewest under way has the next.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 const NR_OF_VOLUME_MAX: usize = 8;
 /// Longest pause before an upload is tried again.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// How often an upload is put off because the file is being written.
+/// Most delays of an upload because its file is being written.
 const NR_DELAYS_MAX: u32 = 30;
 
-/// What came of an attempt.
+/// The outcome of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
     Stored,
@@ -26,9 +26,9 @@ pub(super) enum Outcome {
     Failed,
 }
 
-/// Returns whether a member that has `nr` of the `nr_all` uploads under way may begin another,
-/// where there are places for `nr_max`: it has fewer than are free. So one alone takes half of the
-/// places, and those that are stuck leave some to each that comes later.
+/// Returns whether a member with `nr` of the `nr_all` uploads under way may begin another of
+/// `nr_max`: it must have fewer than are free. So a member alone takes half of the places, and
+/// stuck members leave some to each later one.
 pub(super) fn has_share(nr: usize, nr_all: usize, nr_max: usize) -> bool {
     nr < nr_max.saturating_sub(nr_all)
 }
@@ -39,7 +39,7 @@ pub(super) struct UploadQueue {
     /// The first pause.
     pause: Duration,
     jobs: HashMap<u64, Job>,
-    /// Those that wait, by tenant and time.
+    /// Waiting files, by tenant and time.
     due: BTreeMap<usize, BTreeSet<(Instant, u64)>>,
     /// Uploads under way, by tenant.
     running: HashMap<usize, usize>,
@@ -57,12 +57,12 @@ struct Job {
     due: Option<Instant>,
     /// It was put off because the file is being written.
     is_delayed: bool,
-    /// There is more to store since it runs.
+    /// The file was added again while its upload runs.
     is_again: bool,
 }
 
 impl UploadQueue {
-    /// Creates one whose first pause, after an upload that has failed, is this long.
+    /// Creates a queue with this first pause after a failed upload.
     pub(super) fn new(pause: Duration) -> Self {
         Self { pause, jobs: HashMap::new(), due: BTreeMap::new(), running: HashMap::new(), is_proven: false }
     }
@@ -80,7 +80,7 @@ impl UploadQueue {
         });
         job.is_again |= job.is_running;
         let is_new = !job.is_running && job.due.is_none();
-        // Written and closed again: it need not wait any more. A store that failed has its pause.
+        // Written and closed again: it need not wait any more. A failed upload keeps its pause.
         let is_ready = job.is_delayed && !has_failed && job.due.is_some();
         if is_new || is_ready {
             let pause = if has_failed { job.pause } else { Duration::ZERO };
@@ -99,18 +99,18 @@ impl UploadQueue {
         self.running.values().sum()
     }
 
-    /// Returns how many files wait for an upload, also for one that is tried again later.
+    /// Returns the number of files waiting for an upload, retries included.
     pub(super) fn nr_waiting(&self) -> usize {
         self.due.values().map(BTreeSet::len).sum()
     }
 
-    /// Returns when the next upload may begin; `None` while none may before another has ended. A
-    /// volume has one at a time until one has succeeded, and after one that has failed.
+    /// Returns when the next upload may begin; `None` while it must wait for the end of another. A
+    /// volume has one at a time until one has succeeded, and after a failed one.
     pub(super) fn next_due(&self) -> Option<Instant> {
         self.firsts().map(|(_, at, ..)| at).min()
     }
 
-    /// Takes the next upload; with whether it must not be put off any more.
+    /// Takes the next upload; `true` if it must not be put off any more.
     pub(super) fn take(&mut self, now: Instant) -> Option<(u64, bool)> {
         let (_, at, serial, tenant) = self.firsts().filter(|(_, at, ..)| *at <= now).min()?;
         if let Some(of_tenant) = self.due.get_mut(&tenant) {
@@ -125,8 +125,8 @@ impl UploadQueue {
         Some((serial, job.nr_delays >= NR_DELAYS_MAX))
     }
 
-    /// Returns the first of each tenant that may begin an upload: how many the tenant has, when
-    /// this one is due, its number, and the tenant.
+    /// Returns the first file of each tenant entitled to another upload: the tenant's uploads under
+    /// way, the due time, the number of the file, and the tenant.
     fn firsts(&self) -> impl Iterator<Item = (usize, Instant, u64, usize)> {
         let nr_all = self.nr_running();
         let is_closed = !self.is_proven && nr_all > 0;
@@ -138,7 +138,7 @@ impl UploadQueue {
         })
     }
 
-    /// Notes what came of an upload.
+    /// Notes the outcome of an upload.
     pub(super) fn end(&mut self, serial: u64, outcome: Outcome) {
         let Some(job) = self.jobs.get_mut(&serial) else { return };
         let (now, tenant) = (Instant::now(), job.tenant);
@@ -160,7 +160,7 @@ impl UploadQueue {
             }
             Outcome::Busy => {
                 (job.nr_delays, job.is_delayed) = (job.nr_delays + 1, true);
-                // Since it was looked at it may have been closed.
+                // It may have been closed since this attempt began.
                 if is_again { now } else { now + self.pause }
             }
             Outcome::NoRoom | Outcome::Failed => {
@@ -174,7 +174,7 @@ impl UploadQueue {
         self.due.entry(tenant).or_default().insert((until, serial));
     }
 
-    /// Takes all out that waits.
+    /// Removes all waiting files.
     pub(super) fn clear(&mut self) {
         self.due.clear();
     }

@@ -1,8 +1,8 @@
-//! The memory of uploads: what a store's client holds of one while it is sent, charged before it
-//! is begun.
+//! The memory of uploads: the buffers of the store's client for an upload, charged before it
+//! begins.
 //!
-//! A group that has no room for it, after reclaim, has one upload at the cost of the group above
-//! it, so that what was accepted can be stored. Others of it wait for that to end.
+//! A group without room for it, even after reclaim, has one upload at the cost of its parent, so
+//! that accepted drafts can be stored. Its other uploads wait for that one to end.
 
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::slab::Slab;
 /// How long an operation waits for room, unless the configuration says otherwise.
 pub(super) const WAIT: Duration = Duration::from_secs(60);
 
-/// How long it waits at once: room also comes otherwise, of which it is not told.
+/// The interval at which a waiter looks again: room also appears without a notification.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Of all volumes, as the groups are.
@@ -28,9 +28,9 @@ static STREAMS: LazyLock<UploadRoom> = LazyLock::new(UploadRoom::new);
 /// Where uploads wait for room.
 #[derive(Debug)]
 pub(super) struct UploadRoom {
-    /// What groups without room have all the same.
+    /// The room of groups that have none of their own.
     beyond: Allowance,
-    /// Counts those that have ended.
+    /// Counts ended uploads.
     nr_ended: LeafMutex<u64>,
     ended: Condvar,
 }
@@ -70,8 +70,8 @@ impl UploadRoom {
         self.take_until(Instant::now() + WAIT, effort, engine, (group, bytes))
     }
 
-    /// As [`take`](Self::take), and waits until then beside reclaim: what takes several rooms, or
-    /// waits for more than room, waits for all of it together.
+    /// As [`take`](Self::take), but waits until `deadline` beside reclaim. An operation with
+    /// several waits, for room or for anything else, has one deadline for all.
     pub(super) fn take_until(
         &'static self,
         deadline: Instant,

@@ -1,17 +1,17 @@
-//! Uploads in the background: of what was accepted, and of what a close could not store.
+//! Background uploads, of accepted drafts and of drafts that a close could not store.
 //!
-//! All volumes share the threads of one pool. One thread, the dispatcher, is there while there are
-//! volumes to write to; it starts the others, which go when nothing is due. If the operating system
-//! refuses it one, it tries again a moment later.
+//! All volumes share the threads of one pool. One thread, the dispatcher, exists while there are
+//! volumes to write to. It starts the others, which end when nothing is due. If the operating
+//! system refuses it a thread, it tries again a moment later.
 //!
-//! An upload that fails is tried again after a pause, which grows. A thread stays with a store for
-//! as long as a request takes, which is minutes at worst, and longer for a large file; so that one
-//! store, or volume, or tenant holds up no other,
+//! A failed upload is tried again after a pause, which grows. A request ties a thread to a store,
+//! for minutes at worst, and longer for a large file. So that one store, volume or tenant does not
+//! hold up the others,
 //! - the first upload of a store (a bucket of a server) always begins;
 //! - beyond that there are places: of the process for its stores, of a store for its volumes, of a
-//!   volume for its tenants, and what has as many as are free begins no further upload
+//!   volume for its tenants. A member with as many as are free begins no further upload
 //!   ([`has_share`]);
-//! - a volume has one upload at a time until one has succeeded, and after one that has failed.
+//! - a volume has one upload at a time until one has succeeded, and after a failed one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -26,19 +26,19 @@ use umemcg_base::{Condvar, LeafMutex, RateLimit, clock, contained};
 
 use super::upload_queue::{Outcome, UploadQueue, has_share};
 
-/// Bounds the uploads of the process at a time, but for the first of each store.
+/// Most uploads of the process at a time, not counting the first of each store.
 const NR_OF_PROCESS_MAX: usize = 64;
-/// Bounds those of one store.
+/// Most uploads of one store at a time.
 const NR_OF_STORE_MAX: usize = 32;
 /// The longest sleep of the dispatcher.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
-/// The interval at which it asks again for a thread that it was refused.
+/// The interval between attempts to start a thread after a refusal.
 const REFUSED_INTERVAL: Duration = Duration::from_millis(250);
 
-/// What has something to store: a volume.
+/// A volume with files to store.
 pub(super) trait Uploads: Send + Sync + fmt::Debug {
-    /// Tries to store a file once, under a number; also one that is being written, if it `must` not
-    /// be put off any more.
+    /// Tries once to store a file, given by its number. With `must` the upload is not put off, even
+    /// if the file is being written.
     fn upload(&self, serial: u64, must: bool) -> Outcome;
 }
 
@@ -52,7 +52,7 @@ struct Pool {
     /// Something is due, or has ended, or a thread has started.
     changed: Condvar,
     clock: SystemClock,
-    /// Of threads, as they are told.
+    /// Limits the warnings about refused threads.
     refusals: RateLimit,
 }
 
@@ -66,7 +66,7 @@ struct State {
     is_starting: bool,
     /// Uploads under way.
     nr_running: usize,
-    /// Those of each store that has any.
+    /// Uploads under way, by store.
     of_store: HashMap<Arc<str>, usize>,
 }
 
@@ -79,7 +79,7 @@ struct Member {
     is_stopped: bool,
 }
 
-/// An upload that is to run.
+/// An upload to run.
 struct Next {
     volume: u64,
     serial: u64,
@@ -96,14 +96,13 @@ pub(super) struct Uploader {
 }
 
 impl Uploader {
-    /// Creates one whose first pause, after an upload that has failed, is this long.
+    /// Creates an uploader with this first pause after a failed upload.
     pub(super) fn new(pause: Duration) -> Self {
         // Relaxed: only uniqueness matters.
         Self { volume: NEXT_VOLUME.fetch_add(1, Ordering::Relaxed), pause }
     }
 
-    /// Sets what has something to store, and in which store, once, before anything is
-    /// [added](Self::add).
+    /// Sets the volume to serve, and its store, once, before anything is [added](Self::add).
     ///
     /// # Errors
     /// When the operating system refuses the first thread of all.
@@ -123,11 +122,11 @@ impl Uploader {
             member.queue.add(serial, tenant, has_failed);
         }
         POOL.changed.notify_all();
-        // Where another volume was to start it, and was refused.
+        // Another volume may have been refused the thread.
         let _ = POOL.start_dispatcher();
     }
 
-    /// Returns how many uploads are under way, and how many files wait for one.
+    /// Returns the number of uploads under way, and of files waiting for one.
     pub(super) fn nr_running_and_waiting(&self) -> (usize, usize) {
         let state = POOL.state.lock();
         let queue = state.volumes.get(&self.volume).map(|member| &member.queue);
@@ -153,8 +152,8 @@ impl Drop for Uploader {
 }
 
 impl State {
-    /// Returns the volume that has the next upload; `Err` with when there may be one, if that is
-    /// not when another has ended.
+    /// Returns the volume with the next upload. `Err` has the time of the next one, unless it must
+    /// wait for the end of another.
     fn next(&self, now: Instant) -> Result<u64, Option<Instant>> {
         let mut soonest: Option<Instant> = None;
         let after = self.volumes.range((Bound::Excluded(self.hand), Bound::Unbounded));
@@ -187,7 +186,7 @@ impl State {
         Some(Next { volume, serial, uploads: Weak::clone(&member.uploads), must })
     }
 
-    /// Notes what came of an upload.
+    /// Notes the outcome of an upload.
     fn end(&mut self, next: &Next, outcome: Outcome) {
         self.nr_running -= 1;
         // It is there until its last upload has ended.
@@ -222,7 +221,7 @@ impl Pool {
             .inspect_err(|_| self.state.lock().has_dispatcher = false)
     }
 
-    /// Starts threads for what is due, until there are no volumes.
+    /// Starts threads for due uploads, until there are no volumes.
     fn dispatch(&'static self) {
         let mut state = self.state.lock();
         while !state.volumes.is_empty() {
@@ -262,7 +261,7 @@ impl Pool {
         self.state.lock().is_starting = false;
         loop {
             let next = self.state.lock().take(Instant::now());
-            // The dispatcher, which sees to the next one.
+            // Wakes the dispatcher, which sees to the next upload.
             self.changed.notify_all();
             let Some(next) = next else { return };
             let attempt = || next.uploads.upgrade().map(|uploads| uploads.upload(next.serial, next.must));
@@ -333,7 +332,7 @@ mod tests {
         }
         let nr_first = state.of_store.len();
         assert!(state.nr_running <= NR_OF_PROCESS_MAX + nr_first, "{}", state.nr_running);
-        // What has ended counts no more.
+        // An ended upload counts no more.
         let next = Next { volume: 0, serial: 0, uploads: Weak::<Told>::new(), must: false };
         let before = state.of_store["0"];
         state.end(&next, Outcome::Stored);

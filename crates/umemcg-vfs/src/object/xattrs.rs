@@ -15,11 +15,11 @@ use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::volume::Xattrs;
 
-/// What the names begin with.
+/// The prefix of their names.
 const USER: &str = "user.";
 
 impl ObjectVolume {
-    /// Returns the name of an attribute that a file may have.
+    /// Returns the name of an attribute, if a file may have it.
     fn xattr_name<'n>(&self, name: &'n OsStr) -> Option<&'n str> {
         let name = name.to_str().filter(|name| name.starts_with(USER));
         name.filter(|_| self.objects.shown.are_stored)
@@ -41,7 +41,7 @@ impl ObjectVolume {
             return Ok(());
         }
         let file = self.open_file(caller, node, OFlags::RDWR)?;
-        // What is being written is stored with that.
+        // A change of a file being written is stored with its bytes.
         let at_once = !file.is_unaccepted();
         Relabeling { drafts, node, content: file.object(), group: &caller.group, change }.run()?;
         file.store_by_name(at_once)

@@ -1,12 +1,12 @@
-//! POSIX access lists as the kernel hands them over (`system.posix_acl_access`,
-//! `system.posix_acl_default`), and how they are kept consistent with the permission bits. The
-//! kernel uses them to check permissions.
+//! POSIX access lists in the kernel's format (`system.posix_acl_access`,
+//! `system.posix_acl_default`), kept consistent with the permission bits. The kernel uses them to
+//! check permissions.
 
 use rustix::io::Errno;
 
-/// Attribute that holds the list by which access is decided.
+/// The attribute with the access list of an inode.
 pub(super) const ACCESS: &[u8] = b"system.posix_acl_access";
-/// Attribute of a directory that holds the list which new objects get.
+/// The attribute with a directory's default list, inherited by new objects.
 pub(super) const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 const VERSION: u32 = 2;
@@ -32,7 +32,7 @@ struct AclEntry {
 pub(super) struct Acl(Vec<AclEntry>);
 
 impl Acl {
-    /// Parses an attribute's value; `None` for an empty list, which removes the attribute.
+    /// Parses an attribute's value; `None` for an empty list: setting it removes the attribute.
     ///
     /// # Errors
     /// `EINVAL`, `EOPNOTSUPP` for another version.
@@ -92,7 +92,7 @@ impl Acl {
         self.0.iter().any(|e| e.tag == MASK)
     }
 
-    /// Returns the shift in a mode of the class that an entry stands for.
+    /// Returns the shift of an entry's class in a mode.
     fn shift_of(tag: u16, has_mask: bool) -> Option<u32> {
         match tag {
             USER_OBJ => Some(6),
@@ -103,7 +103,7 @@ impl Acl {
         }
     }
 
-    /// Returns the permission bits that it stands for.
+    /// Returns the permission bits equivalent to the list.
     pub(super) fn permissions(&self) -> u32 {
         let has_mask = self.has_mask();
         let bits =
@@ -121,8 +121,7 @@ impl Acl {
         }
     }
 
-    /// Returns a directory's default list as the list of a new object that is to have at most these
-    /// bits.
+    /// Returns a directory's default list as the list of a new object, with at most these bits.
     pub(super) fn inherited(mut self, mode: u32) -> Self {
         let allowed = self.permissions() & mode;
         self.set_permissions(allowed);

@@ -1,4 +1,4 @@
-//! Attributes by node id, the access lists that new objects inherit, and the statistics of the
+//! Attributes by node id, the inherited access lists of new objects, and the statistics of the
 //! volume.
 
 use std::ffi::{OsStr, OsString};
@@ -41,7 +41,7 @@ impl Attributes for Tmpfs {
         let blocks = self.size.max().unwrap_or(pool);
         let free = self.size.max().map_or(margin, |max| max.saturating_sub(self.size.used()));
         let nr_inodes = self.nr_inodes() as u64;
-        // The number of inodes that the free memory could hold.
+        // The number of further inodes for which there is memory.
         let ffree = margin.saturating_mul(PAGE_SIZE_U64) / INODE_BYTES;
         Ok(StatFs {
             frsize: PAGE_SIZE_U64,
@@ -57,7 +57,7 @@ impl Attributes for Tmpfs {
 }
 
 impl Tmpfs {
-    /// Returns the access lists that a new object inherits from the directory's default list, if
+    /// Returns the access lists of a new object, inherited from the directory's default list, if
     /// there is one. They are charged to the caller's group.
     pub(super) fn inherited_lists(
         &self,

@@ -3,7 +3,8 @@
 /// The configuration of a tmpfs volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TmpfsConfig {
-    /// Most bytes of data, rounded up to pages; none: as much as the writers' groups may hold.
+    /// The most bytes of data, rounded up to pages; `None`: as much as the writers' groups may
+    /// hold.
     pub size_bytes: Option<u64>,
     /// Permission bits of its root.
     pub mode: u32,

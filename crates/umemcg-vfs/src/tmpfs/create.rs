@@ -19,9 +19,9 @@ use crate::name::component;
 use crate::slab::Slab;
 use crate::volume::{Create, Lookup, VolumeFile};
 
-/// Most attempts of `create` while another thread keeps creating and removing the name.
+/// The most attempts of `create` while another thread keeps creating and removing the name.
 const CREATE_TRIES_MAX: u32 = 8;
-/// Longest text of a symbolic link, in bytes (`PATH_MAX` less the zero).
+/// The longest text of a symbolic link, in bytes (`PATH_MAX` less the zero).
 const TARGET_BYTES_MAX: usize = 4095;
 
 impl Create for Tmpfs {
@@ -112,7 +112,7 @@ impl Create for Tmpfs {
 
 impl Tmpfs {
     /// Makes an inode under a name and counts a lookup. Charged to the caller's group; may sleep
-    /// for that.
+    /// for the charge.
     ///
     /// # Errors
     /// `ENOSPC` and those of [`Tree::insert_new`].
@@ -124,8 +124,7 @@ impl Tmpfs {
         new: &NewInode<'_>,
     ) -> Result<(Arc<Inode>, Entry), Errno> {
         let name: Name = component(name)?.to_bytes().into();
-        // An existing name is refused before anything is charged, so that a full group need not
-        // reclaim.
+        // An existing name is refused before anything is charged: a full group need not reclaim.
         if self.tree.read().directory(parent)?.get(&name).is_some() {
             return Err(Errno::EXIST);
         }
@@ -144,10 +143,10 @@ impl Tmpfs {
     }
 
     /// Makes a regular file without a name and counts a lookup. Charged to the caller's group; may
-    /// sleep for that.
+    /// sleep for the charge.
     ///
     /// # Errors
-    /// `ENOSPC`, `ENOTDIR`, `ENOENT` for a directory that was removed.
+    /// `ENOSPC`, `ENOTDIR`, `ENOENT` for a removed directory.
     fn make_nameless(
         &self,
         caller: &Caller,

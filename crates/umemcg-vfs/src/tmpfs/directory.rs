@@ -1,7 +1,7 @@
 //! The entries of a tmpfs directory: by name for look-ups, by cookie for listings.
 //!
 //! Cookies increase and are never reused in a directory. So a position in a listing stays valid
-//! when entries are added or removed, and an entry that stays is listed once.
+//! when entries are added or removed, and a remaining entry is listed once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(super) const FIRST_COOKIE: u64 = 3;
 pub(super) struct DirEntry {
     pub(super) node: NodeId,
     cookie: u64,
-    /// The charge of the name; moves with the entry when it is renamed.
+    /// The charge of the name; moves with the entry at a rename.
     charge: Slab,
 }
 
@@ -48,7 +48,7 @@ impl Directory {
         self.by_name.get(name).map(|entry| entry.node)
     }
 
-    /// Adds a name that is not there.
+    /// Adds a new name.
     pub(super) fn insert(&mut self, name: Name, node: NodeId, charge: Slab) {
         let cookie = self.next_cookie;
         self.next_cookie += 1;

@@ -1,10 +1,10 @@
-//! A volume whose names and data live in the pool alone.
+//! A volume with names and data in the pool alone.
 //!
-//! All names are in one tree under one lock (`tree`), inodes beside it (`inode`); content is a
-//! file of the engine that has no store. Everything is charged to the group that causes it: pages
-//! as unevictable shared memory, names, inodes, link texts and attributes as slab that cannot be
-//! reclaimed. An operation for which a group or the volume's size has no room fails with `ENOSPC`,
-//! after reclaim. Everything is dropped with the volume.
+//! All names are in one tree under one lock (`tree`), inodes beside it (`inode`); content is a file
+//! of the engine without a store. Everything is charged to the group of its creator or writer:
+//! pages as unevictable shared memory; names, inodes, link texts and attributes as unreclaimable
+//! slab. If a group or the volume's size has no room for an operation, even after reclaim, it fails
+//! with `ENOSPC`. Everything is dropped with the volume.
 //!
 //! Locks: the tree, then one inode's attributes. Both are leaves to the rest of the program:
 //! nothing is charged, uncharged or dropped under them.
@@ -53,7 +53,7 @@ pub struct Tmpfs {
     tree: RankedRwLock<Tree>,
     /// (A) The next node id. Relaxed: only uniqueness matters.
     next_node: AtomicU64,
-    /// The tree is an `Arc` of its own volume, so that open directories find it.
+    /// The volume itself, for the handles of open directories.
     me: std::sync::Weak<Self>,
     kernel: OnceLock<Arc<dyn KernelCache>>,
     /// Last, because everything above gives memory back to it.
@@ -129,7 +129,7 @@ impl Volume for Tmpfs {
     }
 
     fn path_of_content(&self, _file: &Arc<File>) -> Option<PathBuf> {
-        // Used for data that is not durable, which does not exist here.
+        // Used in messages about write-back, which does not exist here.
         None
     }
 
@@ -138,7 +138,7 @@ impl Volume for Tmpfs {
         let _ = self.kernel.set(kernel);
     }
 
-    /// What is mapped stays in the kernel's cache until it is unmapped.
+    /// Mapped pages stay in the kernel's cache until they are unmapped.
     fn make_kernel_forget(&self, node: NodeId, _offset: u64, _len: u64) {
         if let Some(kernel) = self.kernel.get() {
             kernel.attributes_changed(node);

@@ -20,7 +20,7 @@ use crate::volume::{DirEntry, Lookup, Open, VolumeDir, VolumeFile, Whence};
 use umemcg::Group;
 use umemcg::files::{File, PinnedPages, Readahead};
 
-/// Entries that a listing copies from the tree at a time.
+/// The number of entries copied from the tree at a time by a listing.
 const BATCH: usize = 128;
 
 /// An open regular file.
@@ -218,7 +218,7 @@ impl VolumeFile for OpenFile {
         } else if mode == PUNCH {
             file.zero_range(offset, len, || Ok(()))?;
         } else if mode.difference(FallocateFlags::KEEP_SIZE) == FallocateFlags::ZERO_RANGE {
-            // Memory is charged first: if that fails, the content stays unchanged.
+            // Memory is charged first: if the charge fails, the content stays unchanged.
             file.allocate_memory(group, offset, len, grows)?;
             file.zero_range(offset, len, || Ok(()))?;
             file.allocate_memory(group, offset, len, grows)?;
@@ -266,7 +266,7 @@ impl OpenDirectory {
     ) -> Result<(), VfsError> {
         let parent_ino = {
             let tree = self.volume.tree.read();
-            // A directory that was removed has no entries, not even these.
+            // A removed directory has no entries, not even these.
             let Ok(directory) = tree.directory(self.inode.node) else { return Ok(()) };
             tree.get(directory.parent).map_or(self.inode.ino(), |parent| parent.ino())
         };

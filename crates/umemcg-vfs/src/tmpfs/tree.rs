@@ -16,16 +16,16 @@ use crate::name::NAME_MAX;
 use crate::name::component;
 use crate::slab::Slab;
 
-/// Most names of one inode.
+/// The most names of one inode.
 const LINK_MAX: u32 = 65_000;
-/// Most components between an inode and the root.
+/// The most components between an inode and the root.
 const DEPTH_MAX: usize = 1 << 16;
 
 /// Objects removed from the tree.
 #[derive(Debug, Default)]
 #[must_use]
 pub(super) struct RemovedObjects {
-    /// The inodes whose names have changed.
+    /// The inodes with changed names.
     pub(super) nodes: [Option<NodeId>; 2],
     _inodes: Vec<Arc<Inode>>,
     _directories: Vec<Directory>,
@@ -54,7 +54,7 @@ impl Tree {
     /// Returns an inode.
     ///
     /// # Errors
-    /// `ESTALE` when it is gone.
+    /// `ESTALE` if the inode is gone.
     pub(super) fn get(&self, node: NodeId) -> Result<&Arc<Inode>, Errno> {
         self.nodes.get(&node).ok_or(Errno::STALE)
     }
@@ -122,7 +122,7 @@ impl Tree {
         }
     }
 
-    /// Returns a directory in which objects can be created, because it has a name itself.
+    /// Returns a directory that still has a name itself: only there can objects be created.
     pub(super) fn living_directory(&mut self, node: NodeId) -> Result<(Arc<Inode>, &mut Directory), Errno> {
         self.directory(node)?;
         let inode = Arc::clone(self.get(node)?);
@@ -133,11 +133,12 @@ impl Tree {
         Ok((inode, directory))
     }
 
-    /// Gives a new inode its name. `finish` makes owner and mode exact, knowing the directory.
+    /// Gives a new inode its name. `finish`, called with the directory and the inode, sets owner
+    /// and mode.
     ///
     /// # Errors
-    /// `EEXIST`, `ENOENT` for a directory that was removed, `EMLINK`; the inode and its charge come
-    /// back with the error.
+    /// `EEXIST`, `ENOENT` for a removed directory, `EMLINK`; the inode and its charge come back
+    /// with the error.
     pub(super) fn insert_new(
         &mut self,
         parent: NodeId,
@@ -171,7 +172,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Adds an inode that has no name.
+    /// Adds an inode without a name.
     pub(super) fn insert_nameless(&mut self, inode: Arc<Inode>) {
         self.nodes.insert(inode.node, inode);
     }
@@ -213,7 +214,7 @@ impl Tree {
         Ok(inode)
     }
 
-    /// Removes a name: a directory's, which must be empty, or another's.
+    /// Removes a name of an empty directory or of another inode.
     ///
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, `EISDIR`, `ENOTEMPTY`.
@@ -323,7 +324,7 @@ impl Tree {
         }
     }
 
-    /// Checks whether an inode may have a name in another directory, or that of `target`.
+    /// Checks whether an inode may get a name in `new_parent`, or the name of `target`.
     fn check_replacement(
         &self,
         parent: NodeId,
@@ -346,7 +347,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Gives an inode a new name, which it takes from `target`.
+    /// Gives an inode a new name, taken from `target` if there is one.
     fn replace(
         &mut self,
         (parent, name): (NodeId, &OsStr),

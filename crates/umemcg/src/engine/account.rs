@@ -8,13 +8,12 @@ use umemcg_group::{Group, Holding, Refused};
 use super::{Engine, Refusal};
 use crate::commitments::Change;
 
-/// Memory of the embedder's own that is charged to a group, such as the buffers of a query. Any
-/// number of threads grow and shrink it; dropping it gives everything back.
+/// The embedder's own memory, charged to a group, such as the buffers of a query. Any number of
+/// threads grow and shrink it; dropping it gives everything back.
 ///
-/// Growing and shrinking by a few pages takes no lock and no other atomic instruction than the one
-/// that adds up the account. The bytes are counted as `anon` and `unevictable` in `memory.stat`.
-/// When the group is removed, they belong to its parent from then on, and so does whatever the
-/// account grows by.
+/// Growing and shrinking by a few pages takes no lock and only one atomic instruction, on the
+/// account's own counter. The bytes are counted as `anon` and `unevictable` in `memory.stat`. When
+/// the group is removed, they belong to its parent from then on, and so does later growth.
 ///
 /// ```
 /// use std::ffi::OsStr;
@@ -45,14 +44,14 @@ pub struct Account {
     engine: Arc<Engine>,
 }
 
-/// What a growth does when there is no room.
+/// The action of a growth without room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effort {
     /// It reclaims, and a refusal counts a `max` event.
     Reclaims,
-    /// It reclaims; it was refused and counted before.
+    /// It reclaims; an earlier refusal has been counted.
     ReclaimsAgain,
-    /// Nothing.
+    /// It fails at once.
     Takes,
 }
 
@@ -65,7 +64,7 @@ impl Account {
         &self.engine
     }
 
-    /// Returns the group that it was created for.
+    /// Returns the group of the account.
     #[inline]
     pub fn group(&self) -> &Arc<Group> {
         self.held.group()
@@ -77,21 +76,21 @@ impl Account {
         self.held.bytes()
     }
 
-    /// Returns the most bytes that it ever held.
+    /// Returns the peak of the bytes held.
     pub fn peak(&self) -> u64 {
         self.held.peak_bytes()
     }
 
-    /// Grows by `bytes`. If a group is full, first reclaims what is missing from caches of that
-    /// group, down to what is guaranteed to groups below it. That takes about a microsecond for
-    /// each page; it never waits. Leaves room for what is guaranteed to other groups. No lock of
-    /// this library may be held.
+    /// Grows by `bytes`. If a group is full, first reclaims the missing bytes from caches of that
+    /// group, down to the guarantees of the groups below it. That takes about a microsecond for
+    /// each page; it never waits. Leaves room for the guarantees of other groups. No lock of this
+    /// library may be held.
     ///
     /// # Errors
     /// [`Refusal`]; nothing is changed then. Counts at most one `max` event, and no `oom` event.
     #[inline]
     pub fn try_grow(&self, bytes: u64) -> Result<(), Refusal> {
-        // The result is made here and not passed on: to copy it costs as much as the growth.
+        // The result is constructed here, not passed on: copying it costs as much as the growth.
         match self.grow_at_once(bytes) {
             Ok(true) => Ok(()),
             Ok(false) => self.try_grow_slowly(bytes, None),
@@ -121,7 +120,7 @@ impl Account {
         self.held.try_grow_if(bytes, || self.leaves_room(Change::HeldAndCounted(bytes)))
     }
 
-    /// Returns whether what is guaranteed to others has room beside a change of the account.
+    /// Returns whether a change of the account leaves room for the guarantees of other groups.
     #[inline]
     fn leaves_room(&self, change: Change) -> bool {
         !self.engine.commitments.is_any() || self.check(change, 0).is_ok()
@@ -137,7 +136,7 @@ impl Account {
         })
     }
 
-    /// Checks that `bytes` more leave room for what is guaranteed to others.
+    /// Checks that `bytes` more leave room for the guarantees of other groups.
     pub(super) fn check_room(&self, bytes: u64) -> Result<(), Refusal> {
         if self.engine.commitments.is_any() { self.check(Change::Held(bytes), bytes) } else { Ok(()) }
     }
@@ -145,22 +144,22 @@ impl Account {
     #[cold]
     #[inline(never)]
     fn grow_slowly(&self, bytes: u64, effort: Effort, refused: Option<Refused>) -> Result<(), Refusal> {
-        // Two that have grown both see both. One of them may fit when the other has given back.
+        // Two concurrent growths see each other. One of them may fit when the other has given back.
         self.grow_beside_others(bytes, effort, refused)?.or_else(|_| {
             let effort = if effort == Effort::Reclaims { Effort::ReclaimsAgain } else { effort };
             self.grow_beside_others(bytes, effort, None)?
         })
     }
 
-    /// Grows by `bytes`; the inner result says whether that leaves room for what is guaranteed to
-    /// others. If it does not, because others have grown meanwhile, the bytes are given back.
+    /// Grows by `bytes`. The inner result says whether that leaves room for the guarantees of other
+    /// groups. If not, because other accounts have grown meanwhile, the bytes are given back.
     fn grow_beside_others(
         &self,
         bytes: u64,
         effort: Effort,
         refused: Option<Refused>,
     ) -> Result<Result<(), Refusal>, Refusal> {
-        // Before anything is reclaimed in vain.
+        // Check first, to avoid useless reclaim.
         self.check_room(bytes)?;
         let is_counted = effort == Effort::ReclaimsAgain;
         let result = match refused.map_or_else(|| self.held.try_grow(bytes), Err) {
@@ -177,8 +176,8 @@ impl Account {
         Ok(checked.inspect_err(|_| self.shrink(bytes)))
     }
 
-    /// Grows by `bytes` whatever the limits are, for memory that exists already. Never blocks and
-    /// never fails; usage may be above limits afterwards, until something is given back.
+    /// Grows by `bytes` whatever the limits, for memory already in use. Never blocks and never
+    /// fails; usage may be above limits afterwards, until something is given back.
     ///
     /// # Panics
     /// When `bytes` is more than 2^56.
@@ -196,7 +195,7 @@ impl Account {
         self.note_given_back();
     }
 
-    /// Gives everything back; returns how much that was. Never blocks.
+    /// Gives everything back; returns the number of bytes. Never blocks.
     pub fn clear(&self) -> u64 {
         let bytes = self.held.clear();
         if bytes > 0 {
@@ -212,10 +211,10 @@ impl Account {
         }
     }
 
-    /// Takes over what another account of the same group has.
+    /// Takes over the bytes of another account of the same group.
     ///
     /// # Panics
-    /// When it is another group's.
+    /// When the other account is of another group.
     pub fn merge(&self, other: Account) {
         assert!(Arc::ptr_eq(self.group(), other.group()), "accounts of two groups cannot become one");
         self.held.absorb(&other.held);

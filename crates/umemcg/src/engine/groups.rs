@@ -1,4 +1,4 @@
-//! Finding groups, and making those that are not there yet.
+//! Finds groups, and creates missing ones.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -8,10 +8,10 @@ use umemcg_group::{CreateError, Group};
 
 use super::Engine;
 
-/// Attempts to find or make a group that other threads make and remove meanwhile.
+/// Attempts to find or create a group while other threads create and remove it.
 const ATTEMPTS_MAX: u32 = 16;
 
-/// Limits of a new group, in bytes; what is not set stays as in every new group.
+/// Limits of a new group, in bytes; unset limits have the defaults of a new group.
 ///
 /// ```
 /// use umemcg::Limits;
@@ -30,7 +30,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Returns limits of which none is set.
+    /// Returns limits with none set.
     pub fn new() -> Self {
         Self::default()
     }
@@ -73,8 +73,8 @@ impl Engine {
     }
 
     /// Returns the group of that name below `parent`. If there is none, creates it, as
-    /// [`create_group`](Self::create_group) does, and sets its limits; those of a group that is
-    /// there already stay as they are. May sleep.
+    /// [`create_group`](Self::create_group) does, and sets its limits; an existing group keeps its
+    /// limits. May sleep.
     ///
     /// # Errors
     /// [`CreateError`]; [`CreateError::Exists`] only if other threads create and remove the group

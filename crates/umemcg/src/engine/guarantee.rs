@@ -1,13 +1,13 @@
-//! [`Guarantee`]: a share of the pool that a group can have at any time.
+//! [`Guarantee`]: a share of the pool available to a group at any time.
 //!
-//! Other groups may cache in the part that the group does not use. To get it, accounts and
-//! [reservations](super::Reservation) of the group reclaim from those. So the memory of a guarantee
-//! is never idle, and still available when it is needed.
+//! Other groups may cache in its unused part. Accounts and [reservations](super::Reservation) of
+//! the group get it back by reclaim from these groups. So the memory of a guarantee is never idle,
+//! and still available when needed.
 //!
-//! Memory that cannot be reclaimed must not use the room of a guarantee. For accounts and
-//! reservations the engine ensures that: all guarantees, and what accounts hold beside them, fit at
-//! every level. It cannot refuse charges of your own ([`Engine::charge`]), forced growth, tmpfs
-//! files, or names and files that programs have open; leave room for them.
+//! Unreclaimable memory must not use the room of a guarantee. For accounts and reservations the
+//! engine ensures this: all guarantees, and the other bytes held by accounts, fit at every level.
+//! It cannot refuse charges of your own ([`Engine::charge`]), forced growth, tmpfs files, or names
+//! and files held open by programs; leave room for them.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use umemcg_group::Group;
 
 use super::{Engine, Refusal, Reservation};
 
-/// A share of the pool that is set aside for a group until dropped. Other groups may use the idle
-/// part, and lose it when the group needs it.
+/// A share of the pool set aside for a group until dropped. Other groups may use the idle part, and
+/// lose it when the group needs it.
 #[must_use = "a dropped guarantee ends immediately"]
 #[derive(Debug)]
 pub struct Guarantee {
@@ -26,7 +26,7 @@ pub struct Guarantee {
 }
 
 impl Guarantee {
-    /// Returns the group that it belongs to.
+    /// Returns the group of the guarantee.
     pub fn group(&self) -> &Arc<Group> {
         &self.group
     }
@@ -36,7 +36,7 @@ impl Guarantee {
         self.bytes
     }
 
-    /// Reserves `bytes` in the group, reclaiming from groups that use the idle part. May block; see
+    /// Reserves `bytes` in the group, reclaiming from groups using the idle part. May block; see
     /// [`Engine::reserve`].
     ///
     /// # Errors
@@ -54,10 +54,10 @@ impl Drop for Guarantee {
 }
 
 impl Engine {
-    /// Guarantees `bytes` to a group: as long as the result lives, pressure from outside leaves the
-    /// group that much of what it uses (as [`set_min`](Self::set_min) would, for the group and all
-    /// above it), and commitments to others leave room for it. Charges nothing, reclaims nothing,
-    /// never blocks. Several guarantees of a group add up.
+    /// Guarantees `bytes` to a group as long as the result lives. Pressure from outside leaves the
+    /// group that much of its memory (as [`set_min`](Self::set_min) would, for the group and its
+    /// ancestors), and commitments to other groups leave room for it. Charges nothing, reclaims
+    /// nothing, never blocks. Several guarantees of a group add up.
     ///
     /// ```
     /// use std::ffi::OsStr;

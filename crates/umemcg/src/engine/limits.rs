@@ -1,5 +1,5 @@
-//! Setting limits and reclaim on request, with the semantics of the control files
-//! (`kernel-semantics` §1.5, §2.4).
+//! Sets limits and reclaims on request, with the semantics of the control files (`kernel-semantics`
+//! §1.5, §2.4).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use umemcg_reclaim::{MAX_RECLAIM_RETRIES, PageOwner, Reason, Reclaimer, leaving_
 
 use super::Engine;
 
-/// The time for which `force_empty` waits for write-back without progress.
+/// How long `force_empty` waits for write-back without progress.
 const WRITE_WAIT: Duration = Duration::from_secs(1);
 /// The interval at which it checks for progress.
 const WRITE_LOOK: Duration = Duration::from_millis(50);
-/// The longest wait of a request for reclaim, at its end, for what the kernel is dropping.
+/// Longest wait at the end of a reclaim request for pages being dropped by the kernel.
 const RELEASE_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Returns `true` when the caller gives up. Long operations call it repeatedly.
@@ -40,7 +40,7 @@ pub enum LimitError {
 /// Why reclaim on request failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum ReclaimError {
-    /// Less was reclaimed than asked for.
+    /// Less was reclaimed than requested.
     #[error("less could be reclaimed than was asked for")]
     Again,
     /// The caller gave up.
@@ -56,7 +56,7 @@ pub enum ReclaimError {
 pub enum DropCaches {
     /// 1: clean pages.
     Pages,
-    /// 2: objects that shrinkers can free.
+    /// 2: objects freeable by shrinkers.
     Objects,
     /// 3: both.
     Both,
@@ -111,7 +111,7 @@ impl Engine {
             if group.try_set_max(limit).is_ok() {
                 return Ok(());
             }
-            // Each time, because memory that reclaim frees goes into stocks first.
+            // Each time, because reclaimed memory goes into stocks first.
             group.drain_stocks();
             if group.try_set_max(limit).is_ok() {
                 return Ok(());
@@ -148,7 +148,7 @@ impl Engine {
             if self.reclaimer().reclaim(group, excess, Reason::Direct, cancelled).pages() == 0 {
                 retries -= 1;
                 if retries == 0 {
-                    // No process is killed here; what cannot be reclaimed stays above the limit.
+                    // No process is killed here; unreclaimable memory stays above the limit.
                     group.event(EventKind::Oom);
                     return;
                 }
@@ -156,7 +156,7 @@ impl Engine {
         }
     }
 
-    /// Sets `memory.high` in bytes, then reclaims the excess as long as that frees anything. May
+    /// Sets `memory.high` in bytes, then reclaims the excess as long as reclaim makes progress. May
     /// sleep for reclaim. Always succeeds; on the root it does nothing.
     #[doc(alias = "memory_high_write")]
     pub fn set_high(&self, group: &Arc<Group>, bytes: u64, cancelled: Cancelled<'_>) {
@@ -177,7 +177,7 @@ impl Engine {
 
     /// Sets a group's soft limit (`memory.soft_limit_in_bytes`), rounded down to a page; `u64::MAX`
     /// is none. Reclaims nothing and never blocks. When room is needed, groups over their soft
-    /// limits, and those below them, are reclaimed first. The root may have one, too.
+    /// limits, and their descendants, are reclaimed first. The root may have one, too.
     ///
     /// ```
     /// # use umemcg::{Engine, EngineConfig};
@@ -193,7 +193,7 @@ impl Engine {
     }
 
     /// Drops as much of a group's cache as possible (`memory.force_empty`), regardless of soft
-    /// limits. Dirty data is written first, as long as its stores take it, so this may sleep for
+    /// limits. Dirty data is written first, as long as its stores accept it, so this may sleep for
     /// long. Succeeds even if something stays.
     ///
     /// # Errors
@@ -225,8 +225,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes the dirty data of a group and those below it, and waits until it is durable, or until
-    /// there was no progress for [`WRITE_WAIT`].
+    /// Writes the dirty data of a group and its descendants, and waits until it is durable, or
+    /// until there was no progress for [`WRITE_WAIT`].
     fn write_dirty(&self, group: &Arc<Group>, cancelled: Cancelled<'_>) -> Result<(), ReclaimError> {
         let clock = SystemClock::new();
         let (mut least, mut give_up) = (u64::MAX, WRITE_WAIT);
@@ -284,8 +284,8 @@ impl Engine {
                 }
             }
         }
-        // Some of what counts as reclaimed may be on its way. A group that is in use may shrink for
-        // other reasons all the time.
+        // Some bytes counted as reclaimed may not have arrived yet. A group in use may shrink for
+        // other reasons at any time.
         let clock = SystemClock::new();
         let give_up = clock.now() + RELEASE_WAIT_MAX;
         while (requested.wait() > 0 || requested.is_leaving()) && clock.now() < give_up && !cancelled() {}
@@ -293,7 +293,7 @@ impl Engine {
     }
 }
 
-/// What the kernel has been asked to drop for a group, by one caller.
+/// One caller's request to the kernel to drop memory of a group.
 struct Requested<'a> {
     reclaimer: &'a Reclaimer,
     group: &'a Group,
@@ -306,14 +306,14 @@ impl<'a> Requested<'a> {
         Self { reclaimer, group, bytes: 0, released_before: reclaimer.released_bytes() }
     }
 
-    /// Returns whether some of what was asked for has not come, and pages are about to.
+    /// Returns whether requested bytes are missing, and pages are still leaving.
     fn is_leaving(&self) -> bool {
         let released = self.reclaimer.released_bytes() - self.released_before;
         released < self.bytes && leaving_bytes(self.group) > 0
     }
 
-    /// Waits for a moment, unless all that was asked for has come. Returns the pages by which the
-    /// group's usage has fallen meanwhile: what other groups get back is no progress.
+    /// Waits for a moment, unless all requested bytes have been released. Returns the decrease of
+    /// the group's usage meanwhile, in pages: releases in other groups are no progress.
     fn wait(&self) -> u64 {
         self.group.drain_stocks();
         let before = self.group.usage_bytes();

@@ -1,4 +1,4 @@
-//! Watermarks: the usage at which background reclaim of a group starts, and where it stops.
+//! Watermarks: the usage levels where background reclaim of a group starts and stops.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use umemcg_reclaim::{InvalidMarks, Marks};
 use super::Engine;
 
 impl Engine {
-    /// Returns the marks of a group in bytes of usage. The low mark is the *higher* usage: it is
-    /// where room gets low.
+    /// Returns the marks of a group in bytes of usage. The low mark is the *higher* usage: room
+    /// gets low there.
     pub fn marks(&self, group: &Arc<Group>) -> Marks {
         self.reclaimer().marks(group)
     }

@@ -1,4 +1,4 @@
-//! The engine: one pool, one tree of groups, one page cache, and the threads that maintain them.
+//! The engine: one pool, one tree of groups, one page cache, and their maintenance threads.
 
 mod account;
 mod groups;
@@ -60,7 +60,7 @@ const POOL_MARK_BYTES_MAX: u64 = 64 << 20;
 pub struct EngineConfig {
     /// Capacity of the pool in bytes; the root group's limit. Rounded down to a page.
     pub pool_bytes: u64,
-    /// Memory nodes that lists and frames are divided into; 1 unless a test wants more.
+    /// Number of memory nodes, dividing lists and frames; 1 unless a test wants more.
     pub nr_nodes: usize,
     /// Threads that reclaim in the background for groups with watermarks; 0 means one for each
     /// processor, four at most.
@@ -68,8 +68,9 @@ pub struct EngineConfig {
     /// True if the pool itself has watermarks from the start, so that callers usually need not
     /// reclaim when the whole pool is full.
     pub pool_marks: bool,
-    /// True if protection (`memory.min`, `memory.low`) that no child of a group claims is handed
-    /// down to all of them, as with `memory_recursiveprot`, which distributions mount with.
+    /// True if protection (`memory.min`, `memory.low`) unclaimed by the children of a group is
+    /// handed down to all of them, as with `memory_recursiveprot`, the usual mount option of
+    /// distributions.
     pub recursive_protection: bool,
     /// True if the engine caches files. Without pages it keeps objects and charges alone, is as
     /// cheap to start for a terabyte as for a megabyte, and compiles on systems other than Linux.
@@ -92,38 +93,37 @@ impl EngineConfig {
         Self { pool_bytes, ..Self::default() }
     }
 
-    /// Says whether the engine caches files; it does unless told otherwise.
+    /// Sets whether the engine caches files; by default it does.
     #[must_use]
     pub fn pages(mut self, on: bool) -> Self {
         self.pages = on;
         self
     }
 
-    /// Sets the number of memory nodes that lists and frames are divided into; 1 by default.
+    /// Sets the number of memory nodes, dividing lists and frames; 1 by default.
     #[must_use]
     pub fn nr_nodes(mut self, nr: usize) -> Self {
         self.nr_nodes = nr;
         self
     }
 
-    /// Sets the number of threads that reclaim in the background; by default one for each
-    /// processor, four at most.
+    /// Sets the number of background reclaim threads; by default one for each processor, four at
+    /// most.
     #[must_use]
     pub fn nr_kswapd(mut self, nr: usize) -> Self {
         self.nr_kswapd = nr;
         self
     }
 
-    /// Says whether the pool itself has watermarks from the start; it has none unless told
-    /// otherwise.
+    /// Sets whether the pool itself has watermarks from the start; by default it has none.
     #[must_use]
     pub fn pool_marks(mut self, on: bool) -> Self {
         self.pool_marks = on;
         self
     }
 
-    /// Says whether protection that no child of a group claims is handed down to all of them; it is
-    /// unless told otherwise.
+    /// Sets whether protection unclaimed by the children of a group is handed down to all of them;
+    /// by default it is.
     #[must_use]
     #[doc(alias = "memory_recursiveprot")]
     pub fn recursive_protection(mut self, on: bool) -> Self {
@@ -175,9 +175,9 @@ pub struct Engine {
     janitor: Janitor,
     group_workers: Arc<GroupWorkers>,
     leases: Arc<Leases>,
-    /// What is guaranteed, by group.
+    /// The guarantees, by group.
     commitments: Commitments,
-    /// Waits for memory.
+    /// Growths waiting for memory.
     waits: Arc<Waits>,
     removals: Removals,
 }
@@ -196,7 +196,7 @@ impl Engine {
         let nr_nodes = config.nr_nodes.max(1);
         let tree = GroupTree::new(pool_bytes);
         let arena = if config.pages {
-            // A page in flight beyond the pool has a frame, too.
+            // In-flight pages beyond the pool need frames, too.
             Arena::new(pool_bytes + OVERRUN_ARENA_BYTES, nr_nodes)?
         } else {
             Arena::without_frames(nr_nodes)?
@@ -213,7 +213,7 @@ impl Engine {
         };
         let kswapd = Kswapd::start(&reclaimer, nr_workers)?;
         if config.pool_marks {
-            // The high distance first: each must fit the other.
+            // The high distance first: the low one must be smaller.
             let distance = (pool_bytes / POOL_MARK_SHARE).min(POOL_MARK_BYTES_MAX);
             let set = reclaimer.set_high_wmark_distance(tree.root(), 2 * distance);
             set.and_then(|()| reclaimer.set_low_wmark_distance(tree.root(), distance))
@@ -276,20 +276,20 @@ impl Engine {
         &self.group_workers
     }
 
-    /// Puts a cache of another maker under the limit of a group: what the cache may use is charged
-    /// to the group, grows with what it uses up to `bytes_max`, and is taken back by reclaim like
-    /// any other memory. The cache must have been made for no bytes, or few. `memory.kmem.slabinfo`
-    /// shows the name; white space in it becomes `-`.
+    /// Puts a third-party cache under the limit of a group. The capacity of the cache is charged to
+    /// the group, grows with its usage up to `bytes_max`, and is reclaimed like any other memory.
+    /// The cache must have been created with a capacity of zero or few bytes.
+    /// `memory.kmem.slabinfo` shows the name; white space in it becomes `-`.
     ///
-    /// The cache's memory beyond its values, such as its index, is what it says in
-    /// [`Resizable::used_bytes`] or nothing. The first capacity is charged here, which may reclaim;
-    /// no lock of this library may be held.
+    /// The cache's memory beyond its values, such as its index, counts only as far as
+    /// [`Resizable::used_bytes`] includes it. The first capacity is charged here, which may
+    /// reclaim; no lock of this library may be held.
     pub fn lease(&self, group: &Arc<Group>, name: &str, cache: Arc<dyn Resizable>, bytes_max: u64) -> Lease {
         Lease::new(&self.leases, &self.reclaimer, (group, name), cache, bytes_max)
     }
 
-    /// Creates a group below `parent`. The group's own state is charged to the parent, which may
-    /// have to reclaim first, so this may sleep.
+    /// Creates a group below `parent`. The group's own state is charged to the parent; this may
+    /// reclaim, and so may sleep.
     ///
     /// # Errors
     /// [`CreateError`].
@@ -310,8 +310,7 @@ impl Engine {
         created.inspect(|group| DirtyBounds::inherit(parent, group))
     }
 
-    /// Removes a group without children. Everything that it still holds belongs to its parent
-    /// immediately.
+    /// Removes a group without children. Its remaining memory belongs to its parent immediately.
     ///
     /// # Errors
     /// [`RemoveError`].
@@ -323,7 +322,7 @@ impl Engine {
         })?;
         self.removals.note_ended();
         self.kswapd.group_removed(group);
-        // Wakes threads that wait for its events; there will be no more.
+        // Wakes threads waiting for its events; there will be no more.
         group.announce();
         self.waits.wake_all();
         Ok(())
@@ -338,16 +337,16 @@ impl Engine {
     }
 
     /// Charges `bytes` of your own memory to a group; dropping the charge releases them. May sleep
-    /// while the group that refuses is reclaimed; no lock of this library may be held.
+    /// while the refusing group is reclaimed; no lock of this library may be held.
     ///
     /// # Errors
-    /// [`ChargeError::Limit`] names the group from which nothing more can be reclaimed.
+    /// [`ChargeError::Limit`] names the group without anything more to reclaim.
     #[doc(alias = "mem_cgroup_charge")]
     pub fn charge(&self, group: &Arc<Group>, bytes: u64) -> Result<Charge, ChargeError> {
         self.reclaimer.charge(group, bytes, &|| false)
     }
 
-    /// Like [`charge`](Self::charge), for a caller that can do with less memory: makes one round of
+    /// Like [`charge`](Self::charge), for a caller able to do with less memory: makes one round of
     /// reclaim, and a refusal counts no `oom` event.
     ///
     /// # Errors
@@ -365,7 +364,7 @@ impl Engine {
         self.reclaimer.charge_at_once(group, bytes)
     }
 
-    /// Opens a cached file that is `len` bytes long in its store.
+    /// Opens a cached file of `len` bytes in its store.
     ///
     /// # Errors
     /// `Unsupported` from an engine without pages; else when the write-back thread of a new store
@@ -374,8 +373,8 @@ impl Engine {
         self.cache.open_file(store, len)
     }
 
-    /// Creates a file that lives in the pool alone. It has no store; its pages are charged to the
-    /// group that writes them and cannot be reclaimed. It starts as one hole of `len` bytes.
+    /// Creates a file living only in the pool. It has no store; its pages are charged to the
+    /// writing group and cannot be reclaimed. It starts as one hole of `len` bytes.
     ///
     /// # Errors
     /// `Unsupported` from an engine without pages; else when the pool is full.
@@ -383,8 +382,8 @@ impl Engine {
         self.cache.open_memory_file(quota, len)
     }
 
-    /// Makes all data durable that is dirty now. Blocks for at most `timeout`; returns the files
-    /// that are not durable then.
+    /// Makes all presently dirty data durable. Blocks for at most `timeout`; returns the files not
+    /// durable by then.
     pub fn sync_all(&self, timeout: Duration) -> Vec<LostData> {
         self.cache.sync_all(timeout)
     }

@@ -1,4 +1,4 @@
-//! [`OwnedGroup`]: a group that lives as long as a value, such as that of a query or a session.
+//! [`OwnedGroup`]: a group with the lifetime of a value, such as a query or a session.
 
 use std::ffi::OsStr;
 use std::ops::Deref;
@@ -10,14 +10,13 @@ use umemcg_group::{CreateError, Group, RemoveError};
 
 use super::{Engine, Limits};
 
-/// Rounds in which a subtree is removed while other threads create groups in it.
+/// Rounds of removing a subtree while other threads create groups in it.
 const ROUNDS_MAX: u32 = 16;
 /// The longest wait for removals by other threads.
 const REMOVAL_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// A group that is removed when the value is dropped, with all groups below it. What is still
-/// charged to them then belongs to the group above. Dropping it may block, as
-/// [`remove`](Self::remove) does.
+/// A group removed when the value is dropped, with all groups below it. Their remaining charges
+/// then belong to the group above. Dropping it may block, as [`remove`](Self::remove) does.
 ///
 /// ```
 /// use umemcg::{Engine, EngineConfig, Limits};
@@ -35,22 +34,22 @@ const REMOVAL_WAIT_MAX: Duration = Duration::from_secs(30);
 pub struct OwnedGroup {
     engine: Arc<Engine>,
     group: Arc<Group>,
-    /// It is still there and is to be removed.
+    /// The group still exists and is to be removed.
     is_owned: bool,
 }
 
 impl OwnedGroup {
-    /// Returns the group, which is no longer removed with the value.
+    /// Returns the group and keeps it: the value no longer removes it.
     pub fn keep(mut self) -> Arc<Group> {
         self.is_owned = false;
         Arc::clone(&self.group)
     }
 
-    /// Removes the group and those below it now. May block for the time that removals below it by
-    /// other threads take, up to 30 s.
+    /// Removes the group and its descendants now. May block for concurrent removals below it by
+    /// other threads, up to 30 s.
     ///
     /// # Errors
-    /// [`RemoveError::Gone`] if it was removed already; [`RemoveError::HasChildren`] if other
+    /// [`RemoveError::Gone`] if it is already removed; [`RemoveError::HasChildren`] if other
     /// threads keep creating groups below it, or a removal below it takes longer.
     pub fn remove(mut self) -> Result<(), RemoveError> {
         self.is_owned = false;
@@ -78,7 +77,7 @@ impl Drop for OwnedGroup {
     }
 }
 
-/// Removes the groups of a subtree, those below before those above.
+/// Removes the groups of a subtree, children before parents.
 fn remove_subtree(engine: &Engine, top: &Arc<Group>) -> Result<(), RemoveError> {
     let deadline = Instant::now() + REMOVAL_WAIT_MAX;
     let mut result = Err(RemoveError::HasChildren);

@@ -1,5 +1,4 @@
-//! Protection: `memory.min`, `memory.low`, and their effect against reclaim that starts at a given
-//! group.
+//! Protection: `memory.min`, `memory.low`, and their effect against reclaim from a given group.
 
 use std::sync::Arc;
 
@@ -20,8 +19,8 @@ impl Engine {
         }
     }
 
-    /// Sets `memory.low`, as [`set_min`](Self::set_min); but a whole reclaim that finds nothing
-    /// else takes protected memory as well, and counts a `low` event.
+    /// Sets `memory.low`, as [`set_min`](Self::set_min); but a whole reclaim finding nothing else
+    /// takes protected memory as well, and counts a `low` event.
     #[doc(alias = "memory_low_write")]
     pub fn set_low(&self, group: &Arc<Group>, bytes: u64) {
         if !group.is_root() {
@@ -29,9 +28,9 @@ impl Engine {
         }
     }
 
-    /// Returns how many bytes of `group` are protected now from a reclaim that starts at `root`,
-    /// which is the group or an ancestor. May be more than the group uses. The settings of `root`
-    /// itself do not count.
+    /// Returns the bytes of `group` protected at present from a reclaim starting at `root`, the
+    /// group itself or an ancestor. May be more than the group uses. The settings of `root` itself
+    /// do not count.
     #[doc(alias = "mem_cgroup_protection")]
     pub fn effective_protection(&self, root: &Arc<Group>, group: &Arc<Group>) -> Protection {
         self.reclaimer().effective_protection(root, group)

@@ -1,4 +1,4 @@
-//! [`Refusal`]: why memory was not given, and what the caller can do about it.
+//! [`Refusal`]: the reason for a refused growth, and the caller's options.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use umemcg_group::{Group, Refused, StatItem};
 
 use crate::commitments::Overcommitted;
 
-/// The statistics of what reclaim can free.
+/// The statistics of reclaimable memory.
 const RECLAIMABLE: [StatItem; 4] =
     [StatItem::InactiveFile, StatItem::ActiveFile, StatItem::FileKernel, StatItem::SlabReclaimable];
 
 /// Why an account did not grow. All numbers are in bytes.
 ///
-/// A refusal is an ordinary answer, made in less than a microsecond where nothing can be reclaimed:
-/// a query that is refused spills. It counts no `oom` event.
+/// A refusal is an ordinary result, returned in less than a microsecond if nothing can be
+/// reclaimed: a refused query spills. It counts no `oom` event.
 #[derive(Debug, Clone, Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -42,9 +42,9 @@ pub enum Refusal {
         group: Arc<Group>,
         /// The bytes that were asked for.
         wanted: u64,
-        /// The bytes that its limit still allows.
+        /// The bytes still allowed by its limit.
         free: u64,
-        /// The bytes of pages and objects in it that could not be reclaimed now, because they are
+        /// The bytes of its pages and objects that could not be reclaimed now, because they are
         /// dirty, in use, or protected, or were cached just now. An estimate.
         reclaimable: u64,
     },
@@ -59,13 +59,13 @@ pub enum Refusal {
         group: Arc<Group>,
         /// The bytes that were asked for.
         wanted: u64,
-        /// The bytes that it could still commit.
+        /// The bytes it could still commit.
         available: u64,
     },
 }
 
 impl Refusal {
-    /// Returns what a refused growth of an account of `group` means.
+    /// Returns the refusal for a refused growth of an account of `group`.
     #[cold]
     pub(super) fn of(group: &Arc<Group>, refused: &Refused) -> Self {
         let wanted = refused.wanted_bytes;
@@ -82,13 +82,13 @@ impl Refusal {
         }
     }
 
-    /// Returns what it means that commitments leave no room.
+    /// Returns the refusal for commitments without room.
     #[cold]
     pub(super) fn overcommitted(refused: Overcommitted, wanted: u64) -> Self {
         Self::Overcommitted { group: refused.group, wanted, available: refused.available_bytes }
     }
 
-    /// Returns a refusal of more bytes than the limit of a level, if there is such a level.
+    /// Returns a refusal if `wanted` exceeds the limit of a level.
     pub(super) fn never(group: &Arc<Group>, wanted: u64) -> Option<Self> {
         let levels = std::iter::successors(Some(group), |at| at.parent());
         // Each is read once: it may change.
@@ -96,7 +96,7 @@ impl Refusal {
         (wanted > limit).then(|| Self::Never { group: Arc::clone(lowest), wanted, limit })
     }
 
-    /// Says how much was wanted altogether.
+    /// Sets the bytes of the whole request.
     pub(super) fn of_all(mut self, all: u64) -> Self {
         match &mut self {
             Self::Never { wanted, .. } | Self::NotNow { wanted, .. } | Self::Overcommitted { wanted, .. } => {
@@ -115,7 +115,8 @@ impl Refusal {
         }
     }
 
-    /// Returns whether waiting can help: whether it fits once others give enough back.
+    /// Returns whether waiting can help: whether the request fits once other holders give enough
+    /// back.
     pub fn may_pass(&self) -> bool {
         !matches!(self, Self::Never { .. })
     }

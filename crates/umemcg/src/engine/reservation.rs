@@ -1,16 +1,16 @@
-//! [`Reservation`]: an account whose growth may wait for memory.
+//! [`Reservation`]: an account with growth that may wait for memory.
 //!
-//! The time that a growth takes depends on the kind of memory to be reclaimed, never on the group
-//! that uses it:
+//! The time of a growth depends on the kind of memory to be reclaimed, never on the group using it:
 //!
 //! - clean pages and objects are reclaimed: 1 µs at most for each page by the target of
 //!   `umemcg-bench guarantee`, so 1 GiB in less than 0.3 s;
-//! - dirty data is written as fast as its store takes it, and its amount is bounded by the dirty
+//! - dirty data is written as fast as its store accepts it, and its amount is bounded by the dirty
 //!   limit of the pool;
-//! - what other accounts hold comes when they give it back.
+//! - bytes held by other accounts become free when these give them back.
 //!
-//! [`Engine::reserve`] waits for the second, and for [`DIRTY_WAIT_MAX`](super::DIRTY_WAIT_MAX) at
-//! most while nothing comes; [`Engine::reserve_until`] and [`Engine::reserve_async`] wait for both.
+//! [`Engine::reserve`] waits for the second kind, at most [`DIRTY_WAIT_MAX`](super::DIRTY_WAIT_MAX)
+//! without progress; [`Engine::reserve_until`] and [`Engine::reserve_async`] wait for the second
+//! and the third.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ use umemcg_group::Group;
 use super::waiting_growth::{Patience, WaitingGrowth};
 use super::{Account, Engine, Refusal};
 
-/// Bytes charged to a group, for memory of the embedder's own that cannot be reclaimed: an
-/// [`Account`] that was filled by a growth that may wait. Released when dropped.
+/// Bytes charged to a group, for the embedder's own unreclaimable memory: an [`Account`] filled by
+/// a growth that may wait. Released when dropped.
 #[must_use = "a dropped reservation is given back immediately"]
 #[derive(Debug)]
 pub struct Reservation {
@@ -33,7 +33,7 @@ impl Reservation {
         Self { account }
     }
 
-    /// Returns the group that it was created for.
+    /// Returns the group of the reservation.
     pub fn group(&self) -> &Arc<Group> {
         self.account.group()
     }
@@ -43,12 +43,12 @@ impl Reservation {
         self.account.bytes()
     }
 
-    /// Returns the account, which grows without waiting.
+    /// Returns the account; it grows without waiting.
     pub fn account(&self) -> &Account {
         &self.account
     }
 
-    /// Returns the account with all that is reserved.
+    /// Returns the account with all reserved bytes.
     pub fn into_account(self) -> Account {
         self.account
     }
@@ -87,21 +87,21 @@ impl Engine {
     /// Reserves `bytes` in a group for memory of your own. Reclaims missing memory from others:
     /// clean pages and objects immediately, dirty data after write-back. Sleeps as long as that
     /// takes, but gives up after [`DIRTY_WAIT_MAX`](super::DIRTY_WAIT_MAX) without progress, and
-    /// immediately when nothing is dirty and nothing can be reclaimed, or when others are
-    /// guaranteed the room. No lock of this library may be held.
+    /// immediately when nothing is dirty and nothing can be reclaimed, or when the room is
+    /// guaranteed to other groups. No lock of this library may be held.
     ///
     /// # Errors
-    /// [`Refusal`]; one whose [`may_pass`](Refusal::may_pass) is true says that
-    /// [`reserve_until`](Self::reserve_until) could wait for it. Counts one `max` event.
+    /// [`Refusal`]; if its [`may_pass`](Refusal::may_pass) is true,
+    /// [`reserve_until`](Self::reserve_until) could wait for the bytes. Counts one `max` event.
     pub fn reserve(self: &Arc<Self>, group: &Arc<Group>, bytes: u64) -> Result<Reservation, Refusal> {
         let growth = WaitingGrowth::new(self, group, bytes, Patience::ForWriteback);
         growth.block(None).map(Reservation::new)
     }
 
-    /// Like [`reserve`](Self::reserve), but also waits for what accounts hold and for limits to
+    /// Like [`reserve`](Self::reserve), but also waits for accounts to shrink and for limits to
     /// rise, until `deadline`. The waiters of a group are served in the order of their arrival; no
-    /// group waits for the waiters of another. A large request is not starved: the first of those
-    /// that wait for one limit keeps what it gets while it waits for the rest.
+    /// group waits for the waiters of another. A large request is not starved: the first waiter for
+    /// a limit keeps its bytes while it waits for the rest.
     ///
     /// ```
     /// use std::time::{Duration, Instant};
@@ -122,7 +122,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`Refusal::Never`] immediately; what refused last at the deadline. Counts one `max` event.
+    /// [`Refusal::Never`] immediately; the last refusal at the deadline. Counts one `max` event.
     pub fn reserve_until(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -135,8 +135,8 @@ impl Engine {
 
     /// Like [`reserve_until`](Self::reserve_until), as a future without a deadline. It needs no
     /// particular runtime: it is woken when memory is given back or a limit rises. A poll reclaims
-    /// a few megabytes at most and never sleeps. Dropping the future gives back what it has, and
-    /// its place.
+    /// a few megabytes at most and never sleeps. Dropping the future gives back its bytes and its
+    /// place.
     ///
     /// # Errors
     /// [`Refusal::Never`], also when a limit falls meanwhile.

@@ -16,18 +16,18 @@ pub struct GroupSnapshot<'a> {
     pub group: &'a Arc<Group>,
     /// Its path from the root.
     pub path: &'a Path,
-    /// What is charged here and below, without stocks of threads.
+    /// Bytes charged here and below, without stocks of threads.
     pub usage_bytes: u64,
     /// The highest usage since creation or the last reset, stocks included.
     pub peak_bytes: u64,
     /// The group's own limit; [`UNLIMITED`](crate::UNLIMITED) for none.
     pub max_bytes: u64,
-    /// What is guaranteed to the group or those below it.
+    /// Bytes guaranteed to the group or its descendants.
     pub guaranteed_bytes: u64,
 }
 
 impl GroupSnapshot<'_> {
-    /// Returns a statistic of the group and those below it, in its [unit](StatItem::unit).
+    /// Returns a statistic of the group and its descendants, in its [unit](StatItem::unit).
     pub fn stat_total(&self, item: StatItem) -> u64 {
         self.group.stat_total_applied(item).max(0) as u64
     }
@@ -37,7 +37,7 @@ impl GroupSnapshot<'_> {
         self.group.stat_local_applied(item).max(0) as u64
     }
 
-    /// Returns the number of events of the group and those below it.
+    /// Returns the number of events of the group and its descendants.
     pub fn event_count(&self, kind: EventKind) -> u64 {
         self.group.event_count(kind)
     }
@@ -49,10 +49,9 @@ impl GroupSnapshot<'_> {
 }
 
 impl Engine {
-    /// Calls `see` for every group, parents before children, with figures that include what threads
-    /// have not yet added to the statistics. Groups may come and go meanwhile. Takes one or two
-    /// microseconds for each group and no lock while `see` runs, so `see` may create groups, charge
-    /// and reclaim.
+    /// Calls `see` for every group, parents before children, with figures that include the pending
+    /// statistics of threads. Groups may come and go meanwhile. Takes one or two microseconds for
+    /// each group and no lock while `see` runs, so `see` may create groups, charge and reclaim.
     ///
     /// ```
     /// use umemcg::{Engine, EngineConfig, StatItem};

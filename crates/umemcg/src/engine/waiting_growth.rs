@@ -1,14 +1,12 @@
-//! A growth that may wait: its state between two attempts, for a thread that blocks and for a
-//! future alike.
+//! A waiting growth: its state between two attempts, for both a blocked thread and a future.
 //!
-//! 1. It grows in steps, so that memory that was reclaimed stays charged while the rest is
-//!    reclaimed.
-//! 2. When it is refused, it takes a place among the waiters and tries once more: from then on it
-//!    is woken when something is given back. It is also woken now and then, because pages and
-//!    objects are freed without its being told.
-//! 3. Each time it is woken it does what its [turn](Turn) allows, and sleeps again.
-//! 4. It ends with all that it wanted, or with a refusal; then, and when it is dropped, it gives up
-//!    its place, and what it has.
+//! 1. It grows in steps, so that reclaimed memory stays charged while the rest is reclaimed.
+//! 2. When refused, it takes a place among the waiters and tries once more: from then on it is
+//!    woken when something is given back. It is also woken periodically, because freed pages and
+//!    objects do not notify it.
+//! 3. On each wakeup it acts as its [turn](Turn) allows, and sleeps again.
+//! 4. It ends with all wanted bytes, or with a refusal. Then, and when dropped, it gives up its
+//!    place and its bytes.
 
 use std::sync::Arc;
 use std::task::{Poll, Wake, Waker};
@@ -25,28 +23,27 @@ use crate::waits::{LOOK_AGAIN, Lacks, Ticket, Turn};
 
 /// Bytes charged at a time.
 const STEP_BYTES: u64 = 1 << 20;
-/// The smallest step, for when others take what is freed as fast as it comes free.
+/// The smallest step, for when others take memory as fast as it is freed.
 const STEP_BYTES_MIN: u64 = 32 << 10;
 /// Steps before a poll lets others run.
 const STEPS_PER_POLL: u32 = 8;
 
-/// The time for which a growth waits for dirty data to be written, with nothing gained, before it
-/// is refused.
+/// How long a growth waits for write-back of dirty data, without progress, before it is refused.
 pub const DIRTY_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// What a growth waits for.
+/// The events a growth waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Patience {
-    /// For dirty data to be written.
+    /// Write-back of dirty data.
     ForWriteback,
-    /// For accounts to give back, too, and for limits to rise.
+    /// Also bytes given back by accounts, and rising limits.
     ForAnything,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct WaitingGrowth {
-    /// What it has so far.
+    /// The bytes so far.
     account: Account,
     wanted: u64,
     patience: Patience,
@@ -55,7 +52,7 @@ pub(super) struct WaitingGrowth {
     refusal: Option<Refusal>,
     /// Nothing was dirty after the last attempt.
     was_clean: bool,
-    /// The time that is lost for lack of memory.
+    /// Measures the time stalled for lack of memory.
     stalled: Option<Stalled>,
 }
 
@@ -66,8 +63,8 @@ impl WaitingGrowth {
         Self { account, wanted, patience, ticket, refusal, was_clean: false, stalled }
     }
 
-    /// Goes on as far as it can without sleeping. `Pending` means that `waker` is called when it is
-    /// worth another attempt.
+    /// Advances as far as possible without sleeping. `Pending` means that `waker` is called when
+    /// another attempt is worthwhile.
     pub(super) fn advance(&mut self, waker: &Waker) -> Poll<Result<(), Refusal>> {
         assert_no_locks_held("a wait for memory");
         let group = Arc::clone(self.account.group());
@@ -99,13 +96,14 @@ impl WaitingGrowth {
         if turn == Turn::Keeps {
             waker.wake_by_ref();
         } else {
-            // It goes on after a while, or it would do nothing but reclaim for those that keep.
+            // It continues later; otherwise it would only reclaim for growths that keep their
+            // bytes.
             self.account.clear();
         }
         Poll::Pending
     }
 
-    /// Takes what was grown.
+    /// Takes the grown bytes.
     pub(super) fn take(&mut self) -> Account {
         self.account.split(self.account.bytes())
     }
@@ -138,9 +136,10 @@ impl WaitingGrowth {
         self.account.engine()
     }
 
-    /// Waits behind another one of its group, unless it waits for write-back and there is none.
+    /// Waits behind another growth of its group, unless it waits for write-back and nothing is
+    /// dirty.
     fn wait_behind(&mut self) -> Poll<Result<(), Refusal>> {
-        // What it took while the other one took a place before it.
+        // Give back bytes taken while the other growth got a place before this one.
         self.account.clear();
         if self.patience == Patience::ForWriteback && !is_unclean(self.engine().root()) {
             let refusal = self.last_refusal();
@@ -149,7 +148,7 @@ impl WaitingGrowth {
         Poll::Pending
     }
 
-    /// Decides what a refusal means; `None` is another attempt.
+    /// Decides how to proceed after a refusal; `None` means another attempt.
     fn refused(&mut self, refusal: Refusal, waker: &Waker) -> Option<Poll<Result<(), Refusal>>> {
         let (level, lacks) = (Arc::clone(refusal.group()), lacks(&refusal));
         let does_writeback_help = lacks == Lacks::Memory && is_unclean(&level);
@@ -157,7 +156,7 @@ impl WaitingGrowth {
             return Some(self.end(Err(refusal)));
         }
         if self.patience == Patience::ForWriteback && !does_writeback_help {
-            // What was dirty during the attempt may have been written since: a second one tells.
+            // Data dirty during the attempt may have been written since: a second attempt decides.
             if lacks == Lacks::Commitments || std::mem::replace(&mut self.was_clean, true) {
                 return Some(self.end(Err(refusal)));
             }
@@ -174,7 +173,7 @@ impl WaitingGrowth {
             return None;
         };
         if self.engine().waits.update(ticket, Some((&level, lacks)), waker) != Turn::Keeps {
-            // Another one waits for the same, and has been waiting for longer.
+            // Another growth has been waiting longer for the same memory.
             self.account.clear();
         }
         Some(Poll::Pending)
@@ -189,7 +188,7 @@ impl WaitingGrowth {
         result
     }
 
-    /// Takes all or nothing. Of what is missing it reclaims a step, and does not keep it.
+    /// Takes all or nothing. Reclaims one step of the missing bytes, and does not keep it.
     fn attempt_whole(&self, left: u64) -> Result<(), Refusal> {
         let Err(refusal) = self.account.grow_with(left, Effort::Takes) else { return Ok(()) };
         if let Refusal::NotNow { group, free, reclaimable, .. } = &refusal
@@ -207,7 +206,7 @@ impl WaitingGrowth {
     fn attempt_step(&self, left: u64) -> Result<(), Refusal> {
         let is_first = self.refusal.is_none();
         if is_first {
-            // Before anything is reclaimed in vain.
+            // Check first, to avoid useless reclaim.
             self.account.check_room(left)?;
         }
         let effort = if is_first { Effort::Reclaims } else { Effort::ReclaimsAgain };
@@ -233,13 +232,13 @@ impl WaitingGrowth {
         self.stalled = Some(Stalled::begin(group));
     }
 
-    /// Ends it. What is refused is tried once more as a whole, so that it ends with all, or with
-    /// nothing and the numbers of the whole request.
+    /// Ends the growth. A refused one is tried once more as a whole, so that it ends with all
+    /// bytes, or with none and the numbers of the whole request.
     fn end(&mut self, result: Result<(), Refusal>) -> Poll<Result<(), Refusal>> {
         let result = result.or_else(|refusal| {
             self.account.clear();
             match refusal {
-                // A limit that rose since then makes the answer late, but not another one.
+                // A limit raised since then does not change the result.
                 Refusal::Never { .. } => Err(refusal),
                 _ => self.account.grow_with(self.wanted, Effort::Takes),
             }
@@ -251,7 +250,7 @@ impl WaitingGrowth {
         Poll::Ready(result.map_err(|refusal| refusal.of_all(self.wanted)))
     }
 
-    /// Ends it at its deadline.
+    /// Ends the growth at its deadline.
     fn give_up(mut self) -> Result<Account, Refusal> {
         let refusal = self.last_refusal();
         match self.end(Err(refusal.clone())) {
@@ -261,7 +260,7 @@ impl WaitingGrowth {
     }
 
     fn last_refusal(&mut self) -> Refusal {
-        // One whose turn never came has not been refused yet.
+        // A growth without a turn has not been refused yet.
         let group = Arc::clone(self.account.group());
         let waits = Refusal::NotNow { group, wanted: self.wanted, free: 0, reclaimable: 0 };
         self.refusal.take().unwrap_or(waits)
@@ -275,7 +274,7 @@ impl Drop for WaitingGrowth {
     }
 }
 
-/// Returns what a refused growth waits for.
+/// Returns the resource lacking after a refusal.
 fn lacks(refusal: &Refusal) -> Lacks {
     match refusal {
         Refusal::Overcommitted { .. } => Lacks::Commitments,
@@ -283,13 +282,13 @@ fn lacks(refusal: &Refusal) -> Lacks {
     }
 }
 
-/// Returns whether a group has data that write-back could make reclaimable.
+/// Returns whether a group has data to be made reclaimable by write-back.
 fn is_unclean(group: &Group) -> bool {
     let unclean = [StatItem::FileDirty, StatItem::FileWriteback, StatItem::FileUnstable];
     unclean.iter().any(|&item| group.stat_total(item) > 0)
 }
 
-/// Wakes a thread that blocks.
+/// Wakes a blocked thread.
 #[derive(Debug, Default)]
 struct WakesThread(WakeSignal);
 
@@ -333,7 +332,7 @@ mod tests {
         assert!(first.advance(Waker::noop()).is_ready());
     }
 
-    /// An engine, and a group in it that has room for nothing more.
+    /// An engine, and a full group in it.
     fn full() -> (Arc<Engine>, Arc<Group>, Account) {
         let engine = Engine::new(EngineConfig::new(16 << 20)).unwrap();
         let group = engine.create_group(engine.root(), "g".as_ref()).unwrap();
@@ -364,7 +363,7 @@ mod tests {
             let refusal = growth.attempt(1 << 20, Turn::Keeps).unwrap_err();
             growth.refused(refusal, Waker::noop()).is_none()
         };
-        // Nothing is dirty now; it may have been while the attempt was made.
+        // Nothing is dirty now; data may have been dirty during the attempt.
         assert_eq!([attempt(), attempt()], [true, false]);
         drop(held);
         assert!(growth.advance(Waker::noop()).is_ready());

@@ -1,4 +1,4 @@
-//! A thread that waits for a future: the blocking half of single flight.
+//! A thread waiting for a future: the blocking half of single flight.
 
 use std::future::Future;
 use std::pin::pin;
@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use umemcg_base::{Condvar, LeafMutex};
 
-/// A thread that sleeps until it is woken.
+/// A sleeping thread, until woken.
 #[derive(Debug, Default)]
 struct Sleeper {
     is_woken: LeafMutex<bool>,

@@ -71,17 +71,17 @@ impl<K, V> ObjectCacheBuilder<K, V> {
 
 impl<K, V, S> ObjectCacheBuilder<K, V, S> {
     /// Sets the function that returns the heap bytes of a key and its value.
-    /// [`allocated_bytes`](super::allocated_bytes) is applied to the result, and the bytes that the
-    /// cache itself needs for an object are added. Without a weigher, objects count as holding no
-    /// heap memory. Called once for each insert, with no lock held.
+    /// [`allocated_bytes`](super::allocated_bytes) is applied to the result, and the cache's own
+    /// bytes for an object are added. Without a weigher, objects count as holding no heap memory.
+    /// Called once for each insert, with no lock held.
     pub fn weigher(mut self, weigh: impl Fn(&K, &V) -> u64 + Send + Sync + 'static) -> Self {
         self.weigher = Some(Box::new(weigh));
         self
     }
 
     /// Sets a listener called for every removed object with the cause, also when the cache is
-    /// dropped. It is called with no lock held, by the thread that removes the object, so it should
-    /// be quick. It may use the cache, but not insert into it. Its panics are caught and logged.
+    /// dropped. It runs with no lock held, on the removing thread, so it should be quick. It may
+    /// use the cache, but not insert into it. Its panics are caught and logged.
     pub fn listener(mut self, listener: impl Fn(K, V, RemovalCause) + Send + Sync + 'static) -> Self {
         self.listener = Listener(Some(Box::new(listener)));
         self
@@ -99,7 +99,7 @@ impl<K, V, S> ObjectCacheBuilder<K, V, S> {
         self
     }
 
-    /// Sets the clock that ages are measured by, for tests.
+    /// Sets the clock for ages, for tests.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = Some(clock);
         self
@@ -111,7 +111,7 @@ impl<K, V, S> ObjectCacheBuilder<K, V, S> {
         self
     }
 
-    /// Sets the number of objects that the table initially has room for.
+    /// Sets the initial capacity of the table, in objects.
     pub fn capacity(mut self, nr_objects: usize) -> Self {
         self.capacity = nr_objects;
         self

@@ -10,7 +10,7 @@ use umemcg_reclaim::ListSlot;
 use super::payer::Payer;
 use super::queue::Queue;
 
-/// Most uses that an entry counts. With more, reclaim would only have to pass it more often.
+/// Most uses counted for an entry. With more, reclaim would only have to pass it more often.
 pub(super) const USES_MAX: u32 = 3;
 const USES: u32 = 3;
 const IN_MAIN: u32 = 4;
@@ -19,9 +19,9 @@ const HAS_PIN: u32 = 1 << 31;
 /// The unit of charges: the charge of an entry is a multiple of it.
 pub(super) const BYTES_UNIT: u64 = 16;
 
-/// The number of uses of an entry since reclaim last looked, its queue, and its charge. Uses are
-/// counted under the shared lock of the table, and may lose each other; the queue changes under the
-/// exclusive lock only, the bytes never.
+/// The number of uses of an entry since reclaim last visited it, its queue, and its charge. Uses
+/// are counted under the shared lock of the table, and concurrent ones may be lost; the queue
+/// changes under the exclusive lock only, the bytes never.
 #[derive(Debug)]
 pub(super) struct Mark(AtomicU32);
 
@@ -33,7 +33,7 @@ impl Mark {
         Self(AtomicU32::new(in_main | ((bytes / BYTES_UNIT) as u32) << BYTES_SHIFT))
     }
 
-    /// Returns how much is charged.
+    /// Returns the charged bytes.
     #[inline]
     pub(super) fn bytes(&self) -> u64 {
         u64::from((self.0.load(Relaxed) & !HAS_PIN) >> BYTES_SHIFT) * BYTES_UNIT
@@ -73,12 +73,12 @@ impl Mark {
         self.0.load(Relaxed) & HAS_PIN != 0
     }
 
-    /// Notes that it has a pin; it keeps it until it leaves.
+    /// Records a pin; the entry keeps it until it leaves.
     pub(super) fn note_pin(&mut self) {
         *self.0.get_mut() |= HAS_PIN;
     }
 
-    /// Puts it in the main queue with no uses.
+    /// Moves the entry to the main queue, with no uses.
     pub(super) fn promote(&mut self) {
         let mark = self.0.get_mut();
         *mark = (*mark & !USES) | IN_MAIN;
@@ -92,11 +92,11 @@ impl Mark {
 pub(super) struct Entry<K, V> {
     pub(super) key: K,
     pub(super) value: V,
-    /// The group that it is charged to, and in whose statistics it counts.
+    /// The group charged for it; it counts in this group's statistics.
     pub(super) payer: Arc<Payer>,
     /// (A)
     pub(super) mark: Mark,
-    /// Its place in the lists. Owned by the thread that takes the entry out of the table.
+    /// Its place in the lists. The thread removing the entry from the table owns it.
     pub(super) slot: ListSlot,
 }
 

@@ -12,14 +12,14 @@ use umemcg_base::clock::{Clock, SystemClock};
 
 /// log2 of the nanoseconds of a tick.
 const TICK_SHIFT: u32 = 22;
-/// The longest time to live or idle: a quarter of what ticks can tell apart.
+/// The longest time to live or idle: a quarter of the range of ticks.
 pub(super) const LONGEST: Duration = Duration::from_nanos((1 << 30) << TICK_SHIFT);
 
 /// Stands for no time to live.
 const NEVER: u32 = u32::MAX;
 
-/// The times at which an object was inserted and last used, in ticks. Kept beside the entries of
-/// caches in which anything expires.
+/// The times of an object's insertion and last use, in ticks. Kept beside the entries of caches
+/// with expiry.
 #[derive(Debug)]
 pub(super) struct Age {
     born: u32,
@@ -33,7 +33,7 @@ impl Age {
     }
 }
 
-/// The ages at which objects expire, and the clock.
+/// The expiry ages of objects, and the clock.
 pub(super) struct Expiry {
     clock: Arc<dyn Clock>,
     /// Ages are kept beside the entries. (C)
@@ -89,8 +89,8 @@ impl Expiry {
         self.is_on
     }
 
-    /// Returns the time, in ticks that wrap; always the same when nothing expires, and then the
-    /// clock is not asked.
+    /// Returns the time, in wrapping ticks; always the same, without reading the clock, when
+    /// nothing expires.
     #[inline]
     pub(super) fn now(&self) -> u32 {
         if self.is_on() { ticks(self.clock.now()) as u32 } else { 0 }
@@ -109,7 +109,7 @@ impl Expiry {
         is_older(age.born, (live != NEVER).then_some(live)) || is_older(age.used.load(Relaxed), self.idle)
     }
 
-    /// Notes a use.
+    /// Records a use.
     #[inline]
     pub(super) fn note_use(&self, age: &Age, now: u32) {
         if self.idle.is_some() && age.used.load(Relaxed) != now {

@@ -1,5 +1,5 @@
-//! A flight: a value on its way into the cache, for one key and one group, and the tasks and
-//! threads of that group that wait for it.
+//! A flight: a value on its way into the cache, for one key and one group, and that group's waiting
+//! tasks and threads.
 //!
 //! ```text
 //!            finish                        stored, declined, or cancelled
@@ -12,8 +12,8 @@
 //!   Over: not in the table any more, and without a value; waiters look the key up again
 //! ```
 //!
-//! A flight stands in the shard of its key. `Vacant` is entered and left for the table's end under
-//! the shard's lock, everything else under the flight's own, which is a leaf.
+//! A flight is in the shard of its key. The shard's lock covers the change to `Vacant`, and from
+//! there the removal from the table. The flight's own lock, a leaf, covers all other changes.
 
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -22,13 +22,13 @@ use umemcg_base::{LeafMutex, contained};
 use umemcg_group::{Group, StatItem};
 use umemcg_reclaim::AccountedCharge;
 
-/// Bytes that a waiter costs: its place in the list of wakers, which doubles when it grows.
+/// Bytes of a waiter: its place in the list of wakers; the list doubles when it grows.
 const WAITER_BYTES: u64 = 2 * size_of::<(u64, Option<Waker>)>() as u64;
 
 /// See the module text.
 #[derive(Debug)]
 pub(super) struct Flight<V> {
-    /// The group that loads, and that is charged for the flight. (C)
+    /// The loading group, charged for the flight. (C)
     group: Arc<Group>,
     state: LeafMutex<State<V>>,
     _charge: AccountedCharge,
@@ -45,7 +45,7 @@ struct State<V> {
 #[derive(Debug)]
 enum Progress<V> {
     Loading,
-    /// The loader gave up; the first waiter that looks takes its place.
+    /// The loader gave up; the first waiter to poll takes its place.
     Vacant,
     Loaded(V),
     Over,
@@ -58,7 +58,7 @@ pub(super) struct Ticket {
     _charge: AccountedCharge,
 }
 
-/// What a caller that joins a flight has to do.
+/// The task of a caller joining a flight.
 #[derive(Debug)]
 pub(super) enum Joined {
     /// The loader gave up: load in its place.
@@ -66,7 +66,7 @@ pub(super) enum Joined {
     Waiting(Ticket),
 }
 
-/// What has come of a wait.
+/// The outcome of a wait.
 #[derive(Debug)]
 pub(super) enum Outcome<V> {
     Value(V),
@@ -77,12 +77,12 @@ pub(super) enum Outcome<V> {
 }
 
 impl<V: Clone> Flight<V> {
-    /// Creates a flight whose loader is the caller, and charges `bytes` for it.
+    /// Creates a flight with the caller as its loader, and charges `bytes` for it.
     pub(super) fn new(group: &Arc<Group>, bytes: u64) -> Arc<Self> {
         Self::with_progress(group, bytes, Progress::Loading)
     }
 
-    /// Creates a flight of a value that is there.
+    /// Creates a flight with a value.
     pub(super) fn loaded(group: &Arc<Group>, bytes: u64, value: V) -> Arc<Self> {
         Self::with_progress(group, bytes, Progress::Loaded(value))
     }
@@ -95,12 +95,12 @@ impl<V: Clone> Flight<V> {
         })
     }
 
-    /// Returns the group that loads.
+    /// Returns the loading group.
     pub(super) fn group(&self) -> &Arc<Group> {
         &self.group
     }
 
-    /// Returns the value, if it is there.
+    /// Returns the value, if loaded.
     pub(super) fn value(&self) -> Option<V> {
         match &self.state.lock().progress {
             Progress::Loaded(value) => Some(value.clone()),
@@ -108,7 +108,7 @@ impl<V: Clone> Flight<V> {
         }
     }
 
-    /// Joins a flight that stands in the table and has no value yet.
+    /// Joins a flight in the table without a value yet.
     pub(super) fn join(&self) -> Joined {
         let mut state = self.state.lock();
         if matches!(state.progress, Progress::Vacant) {
@@ -123,7 +123,7 @@ impl<V: Clone> Flight<V> {
         Joined::Waiting(Ticket { number, _charge })
     }
 
-    /// Looks how far the flight is; `waker` is woken when there is more to see.
+    /// Polls the state of the flight; `waker` is woken when it changes.
     pub(super) fn poll(&self, ticket: &Ticket, waker: &Waker) -> Poll<Outcome<V>> {
         // Wakers are cloned and dropped with no lock held: the last one of a task drops the task.
         let fresh = waker.clone();
@@ -146,8 +146,8 @@ impl<V: Clone> Flight<V> {
         Poll::Ready(outcome)
     }
 
-    /// Ends a waiter's membership. Returns whether the flight is vacant and has no other waiter: it
-    /// must leave the table then.
+    /// Ends a waiter's membership. Returns whether the flight is vacant without other waiters: it
+    /// must then leave the table.
     pub(super) fn leave(&self, ticket: Ticket) -> bool {
         let mut state = self.state.lock();
         let at = state.waiters.binary_search_by_key(&ticket.number, |(number, _)| *number);
@@ -163,14 +163,14 @@ impl<V: Clone> Flight<V> {
         self.state.lock().is_deserted()
     }
 
-    /// Hands the value to all that wait.
+    /// Hands the value to all waiters.
     pub(super) fn finish(&self, value: V) {
         let wakers = self.state.lock().change_to(Progress::Loaded(value));
         wakers.wake();
     }
 
-    /// The loader gives up. With `stays`, a waiter may take its place, if there is one; returns
-    /// what to wake and whether the flight has to leave the table. The shard is locked.
+    /// The loader gives up. With `stays`, a waiter may take its place, if there is one. Returns the
+    /// wakers to call and whether the flight has to leave the table. The shard is locked.
     pub(super) fn abandon(&self, stays: bool) -> (Wakers<V>, bool) {
         let mut state = self.state.lock();
         let stays = stays && !state.waiters.is_empty();
@@ -196,7 +196,7 @@ impl<V> State<V> {
 }
 
 impl<V> Drop for Flight<V> {
-    /// The destructor of the value may panic, in the thread of any of those that had the flight.
+    /// The destructor of the value may panic, on the thread of any holder of the flight.
     fn drop(&mut self) {
         let progress = std::mem::replace(&mut self.state.lock().progress, Progress::Over);
         if let Err(panic) = contained(|| drop(progress)) {
@@ -205,7 +205,7 @@ impl<V> Drop for Flight<V> {
     }
 }
 
-/// The tasks and threads that a change concerns, to be woken with no lock held.
+/// The tasks and threads affected by a change, to be woken with no lock held.
 #[must_use]
 pub(super) struct Wakers<V> {
     wakers: Vec<Waker>,

@@ -1,5 +1,5 @@
-//! Look-ups that load what is missing. One mechanism for all of them: [`Lookup`], which a task
-//! awaits and a thread sleeps for.
+//! Lookups that load missing values. All use one mechanism, [`Lookup`]: a task awaits it, a thread
+//! blocks on it.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -18,18 +18,18 @@ where
     V: Clone + Send + Sync + 'static,
     S: BuildHasher + Send + Sync + 'static,
 {
-    /// Looks a key up for `group`: its value, or the duty to load it, or a future of the load that
-    /// another caller of the group has begun. Callers of one group wait for each other, never for
+    /// Looks a key up for `group`: returns its value, or the duty to load it, or a future of a load
+    /// begun by another caller of the group. Callers of one group wait for each other, never for
     /// another group's load. Never blocks for longer than a lock of the cache is held.
     pub fn lookup(&self, group: &Arc<Group>, key: K) -> Lookup<K, V, S> {
         look_up(&self.objects, group, key)
     }
 
     /// Returns the value of a key. If there is none, calls `load`, stores its result and charges it
-    /// to `group`. Of several threads and tasks of the group that miss the same key, one loads and
-    /// the others wait; if it panics, another one loads. A declined value is returned all the same.
+    /// to `group`. Of several threads and tasks of the group missing the same key, one loads and
+    /// the others wait; if it panics, another one loads. A declined value is returned, too.
     ///
-    /// `load` runs with no lock held and may use the cache, but not ask for this key in this way.
+    /// `load` runs with no lock held and may use the cache, but not load this key again.
     pub fn get_or_insert_with(&self, group: &Arc<Group>, key: K, load: impl FnOnce() -> V) -> V {
         let loaded = self.get_or_try_insert_with(group, key, || Ok::<V, Infallible>(load()));
         loaded.unwrap_or_else(|never| match never {})
@@ -39,7 +39,7 @@ where
     /// caller gets the error, and another waiting caller loads.
     ///
     /// # Errors
-    /// Those of `load`.
+    /// The errors of `load`.
     pub fn get_or_try_insert_with<E>(
         &self,
         group: &Arc<Group>,
@@ -94,7 +94,7 @@ where
     /// caller gets the error, and another waiting caller loads.
     ///
     /// # Errors
-    /// Those of `load`.
+    /// The errors of `load`.
     pub async fn get_or_try_insert_async<E>(
         &self,
         group: &Arc<Group>,

@@ -1,9 +1,9 @@
-//! Ghosts: fingerprints of objects that were evicted before they were used. An object that is
-//! requested again while its ghost exists goes to the main queue immediately.
+//! Ghosts: fingerprints of objects evicted before they were used. An object inserted again while
+//! its ghost exists goes to the main queue immediately.
 //!
-//! A table of buckets of [`BUCKET`] fingerprints, the oldest of which gives way. There is room for
-//! about half as many ghosts as the group has objects, at four bytes each, which the group is
-//! charged.
+//! A table of buckets of [`BUCKET`] fingerprints. In a full bucket the oldest gives way. There is
+//! room for about half as many ghosts as the group has objects, at four bytes each, charged to the
+//! group.
 
 /// Fingerprints of a bucket: a cache line.
 const BUCKET: usize = 16;
@@ -22,8 +22,8 @@ pub(super) struct Ghosts {
 }
 
 impl Ghosts {
-    /// Buckets for half as many ghosts as there are objects. With more, objects would enter the
-    /// main queue that come back too rarely.
+    /// Buckets for half as many ghosts as there are objects. With more, objects returning too
+    /// rarely would enter the main queue.
     pub(super) fn buckets_for(nr_objects: u64) -> usize {
         usize::try_from(nr_objects.div_ceil(2 * BUCKET as u64)).unwrap_or(BUCKETS_MAX).min(BUCKETS_MAX)
     }
@@ -58,7 +58,7 @@ impl Ghosts {
         }
         let at = Self::bucket_of(fingerprint, self.buckets.len());
         let bucket = &mut self.buckets[at];
-        // Youngest first; it takes the nearest free place, else that of the oldest.
+        // Youngest first; it takes the nearest free place, else the place of the oldest.
         let end = bucket.iter().position(|&there| there == NOBODY).unwrap_or_else(|| {
             self.nr -= 1;
             BUCKET - 1

@@ -1,4 +1,4 @@
-//! The answer to a look-up that may load: the value, the duty to load it, or a future to wait for.
+//! The result of a lookup that may load: the value, the duty to load it, or a future to wait for.
 
 use std::fmt;
 use std::future::Future;
@@ -13,7 +13,7 @@ use umemcg_group::Group;
 use super::cached_objects::{CachedObjects, Role};
 use super::flight::{Flight, Outcome, Ticket};
 
-/// The answer of [`ObjectCache::lookup`](super::ObjectCache::lookup).
+/// The result of [`ObjectCache::lookup`](super::ObjectCache::lookup).
 #[must_use = "a load that is dropped is another caller's"]
 pub enum Lookup<K, V, S = DefaultHashBuilder>
 where
@@ -21,11 +21,12 @@ where
     V: Clone + Send + Sync + 'static,
     S: BuildHasher + Send + Sync + 'static,
 {
-    /// The value is there.
+    /// The value is cached.
     Value(V),
-    /// It is not there, and no other caller of the group loads it: the guard's holder does.
+    /// The value is missing, and no other caller of the group is loading it: the guard's holder
+    /// loads it.
     Load(LoadGuard<K, V, S>),
-    /// Another caller of the group loads it.
+    /// Another caller of the group is loading it.
     Wait(LoadWait<K, V, S>),
 }
 
@@ -44,12 +45,12 @@ where
     }
 }
 
-/// The load of a key, which other callers of the group wait for. Its holder gets the value and
+/// The duty to load a key; other callers of the group wait for it. Its holder obtains the value and
 /// hands it over with [`insert_soon`](Self::insert_soon) or [`insert`](Self::insert). When the
-/// guard is dropped instead, a caller that waits loads; so it may be dropped at any time, by an
-/// error, a panic, or a task that is cancelled.
+/// guard is dropped instead, a waiting caller loads; so it may be dropped at any time, by an error,
+/// a panic, or a cancelled task.
 ///
-/// A guard that is leaked (`mem::forget`) keeps the callers of its key and group waiting.
+/// A leaked guard (`mem::forget`) keeps the callers of its key and group waiting.
 #[must_use = "a load that is dropped is another caller's"]
 pub struct LoadGuard<K, V, S = DefaultHashBuilder>
 where
@@ -65,11 +66,11 @@ where
     stage: Stage,
 }
 
-/// How far the holder of a guard is.
+/// The progress of a guard's holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Loading,
-    /// Those that wait have the value; code of the embedder may still panic.
+    /// The waiters have the value; the embedder's code may still panic.
     HandedOut,
     /// Stored, declined, or handed to a worker.
     Done,
@@ -92,26 +93,25 @@ where
     V: Clone + Send + Sync + 'static,
     S: BuildHasher + Send + Sync + 'static,
 {
-    /// Returns the group that loads, and that the value will be charged to.
+    /// Returns the loading group; the value will be charged to it.
     pub fn group(&self) -> &Arc<Group> {
         self.flight.group()
     }
 
-    /// Hands the value to all that wait, stores it, and returns it; a declined value, too. May
-    /// sleep for reclaim, when those that wait have the value; no lock of this library may be held.
+    /// Hands the value to all waiters, stores it, and returns it; a declined value, too. May sleep
+    /// for reclaim, after the waiters have the value; no lock of this library may be held.
     pub fn insert(mut self, value: V) -> V {
         let Some(key) = self.hand_out(&value) else { return value };
         let (group, flight) = (self.flight.group(), Some(&self.flight));
-        // Declined: the callers get the value all the same.
+        // Even if it is declined, the callers get the value.
         let _ = self.objects.store(group, self.hash, key, value.clone(), flight);
         self.stage = Stage::Done;
         value
     }
 
-    /// Like [`insert`](Self::insert), and never sleeps for memory: where reclaim is needed, a
-    /// worker of the group does it. Until then the value is charged and found by look-ups. It is
-    /// declined when an eighth of the group's limit, or one larger object, waits for the worker
-    /// already.
+    /// Like [`insert`](Self::insert), but never sleeps for memory: a worker of the group reclaims
+    /// if necessary. Until then the value is charged and found by lookups. It is declined when an
+    /// eighth of the group's limit, or one larger object, already waits for the worker.
     pub fn insert_soon(mut self, value: V) -> V {
         let Some(key) = self.hand_out(&value) else { return value };
         self.objects.store_loaded_soon(self.hash, key, value.clone(), &self.flight);
@@ -119,7 +119,7 @@ where
         value
     }
 
-    /// Hands the value to all that wait, and returns the key.
+    /// Hands the value to all waiters, and returns the key.
     fn hand_out(&mut self, value: &V) -> Option<K> {
         let value = value.clone();
         self.flight.finish(value);
@@ -143,8 +143,8 @@ where
     }
 }
 
-/// A wait for the load of another caller; see [`Lookup::Wait`]. Gives the value, or, when the other
-/// caller has given up, the load. It may be dropped at any time.
+/// A wait for the load of another caller; see [`Lookup::Wait`]. Resolves to the value, or, when the
+/// other caller has given up, to the load. It may be dropped at any time.
 #[must_use = "futures do nothing unless they are polled"]
 pub struct LoadWait<K, V, S = DefaultHashBuilder>
 where
@@ -262,7 +262,7 @@ where
     type Output = Result<V, LoadGuard<K, V, S>>;
 
     /// # Panics
-    /// When it has given its result already.
+    /// When polled again after it was ready.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         loop {

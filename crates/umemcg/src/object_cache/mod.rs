@@ -1,4 +1,4 @@
-//! A concurrent cache of objects of the embedder's own, each charged to the group that inserted it.
+//! A concurrent cache of the embedder's objects, each charged to the group that inserted it.
 //!
 //! ```text
 //!   get ──▶ shard (shared lock) ──▶ entry: mark of use, hit counted, value cloned        no list lock
@@ -7,9 +7,8 @@
 //! ```
 //!
 //! Memory is bounded by the limits of the groups, as for everything else in the engine: caches,
-//! pages and metadata compete in proportion to what they hold. The objects, and how they are
-//! loaded, chosen and evicted, are in `cached_objects`; what is kept for each group is in
-//! `payer.rs`.
+//! pages and metadata compete in proportion to their sizes. The objects, with their loading and
+//! eviction, are in `cached_objects`; the state of each group is in `payer.rs`.
 
 mod blocking_wait;
 mod builder;
@@ -55,24 +54,24 @@ use cached_objects::{CachedObjects, Found, FoundPinned};
 /// A concurrent cache whose objects are charged to groups.
 ///
 /// Values are handed out as clones, so a large value belongs in an [`Arc`]. An object is charged to
-/// the group that inserts it, with everything that the cache keeps for it; when the group, or one
-/// above it, is at its limit, reclaim runs first, and an insert for which no room can be made is
-/// *declined*: the caller gets its value back, and the cache is as if the key had been removed. A
-/// group loses its own objects before those of others. When it is removed, its objects belong to
-/// its parent.
+/// the inserting group, with all of the cache's own memory for it. When the group, or an ancestor,
+/// is at its limit, reclaim runs first. An insert without room is *declined*: the caller gets its
+/// value back, and the key is removed. A group loses its own objects before those of other groups.
+/// When it is removed, its objects belong to its parent.
 ///
-/// Eviction works group by group. New objects are on probation; objects that were used, or return
-/// soon after eviction, are kept while they are used. So a scan does not evict the objects in use.
+/// Eviction works group by group. New objects are on probation; objects used since, or inserted
+/// again soon after eviction, are kept while they are used. So a scan does not evict the objects in
+/// use.
 ///
 /// All methods may be called from many threads at once. `Eq`, `Hash` and `Clone` of keys and values
 /// are called under a lock of the cache and must not use it.
 ///
 /// # Panics
 ///
-/// Keys, values, weigher, loader and clock may panic. The panic reaches the caller whose call it
-/// interrupts, and the object that was to be stored or handed out is dropped with its charge.
-/// Nothing else changes. Panics of the listener, of the destructor of a removed object, and of
-/// `Hash` during reclaim are caught and logged, because the thread may belong to any caller.
+/// Keys, values, weigher, loader and clock may panic. The panic reaches the interrupted caller, and
+/// the object about to be stored or returned is dropped with its charge. Nothing else changes.
+/// Panics of the listener, of the destructor of a removed object, and of `Hash` during reclaim are
+/// caught and logged, because the thread may belong to any caller.
 ///
 /// ```
 /// use std::ffi::OsStr;
@@ -105,7 +104,7 @@ where
     objects: Arc<CachedObjects<K, V, S>>,
     /// `None` only while being dropped.
     registration: Option<Registration>,
-    /// Charges lead to its groups.
+    /// Charges refer to its groups.
     _engine: Arc<Engine>,
 }
 
@@ -173,8 +172,8 @@ where
         }
     }
 
-    /// Like [`get`](Self::get), and counts the hit or the miss for `group`, whichever group the
-    /// object is charged to.
+    /// Like [`get`](Self::get), but counts the hit or the miss for `group`, whichever group is
+    /// charged for the object.
     pub fn get_for<Q>(&self, group: &Arc<Group>, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
@@ -188,12 +187,13 @@ where
         found
     }
 
-    /// Like [`get`](Self::get), with a handle for a value that is kept for a while: the value stays
-    /// charged to its group until the last handle is dropped, even if it leaves the cache
-    /// meanwhile. Reclaim does not evict it before that, because it would free nothing. The first
-    /// handle of an object takes the lock of its shard exclusively, and is charged to its group.
+    /// Like [`get`](Self::get), but returns a handle for keeping a value for a while: the value
+    /// stays charged to its group until the last handle is dropped, even if it leaves the cache
+    /// meanwhile. Reclaim does not evict it before that, because eviction would free nothing. The
+    /// first handle of an object takes the lock of its shard exclusively, and is charged to its
+    /// group.
     ///
-    /// A value that waits for a worker ([`insert_soon`](Self::insert_soon)) is not found.
+    /// A value waiting for a worker ([`insert_soon`](Self::insert_soon)) is not found.
     pub fn get_pinned<Q>(&self, key: &Q) -> Option<Pinned<V>>
     where
         K: Borrow<Q>,
@@ -213,19 +213,18 @@ where
     /// reclaim; no lock of this library may be held.
     ///
     /// # Errors
-    /// [`Declined`] when no room can be made. The key then has no value at all, so that no caller
-    /// gets an outdated one.
+    /// [`Declined`] without room even after reclaim. The key then has no value at all, so that no
+    /// caller gets an outdated one.
     pub fn insert(&self, group: &Arc<Group>, key: K, value: V) -> Result<(), Declined<K, V>> {
         let hash = self.objects.hash(&key);
         let stored = self.objects.store(group, hash, key, value, None);
         stored.map_err(|(key, value, reason)| Declined { key, value, reason })
     }
 
-    /// Like [`insert`](Self::insert), and never sleeps for memory: where reclaim is needed, a
-    /// worker of the group does it. Until then the value is charged, above the limit if need be,
-    /// and found by look-ups. It is declined when an eighth of the group's limit, or one larger
-    /// object, waits for the worker already, or later, when the worker finds that no room can be
-    /// made.
+    /// Like [`insert`](Self::insert), but never sleeps for memory: a worker of the group reclaims
+    /// if necessary. Until then the value is charged, above the limit if need be, and found by
+    /// lookups. It is declined when an eighth of the group's limit, or one larger object, already
+    /// waits for the worker, or later, when the worker cannot make room.
     ///
     /// # Errors
     /// As [`insert`](Self::insert).
@@ -238,9 +237,8 @@ where
         stored.map_err(|(key, value, reason)| Declined { key, value, reason })
     }
 
-    /// Stores a value that is charged already: to the owner of `paid`, whose bytes beyond the
-    /// weight of the object are released; bytes that are missing are charged as by
-    /// [`insert`](Self::insert).
+    /// Stores a value already charged to the owner of `paid`. Bytes of `paid` beyond the weight of
+    /// the object are released; missing bytes are charged as by [`insert`](Self::insert).
     ///
     /// # Errors
     /// As [`insert`](Self::insert); `paid` is released then.
@@ -257,8 +255,8 @@ where
         self.objects.handed_over.wait();
     }
 
-    /// Removes a key and returns its value, unless that had expired. A value that is being loaded
-    /// for the key is not kept.
+    /// Removes a key and returns its value, unless expired. A value being loaded for the key is not
+    /// kept.
     pub fn remove<Q>(&self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
@@ -273,8 +271,8 @@ where
         self.objects.clear(RemovalCause::Removed, false);
     }
 
-    /// Removes all expired objects. Without a call they are removed when they are looked up or
-    /// memory is needed; call this now and then if objects hold more than memory. Looks at every
+    /// Removes all expired objects. Without a call they are removed by a lookup or when memory is
+    /// needed; call this periodically if objects hold other resources than memory. Visits every
     /// object.
     pub fn sweep_expired(&self) {
         self.objects.sweep_expired();
@@ -290,8 +288,8 @@ where
         self.len() == 0
     }
 
-    /// Returns the statistics of the whole cache. Those of a group that is just being removed may
-    /// be missing, or be counted twice.
+    /// Returns the statistics of the whole cache. A group being removed at the moment may be
+    /// missing, or counted twice.
     pub fn stats(&self) -> ObjectStats {
         let mut stats = ObjectStats::default();
         self.objects.payers.all().iter().for_each(|(_, payer)| stats.add(&payer.stats()));
@@ -299,9 +297,9 @@ where
         stats
     }
 
-    /// Returns the statistics of one group: of objects that it inserted, of those it took over from
-    /// removed groups below, and of the look-ups that name it. Takes the same time whatever the
-    /// number of groups, and keeps no other thread from using the cache.
+    /// Returns the statistics of one group: of its inserted objects, of objects taken over from
+    /// removed groups below, and of the lookups naming it. Takes the same time whatever the number
+    /// of groups, and keeps no other thread from using the cache.
     pub fn stats_of(&self, group: &Group) -> ObjectStats {
         self.objects.payers.get(group.owner()).map_or_else(ObjectStats::default, |payer| payer.stats())
     }
@@ -313,9 +311,9 @@ where
     V: Clone + Send + Sync + 'static,
     S: BuildHasher + Send + Sync + 'static,
 {
-    /// Calls `visit` with each group that has statistics in this cache, in any order. Takes time in
-    /// proportion to their number, once, and no lock is held while `visit` runs. A group that is
-    /// removed meanwhile may be left out or visited as its parent.
+    /// Calls `visit` with each group with statistics in this cache, in any order. Takes time in
+    /// proportion to their number, once, and no lock is held while `visit` runs. A group removed
+    /// meanwhile may be left out or visited as its parent.
     pub fn for_each_group(&self, mut visit: impl FnMut(&Arc<Group>, &ObjectStats)) {
         for (owner, payer) in self.objects.payers.all() {
             if let Some(group) = owner.try_resolve().filter(|group| group.owner() == owner) {
@@ -332,7 +330,7 @@ where
     S: BuildHasher + Send + Sync + 'static,
 {
     fn drop(&mut self) {
-        // While it is registered, so that a pass finds the lists empty and drops them.
+        // While still registered, so that a pass finds the lists empty and drops them.
         self.objects.clear(RemovalCause::Removed, true);
         self.objects.handed_over.wait();
         drop(self.registration.take());

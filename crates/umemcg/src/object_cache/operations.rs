@@ -1,5 +1,5 @@
-//! What the cache traits of engines ask for besides `get` and `insert`: looks that leave no trace,
-//! passes over all objects, and bounds that change.
+//! Further operations required by the cache traits of engines: lookups without side effects, passes
+//! over all objects, and changes of bounds.
 
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
@@ -12,7 +12,7 @@ use super::ObjectCache;
 use super::cached_objects::FoundPinned;
 use super::pin::Pinned;
 
-/// A time to live was set for a cache that was built without one and does not keep ages.
+/// A time to live was set for a cache built without one; it keeps no ages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the cache was built without a time to live or to idle, and keeps no ages")]
 pub struct AgesNotKept;
@@ -33,7 +33,7 @@ where
     }
 
     /// Returns a handle like [`get_pinned`](Self::get_pinned), without counting a hit, a miss or a
-    /// use: for a value that was looked up just now.
+    /// use: for a value just looked up.
     pub fn peek_pinned<Q>(&self, key: &Q) -> Option<Pinned<V>>
     where
         K: Borrow<Q>,
@@ -45,7 +45,7 @@ where
         }
     }
 
-    /// Returns whether a key has a value that has not expired. Counts nothing.
+    /// Returns whether a key has an unexpired value. Counts nothing.
     pub fn contains_key<Q>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
@@ -54,9 +54,9 @@ where
         self.objects.peek_with(self.objects.hash(key), key, |_| ()).is_some()
     }
 
-    /// Calls `visit` with each object that has not expired, in any order. The clones of one shard
-    /// are made under its lock; none is held while `visit` runs, which may use the cache. Objects
-    /// that come or go meanwhile may be visited or not.
+    /// Calls `visit` with each unexpired object, in any order. The objects of one shard are cloned
+    /// under its lock; no lock is held while `visit` runs, so it may use the cache. Objects
+    /// inserted or removed meanwhile may be visited or not.
     pub fn for_each(&self, mut visit: impl FnMut(&K, &V))
     where
         K: Clone,
@@ -65,8 +65,8 @@ where
             .for_each_shard(|_, entries| entries.iter().for_each(|(_, key, value)| visit(key, value)));
     }
 
-    /// Removes all objects for which `keeps` returns `false`. Otherwise like
-    /// [`for_each`](Self::for_each); an object that is replaced while `keeps` looks at it stays.
+    /// Removes all objects rejected by `keeps` (`false`). Otherwise like
+    /// [`for_each`](Self::for_each); an object replaced during the call of `keeps` stays.
     pub fn retain(&self, mut keeps: impl FnMut(&K, &V) -> bool)
     where
         K: Clone,
@@ -78,20 +78,20 @@ where
         });
     }
 
-    /// Removes all objects that are charged to `group` itself, and cancels what it loads: loaded
-    /// values are returned but not kept. Looks at every object of the cache.
+    /// Removes all objects charged to `group` itself, and cancels its loads: loaded values are
+    /// returned but not kept. Visits every object of the cache.
     pub fn clear_of(&self, group: &Arc<Group>) {
         self.objects.clear_of(group);
     }
 
-    /// Changes the bound of the bytes of the whole cache; [`u64::MAX`] removes it. Evicts what is
-    /// above it. No lock of this library may be held.
+    /// Changes the bound of the bytes of the whole cache; [`u64::MAX`] removes it. Evicts the
+    /// excess. No lock of this library may be held.
     pub fn set_bytes_max(&self, bytes: u64) {
         self.objects.set_bytes_max(bytes);
     }
 
-    /// Changes the time after insertion at which objects expire, those that are there included;
-    /// `None` removes it.
+    /// Changes the time after insertion at which objects expire, also for present objects; `None`
+    /// removes it.
     ///
     /// # Errors
     /// [`AgesNotKept`] when the builder set neither a time to live nor a time to idle.

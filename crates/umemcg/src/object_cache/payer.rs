@@ -1,9 +1,9 @@
-//! A cache's state of one group: statistics, ghosts, and the bytes of its objects.
+//! A cache's state for one group: statistics, ghosts, and the bytes of its objects.
 //!
-//! Made with the group's first object and charged to it. When the group is removed, its state goes
-//! to the parent's: objects that still name it continue to count there, and reading the parent's
-//! statistics includes them. Once no object names it any more, its statistics are added to the
-//! parent's and it is dropped.
+//! Created with the group's first object and charged to the group. When the group is removed, the
+//! parent's state inherits this one: objects still referring to it continue to count here, and the
+//! parent's statistics include them. Once no object refers to it any more, its statistics are added
+//! to the parent's and it is dropped.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -19,7 +19,7 @@ use super::removal_cause::{NR_REMOVAL_CAUSES, RemovalCause};
 use super::stats::ObjectStats;
 use super::striped_counter::StripedCounter;
 
-/// Objects that are such a part of what the group is charged are all but all.
+/// A group counts as alone if its objects are at least this part of its usage.
 const ALONE: (u64, u64) = (16, 15);
 
 /// Returns the bytes of a payer, with its place in the map.
@@ -31,22 +31,21 @@ fn payer_bytes() -> u64 {
 #[derive(Debug)]
 pub(super) struct Payer {
     counts: StripedCounter,
-    /// The owner that it was made for and that its objects are charged to. (C)
+    /// The owner of this state, charged for its objects. (C)
     owner: OwnerId,
-    /// The lists that its objects go on, by queue, to save looking for them. Gone when the group
-    /// is.
+    /// The lists of its objects, by queue, to save a lookup. Gone with the group.
     lists: [OnceLock<ListHandle>; 2],
-    /// Its group holds hardly anything else. Looked at now and then. (A)
+    /// Its group holds hardly anything else. Updated now and then. (A)
     is_alone: AtomicBool,
     changing: Changing,
 }
 
-/// Fields that are written now and then.
+/// Rarely written fields.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Changing {
     declined: AtomicU64,
-    /// Bytes of objects that have left and are held by readers.
+    /// Bytes of removed objects still held by readers.
     pinned_bytes: AtomicU64,
     /// Objects evicted by background reclaim.
     evicted_by_workers: AtomicU64,
@@ -68,9 +67,9 @@ struct ChargedGhosts {
 
 #[derive(Debug, Default)]
 struct Inherited {
-    /// States that objects may still name.
+    /// States possibly still referred to by objects.
     states: Vec<Arc<Payer>>,
-    /// Statistics of states that no object names any more.
+    /// Statistics of states no longer referred to by any object.
     folded: ObjectStats,
 }
 
@@ -94,7 +93,7 @@ impl Payer {
         }
     }
 
-    /// Returns the owner that its objects are charged to.
+    /// Returns the owner charged for its objects.
     #[inline]
     pub(super) fn owner(&self) -> OwnerId {
         self.owner
@@ -125,12 +124,12 @@ impl Payer {
         self.changing.pinned_bytes.fetch_sub(bytes, Relaxed);
     }
 
-    /// Returns the number of inserts that this thread has counted.
+    /// Returns the number of inserts counted by this thread.
     pub(super) fn nr_inserted_here(&self) -> u64 {
         self.counts.add(|stripe| &stripe.inserted, 0)
     }
 
-    /// Returns how many this thread has noted before.
+    /// Returns the number counted by this thread before.
     pub(super) fn note_inserted(&self, bytes: u64) -> u64 {
         self.counts.add(|stripe| &stripe.bytes, bytes);
         self.counts.add(|stripe| &stripe.inserted, 1)
@@ -144,7 +143,7 @@ impl Payer {
         self.counts.add(|stripe| &stripe.bytes, bytes.wrapping_neg());
     }
 
-    /// Looks whether its objects are all but all that the group is charged for; see
+    /// Checks whether its objects are nearly all of the group's usage; see
     /// [`is_alone`](Self::is_alone).
     pub(super) fn look_around(&self, group: &Group) {
         let is_alone = self.own_bytes() / ALONE.1 * ALONE.0 >= group.usage_bytes();
@@ -153,8 +152,8 @@ impl Payer {
         }
     }
 
-    /// Returns whether, at the last look, the group held hardly anything but its objects. Reclaim
-    /// would take from them then.
+    /// Returns whether, at the last check, the group held hardly anything except its objects.
+    /// Reclaim would then take from these.
     #[inline]
     pub(super) fn is_alone(&self) -> bool {
         self.is_alone.load(Relaxed)
@@ -166,7 +165,7 @@ impl Payer {
         self.lists[queue as usize].get()
     }
 
-    /// Puts a place of one of its objects on the list of a queue. The object's shard is locked.
+    /// Puts the place of one of its objects on the list of a queue. The object's shard is locked.
     pub(super) fn enlist(&self, lists: &[ListLru; 2], queue: Queue, slot: ListSlot) {
         let list = &lists[queue as usize];
         if self.list_handle(queue).is_some_and(|known| list.add_to(known, self.owner, slot)) {
@@ -178,8 +177,8 @@ impl Payer {
         }
     }
 
-    /// Returns whether an inserted object was evicted lately. Remembers the object evicted in its
-    /// place.
+    /// Returns whether an inserted object was evicted lately. Adds a ghost of the object evicted in
+    /// its place.
     pub(super) fn exchange_ghosts(&self, comes: u64, goes: Option<u64>) -> bool {
         let was_here = {
             let ghosts = &mut self.changing.ghosts.lock().ghosts;
@@ -192,19 +191,19 @@ impl Payer {
         was_here
     }
 
-    /// Remembers evicted objects.
+    /// Adds ghosts of evicted objects.
     pub(super) fn add_ghosts(&self, hashes: impl Iterator<Item = u64>) {
         let mut charged = self.changing.ghosts.lock();
         hashes.for_each(|hash| charged.ghosts.add(hash));
     }
 
-    /// Makes room for ghosts, by the number of objects, if the group can pay for it without
-    /// reclaim. No lock may be held.
+    /// Makes room for ghosts, by the number of objects, if it can be charged without reclaim. No
+    /// lock may be held.
     pub(super) fn fit_ghosts(&self, group: &Group) {
         let inserted = self.counts.sum(|stripe| &stripe.inserted);
         let wanted = Ghosts::buckets_for(inserted.saturating_sub(self.nr_departed()));
         let there = self.changing.ghosts.lock().ghosts.nr_buckets();
-        // Between these bounds it stays, so that it does not change back and forth.
+        // Between these bounds the size stays, so that it does not change back and forth.
         if wanted == there || (wanted * 2 > there && wanted * 4 < there * 5) {
             return;
         }
@@ -230,7 +229,7 @@ impl Payer {
         self.counts.sum(|stripe| &stripe.bytes).cast_signed().max(0).cast_unsigned()
     }
 
-    /// Returns the bytes of an object of its own, on average.
+    /// Returns the average bytes of its own objects.
     pub(super) fn mean_bytes(&self) -> u64 {
         let nr = self.counts.sum(|stripe| &stripe.inserted).saturating_sub(self.nr_departed());
         self.own_bytes() / nr.max(1)
@@ -241,14 +240,14 @@ impl Payer {
         others + self.counts.sum(|stripe| &stripe.evicted)
     }
 
-    /// Returns the bytes of its objects, those inherited included.
+    /// Returns the bytes of its objects, including inherited ones.
     pub(super) fn bytes(&self) -> u64 {
         let inherited = self.changing.inherited.lock_second();
         let theirs: u64 = inherited.states.iter().map(|state| state.bytes()).sum();
         self.own_bytes() + theirs
     }
 
-    /// Returns its figures, with those that it inherited.
+    /// Returns its figures, including inherited ones.
     pub(super) fn stats(&self) -> ObjectStats {
         let changing = &self.changing;
         let departed = |why: RemovalCause| changing.departed[why as usize].load(Relaxed);
@@ -294,10 +293,10 @@ impl Payer {
     }
 }
 
-/// The payers of one cache, by the group that they belong to.
+/// The payers of one cache, by group.
 #[derive(Debug)]
 pub(super) struct Payers {
-    /// By raw owner. A payer's charge keeps its owner's number from being used again.
+    /// By raw owner. A payer's charge keeps its owner's number from being reused.
     by_owner: RankedRwLock<HashMap<u32, Arc<Payer>>>,
 }
 
@@ -313,7 +312,7 @@ impl Payers {
         self.by_owner.read().get(&owner.into_raw()).cloned()
     }
 
-    /// Returns the payer of an owner that a charge of the caller's keeps alive; made when there is
+    /// Returns the payer of an owner kept alive by a charge of the caller; created if there is
     /// none.
     pub(super) fn of(&self, owner: OwnerId) -> Arc<Payer> {
         if let Some(payer) = self.get(owner) {
@@ -325,8 +324,8 @@ impl Payers {
                 return payer;
             }
             let charge: Charge = group.charge_forced(payer_bytes());
-            // Being removed: it does not hold the number that the payer would be found by. In a
-            // moment its owner leads to the parent.
+            // The group is being removed: the charge does not hold the number for finding the
+            // payer. In a moment its owner resolves to the parent.
             if charge.owner() != group.owner() {
                 umemcg_base::sync::thread::yield_now();
                 continue;
@@ -338,8 +337,8 @@ impl Payers {
             let payer = Arc::clone(there);
             drop(by_owner);
             drop(fresh);
-            // The group was marked as dead before its state was asked for. So either that finds
-            // this payer, or we see the mark.
+            // The group was marked as dead before its state was looked up for the parent. So either
+            // that lookup finds this payer, or we see the mark.
             if group.is_dead()
                 && let Some(parent) = group.parent()
             {
@@ -357,8 +356,7 @@ impl Payers {
         }
     }
 
-    /// Returns all payers in the order of their owners' numbers, which is the same in every run of
-    /// a model.
+    /// Returns all payers in the order of their owners' numbers, the same in every run of a model.
     pub(super) fn all(&self) -> Vec<(OwnerId, Arc<Payer>)> {
         let by_owner = self.by_owner.read();
         let named = |(&raw, payer): (&u32, &Arc<Payer>)| Some((OwnerId::from_raw(raw)?, Arc::clone(payer)));

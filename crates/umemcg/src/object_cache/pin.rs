@@ -1,10 +1,9 @@
-//! Pins: handles of objects that readers hold, so that what they keep in memory stays charged.
+//! Pins: readers' handles of objects, so that the held memory stays charged.
 //!
-//! 1. The first handle of an object makes a *pin*, which stands beside the table under the object's
-//!    place in the lists and is charged with it. The object's mark says that there is one.
-//! 2. While there are handles, reclaim leaves the object where it is: to evict it would free
-//!    nothing.
-//! 3. When the object leaves the cache all the same (removed, replaced, expired), the pin leaves
+//! 1. The first handle of an object creates a *pin*. The pin is kept beside the table, by the
+//!    object's place in the lists, and charged to the same group. The object's mark records it.
+//! 2. While there are handles, reclaim skips the object: evicting it would free nothing.
+//! 3. When the object leaves the cache nevertheless (removed, replaced, expired), the pin leaves
 //!    with it. If there are handles, the pin keeps the object's charge.
 //! 4. The last handle releases that charge, after its value.
 
@@ -21,7 +20,7 @@ use super::payer::Payer;
 
 /// Tables of pins, so that threads seldom wait for each other.
 const NR_TABLES: usize = 32;
-/// Bytes of a pin: itself, and its place in a table that is half full.
+/// Bytes of a pin: itself, and its place in a half full table.
 const PIN_BYTES: u64 = (size_of::<Pin>() + 16 + 2 * size_of::<(u32, Arc<Pin>)>()) as u64;
 
 /// The handles of one object.
@@ -35,11 +34,11 @@ struct Pin {
 #[derive(Debug, Default)]
 struct PinState {
     nr_handles: u64,
-    /// The charge of the object, once that has left the cache.
+    /// The charge of the object, after it has left the cache.
     left: Option<AccountedCharge>,
 }
 
-/// The pins of the objects that are in a cache, by the number of an object's place in the lists.
+/// The pins of a cache's objects, by the number of an object's place in the lists.
 #[derive(Debug)]
 pub(super) struct Pins(Box<[PinTable]>);
 
@@ -54,13 +53,14 @@ impl Pins {
         &self.0[slot.into_raw() as usize % NR_TABLES]
     }
 
-    /// Returns another handle of an object that has a pin. The object's shard is locked.
+    /// Returns another handle of an object with a pin. The object's shard is locked.
     pub(super) fn hold(&self, slot: ListSlot) -> Option<Hold> {
         let pin = self.table(slot).lock().get(&slot).map(Arc::clone)?;
         Some(Hold::of(pin))
     }
 
-    /// Makes the pin of an object, and its first handle. The object's shard is locked exclusively.
+    /// Creates the pin of an object, and its first handle. The object's shard is locked
+    /// exclusively.
     pub(super) fn make(&self, slot: ListSlot, payer: &Arc<Payer>) -> Hold {
         let group = payer.owner().resolve();
         let _charge = AccountedCharge::forced(&group, PIN_BYTES, StatItem::SlabUnreclaimable);
@@ -71,15 +71,15 @@ impl Pins {
         hold
     }
 
-    /// Returns whether an object that has a pin has handles, too.
+    /// Returns whether an object with a pin has handles, too.
     pub(super) fn is_held(&self, slot: ListSlot) -> bool {
-        // Without the pin's own lock, which no thread takes under another leaf. No handle is made
-        // while the shard is locked exclusively; one that is just being dropped may still count.
+        // Without the pin's own lock: no thread takes it under another leaf. No handle is created
+        // while the shard is locked exclusively; a handle being dropped may still count.
         self.table(slot).lock().get(&slot).is_some_and(|pin| Arc::strong_count(pin) > 1)
     }
 
-    /// Takes the pin of an object away that has left the cache. Handles keep its charge; else that
-    /// is returned.
+    /// Removes the pin of an object that has left the cache. Handles keep the object's charge;
+    /// without handles it is returned.
     pub(super) fn leave(&self, slot: ListSlot, charge: Charge) -> Option<Charge> {
         let Some(pin) = self.table(slot).lock().remove(&slot) else { return Some(charge) };
         let bytes = charge.bytes();
@@ -124,10 +124,10 @@ impl Drop for Hold {
     }
 }
 
-/// A value that stays charged to its group until the last handle of it is dropped, even if it has
-/// left the cache. See [`ObjectCache::get_pinned`](super::ObjectCache::get_pinned).
+/// A value charged to its group until its last handle is dropped, even if it has left the cache.
+/// See [`ObjectCache::get_pinned`](super::ObjectCache::get_pinned).
 ///
-/// What is cloned out of the handle (an [`Arc`]) is not tracked any more.
+/// A clone of the value itself (such as an [`Arc`]) is not tracked.
 #[must_use = "the value is not pinned any more when this is dropped"]
 #[derive(Clone)]
 pub struct Pinned<V> {
@@ -141,8 +141,8 @@ impl<V> Pinned<V> {
         Self { value, hold }
     }
 
-    /// Returns whether the value has left the cache: the bytes that the handle keeps charged are
-    /// among [`ObjectStats::pinned_bytes`](super::ObjectStats::pinned_bytes).
+    /// Returns whether the value has left the cache: its bytes, kept charged by the handle, are
+    /// then among [`ObjectStats::pinned_bytes`](super::ObjectStats::pinned_bytes).
     pub fn has_left(&self) -> bool {
         self.hold.0.state.lock().left.is_some()
     }

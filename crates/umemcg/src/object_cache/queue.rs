@@ -1,13 +1,13 @@
-//! The lists that objects wait on.
+//! The lists of objects.
 
-/// Objects are on this node: an allocator does not say where its memory lies.
+/// The node of all objects: an allocator does not report the node of its memory.
 pub(super) const NODE: usize = 0;
 
-/// The list that an entry waits on.
+/// The list of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Queue {
-    /// New, and not known to be of use.
+    /// New, and not yet used.
     Probation = 0,
-    /// Used after it came, or asked for again soon after it went.
+    /// Used after the insert, or inserted again soon after eviction.
     Main = 1,
 }

@@ -1,4 +1,4 @@
-//! Why an object left the cache, and the listener that is called.
+//! Why an object left the cache, and the listener for removals.
 
 use std::fmt;
 use std::mem::needs_drop;
@@ -27,12 +27,12 @@ pub(super) const NR_REMOVAL_CAUSES: usize = RemovalCause::Outdated as usize + 1;
 
 type ListenerFn<K, V> = Box<dyn Fn(K, V, RemovalCause) + Send + Sync>;
 
-/// The listener that is called for every removed object, with no lock held.
+/// The listener, called for every removed object with no lock held.
 pub(super) struct Listener<K, V>(pub(super) Option<ListenerFn<K, V>>);
 
 impl<K, V> Listener<K, V> {
-    /// Hands over an object that has left, or drops it if there is no listener. Either may panic.
-    /// The panic ends here, because the thread may belong to any caller and other objects may be
+    /// Passes a removed object to the listener, or drops it if there is none. Either may panic. The
+    /// panic is caught here, because the thread may belong to any caller and other objects may be
     /// leaving together with this one.
     pub(super) fn call(&self, key: K, value: V, why: RemovalCause) {
         if self.0.is_none() && !needs_drop::<(K, V)>() {

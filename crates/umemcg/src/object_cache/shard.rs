@@ -1,4 +1,4 @@
-//! The table, in shards: entries and flights by hash, each shard behind a lock that hits share.
+//! The table, in shards: entries and flights by hash, each shard behind a lock shared by hits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed};
@@ -11,45 +11,45 @@ use super::entry::Entry;
 use super::expiry::Age;
 use super::flight::Flight;
 
-/// Bits of a hash below those that choose the shard. The index inside uses the lowest and the seven
-/// highest.
+/// Shift of the hash bits that choose the shard. The index inside uses the lowest and the seven
+/// highest bits.
 const SHARD_SHIFT: u32 = 44;
-/// Most shards: what the bits between allow.
+/// Most shards, by the bits in between.
 pub(super) const SHARDS_MAX: usize = 1 << 12;
-/// A shard of whose places no more than this part is in use shrinks.
+/// A shard with less than one in this many places in use shrinks.
 const SPARSE: usize = 4;
-/// Shards of no more places never shrink.
+/// A shard with at most this many places never shrinks.
 const SMALL: usize = 64;
 
 /// One shard, on cache lines of its own.
 #[repr(align(128))]
 pub(super) struct Shard<K, V> {
     pub(super) tables: RankedRwLock<Tables<K, V>>,
-    /// The address of the places, as it was at some time. (A)
+    /// The address of the places, possibly outdated. (A)
     places_at: AtomicUsize,
 }
 
-/// The state under the lock of a shard. Entries lie densely, and a table of their numbers is
-/// searched: together they take fewer pages than a table of entries, half of whose places are
-/// empty, and it is pages that a hit on a large cache waits for.
+/// The state under the lock of a shard. Entries are stored densely, with an index of their numbers.
+/// Together they take fewer pages than a table of entries with half of its places empty, and a hit
+/// on a large cache waits for pages.
 pub(super) struct Tables<K, V> {
-    /// Of the shard.
+    /// The number of the shard.
     number: usize,
     /// Numbers of places, by the hash of the key.
     index: HashTable<u32>,
     places: Vec<Option<Entry<K, V>>>,
-    /// Of the entry in the same place; empty when nothing expires.
+    /// The age of the entry in the same place; empty without expiry.
     ages: Vec<Age>,
     keeps_ages: bool,
-    /// Places that are empty.
+    /// Empty places.
     free: Vec<u32>,
-    /// Several of one key only if they are of several groups.
+    /// One key has several flights only for several groups.
     pub(super) flights: HashTable<(K, Arc<Flight<V>>)>,
-    /// The cache has been dropped; nothing is put in any more.
+    /// The cache has been dropped; no more inserts.
     pub(super) is_closed: bool,
-    /// Of all entries.
+    /// The bytes of all entries.
     bytes: i64,
-    /// What the cache's sum of bytes has of that, once it is kept.
+    /// The part of `bytes` already in the cache's sum, once the sum is maintained.
     published: Option<i64>,
 }
 
@@ -70,7 +70,7 @@ impl<K, V> Shard<K, V> {
         Self { tables: RankedRwLock::new(Rank::ObjectOwner, tables), places_at: AtomicUsize::new(0) }
     }
 
-    /// Notes where the places of a locked shard are.
+    /// Records the address of a locked shard's places.
     #[inline]
     pub(super) fn note_places(&self, tables: &Tables<K, V>) {
         let at = tables.places.as_ptr().addr();
@@ -80,26 +80,25 @@ impl<K, V> Shard<K, V> {
     }
 }
 
-/// Returns the entry in a place that the index leads to.
+/// Returns the entry in a place from the index.
 #[inline]
 fn entry_at<K, V>(places: &[Option<Entry<K, V>>], at: u32) -> Option<&Entry<K, V>> {
     places.get(at as usize)?.as_ref()
 }
 
 impl<K, V> Tables<K, V> {
-    /// Returns what a place in the lists says of the entry in a place here: the shard and the
-    /// place.
+    /// Returns the token of a place, for its slot in the lists: the shard and the place.
     #[inline]
     pub(super) fn token(&self, at: u32) -> u64 {
         (self.number as u64) << 32 | u64::from(at)
     }
 
-    /// Entries that there are.
+    /// Returns the number of entries.
     pub(super) fn len(&self) -> usize {
         self.index.len()
     }
 
-    /// Returns the entry of that hash that is meant, and its place.
+    /// Returns the entry of that hash selected by `is_meant`, and its place.
     #[inline]
     pub(super) fn find(
         &self,
@@ -110,13 +109,13 @@ impl<K, V> Tables<K, V> {
         Some((at, entry_at(&self.places, at)?))
     }
 
-    /// Returns what is in a place.
+    /// Returns the entry in a place.
     #[inline]
     pub(super) fn get(&self, at: u32) -> Option<&Entry<K, V>> {
         entry_at(&self.places, at)
     }
 
-    /// Returns what is in a place, to be changed; hash and key must stay.
+    /// Returns the entry in a place for changes; hash and key must stay.
     #[inline]
     pub(super) fn get_mut(&mut self, at: u32) -> Option<&mut Entry<K, V>> {
         self.places.get_mut(at as usize)?.as_mut()
@@ -127,7 +126,7 @@ impl<K, V> Tables<K, V> {
         (0..).zip(&self.places).filter_map(|(at, place)| Some((at, place.as_ref()?)))
     }
 
-    /// Returns the age of what is in a place, if ages are kept.
+    /// Returns the age of the entry in a place, if ages are kept.
     #[inline]
     pub(super) fn age(&self, at: u32) -> Option<&Age> {
         self.ages.get(at as usize)
@@ -142,27 +141,27 @@ impl<K, V> Tables<K, V> {
         entry
     }
 
-    /// Takes all flights out whose key is meant.
+    /// Removes all flights with a key selected by `is_meant`.
     pub(super) fn take_flights(
         &mut self,
         hash: u64,
         is_meant: impl Fn(&K) -> bool,
     ) -> Vec<(K, Arc<Flight<V>>)> {
         let mut taken = Vec::new();
-        // Bounded by the groups that load the key.
+        // Bounded by the number of groups loading the key.
         while let Ok(place) = self.flights.find_entry(hash, |(key, _)| is_meant(key)) {
             taken.push(place.remove().0);
         }
         taken
     }
 
-    /// From now on this shard's part of the cache's sum of bytes is kept.
+    /// Starts maintaining this shard's part of the cache's sum of bytes.
     pub(super) fn count_bytes_in(&mut self, sum: &AtomicI64) {
         self.published.get_or_insert(0);
         self.publish_bytes(sum);
     }
 
-    /// Adds what has changed to the cache's sum of bytes, if that is kept.
+    /// Adds the change since the last call to the cache's sum of bytes, if maintained.
     #[inline]
     pub(super) fn publish_bytes(&mut self, sum: &AtomicI64) {
         if let Some(published) = &mut self.published {
@@ -171,7 +170,7 @@ impl<K, V> Tables<K, V> {
         }
     }
 
-    /// Makes room in the index for one more. The hashes are asked for first: when that panics,
+    /// Makes room in the index for one more entry. The hashes are computed first: when that panics,
     /// nothing has changed.
     pub(super) fn make_room(&mut self, rehash: impl Fn(&Entry<K, V>) -> u64) {
         if self.index.len() < self.index.capacity() {
@@ -182,8 +181,7 @@ impl<K, V> Tables<K, V> {
         self.index.reserve(1, |&at| hashes[at as usize]);
     }
 
-    /// Puts an entry in whose key is not there; returns its place. There is
-    /// [room](Self::make_room).
+    /// Inserts an entry with a new key; returns its place. There is [room](Self::make_room).
     pub(super) fn put(&mut self, hash: u64, entry: Entry<K, V>, now: u32) -> u32 {
         self.bytes += entry.mark.bytes() as i64;
         let at = match self.free.pop() {
@@ -201,7 +199,7 @@ impl<K, V> Tables<K, V> {
         at
     }
 
-    /// Puts an entry in the place of another of the same key, which is returned.
+    /// Replaces an entry by another of the same key; returns the old one.
     pub(super) fn replace(&mut self, at: u32, entry: Entry<K, V>, now: u32) -> Option<Entry<K, V>> {
         self.set_age(at, now);
         self.bytes += entry.mark.bytes() as i64;
@@ -220,7 +218,7 @@ impl<K, V> Tables<K, V> {
         }
     }
 
-    /// Removes all entries that are meant, by place, except those whose hash is not known.
+    /// Removes all entries selected by `is_meant`, by place, except entries with an unknown hash.
     pub(super) fn take_those(
         &mut self,
         is_meant: impl Fn(&Self, u32) -> bool,
@@ -236,7 +234,7 @@ impl<K, V> Tables<K, V> {
         taken
     }
 
-    /// Takes everything out; asks for no hash.
+    /// Takes all entries out; computes no hash.
     pub(super) fn take_all(&mut self) -> Vec<Entry<K, V>> {
         self.index = HashTable::new();
         self.bytes = 0;
@@ -244,8 +242,8 @@ impl<K, V> Tables<K, V> {
         std::mem::take(&mut self.places).into_iter().flatten().collect()
     }
 
-    /// Frees memory when little of it is used, unless a hash is not known. `moved` is called with
-    /// the new tokens of entries.
+    /// Frees memory when little of it is used, unless a hash is unknown. `moved` is called with the
+    /// new tokens of entries.
     pub(super) fn shrink_if_sparse(
         &mut self,
         rehash: impl Fn(&Entry<K, V>) -> Option<u64>,
@@ -292,13 +290,13 @@ impl<K, V> Shards<K, V> {
         &self.0[(hash >> SHARD_SHIFT) as usize & (self.0.len() - 1)]
     }
 
-    /// Returns the shard and the place that a token names.
+    /// Returns the shard and the place of a token.
     #[inline]
     pub(super) fn named_by(&self, token: u64) -> (&Shard<K, V>, u32) {
         (&self.0[(token >> 32) as usize & (self.0.len() - 1)], token as u32)
     }
 
-    /// Returns where in memory the place probably is that a token names. Takes no lock.
+    /// Returns the probable address of the place of a token. Takes no lock.
     #[inline]
     pub(super) fn address_of(&self, token: u64) -> usize {
         let (shard, at) = self.named_by(token);

@@ -8,41 +8,41 @@ pub struct ObjectStats {
     pub objects: u64,
     /// Bytes charged for them.
     pub bytes: u64,
-    /// Bytes charged for objects that have left the cache and that readers still hold; see
+    /// Bytes charged for objects removed from the cache but still held by readers; see
     /// [`ObjectCache::get_pinned`](super::ObjectCache::get_pinned).
     pub pinned_bytes: u64,
-    /// Evicted objects that are remembered.
+    /// Remembered evicted objects.
     pub ghosts: u64,
-    /// Look-ups that found an object; counted for the group that the look-up names, or else for the
-    /// group that pays for the object.
+    /// Lookups that found an object; counted for the group named by the lookup, or else for the
+    /// group charged for the object.
     pub hits: u64,
-    /// Look-ups that found none; counted for a group only when the look-up names one.
+    /// Lookups that found none; counted for a group only when the lookup names one.
     pub misses: u64,
     /// Inserted objects whose ghost was found.
     pub ghost_hits: u64,
-    /// Objects that were inserted.
+    /// Inserted objects.
     pub inserted: u64,
-    /// Objects that were declined for lack of room.
+    /// Objects declined for lack of room.
     pub declined: u64,
-    /// Objects that were evicted because memory was needed.
+    /// Objects evicted because memory was needed.
     pub evicted: u64,
-    /// Of those, objects that background reclaim has evicted, in threads of its own.
+    /// The part of `evicted` due to the threads of background reclaim.
     pub evicted_by_workers: u64,
     /// Objects that expired.
     pub expired: u64,
-    /// Objects that a caller removed.
+    /// Objects removed by a caller.
     pub removed: u64,
     /// Objects whose key was inserted again.
     pub replaced: u64,
 }
 
 impl ObjectStats {
-    /// Returns the number of objects that left the cache.
+    /// Returns the number of objects removed from the cache.
     pub fn departed(&self) -> u64 {
         self.evicted + self.expired + self.removed + self.replaced
     }
 
-    /// Returns the fraction of look-ups that hit; 0 if there were none.
+    /// Returns the fraction of lookups that hit; 0 if there were none.
     pub fn hit_ratio(&self) -> f64 {
         let lookups = self.hits + self.misses;
         if lookups == 0 { 0.0 } else { self.hits as f64 / lookups as f64 }

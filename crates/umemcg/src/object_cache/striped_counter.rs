@@ -1,9 +1,9 @@
 //! A striped counter: events of every object, counted without a shared cache line. Each thread has
 //! a number and counts in a stripe of its own.
 //!
-//! The thread that has a number is the only one to write its stripes, so counting needs no locked
-//! instruction. A number passes to another thread through a lock, which hands over what was
-//! counted. Threads beyond the stripes share one.
+//! Only the thread with a number writes its stripes, so counting needs no locked instruction. A
+//! number passes to another thread through a lock, which also hands over the counts. Threads beyond
+//! the stripes share one.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -19,14 +19,13 @@ struct Numbers {
     high: u32,
 }
 
-/// This thread has not asked for a number yet.
+/// This thread has not requested a number yet.
 const NOT_ASKED: u32 = u32::MAX;
 /// This thread is ending and has given its number back.
 const GIVEN_BACK: u32 = u32::MAX - 1;
 
 thread_local! {
-    /// The number of this thread. Has no destructor, so that counting need not ask whether it has
-    /// run.
+    /// The number of this thread. Has no destructor, so that counting need not check for its state.
     static NUMBER: Cell<u32> = const { Cell::new(NOT_ASKED) };
     /// Gives the number back when the thread ends.
     static AT_EXIT: AtExit = const { AtExit };
@@ -78,22 +77,22 @@ pub(super) struct Stripe {
     pub(super) misses: AtomicU64,
     pub(super) inserted: AtomicU64,
     pub(super) evicted: AtomicU64,
-    /// Bytes of objects inserted minus those removed, which another stripe may have counted as
-    /// inserted: only the wrapping sum of all stripes is meaningful.
+    /// Inserted minus removed bytes. Another stripe may have counted the insert of a removed
+    /// object: only the wrapping sum of all stripes is meaningful.
     pub(super) bytes: AtomicU64,
 }
 
-/// Stripes that lie inside the counter, so that finding them costs nothing.
+/// Stripes inside the counter itself, so that finding them costs nothing.
 const NR_NEAR: usize = 4;
 const NR_MAX: usize = 64;
 
-/// Counts that many threads add to and few read.
+/// Counts with many writing threads and few readers.
 #[derive(Debug)]
 pub(super) struct StripedCounter {
     near: [Stripe; NR_NEAR],
     /// On machines with more processors.
     far: Box<[Stripe]>,
-    /// Of all threads that have none of their own. (A)
+    /// The stripe of all threads without their own. (A)
     shared: Stripe,
 }
 
@@ -115,10 +114,10 @@ impl StripedCounter {
         ((Self::nr() - NR_NEAR) * size_of::<Stripe>()) as u64
     }
 
-    /// Adds to one of the counts; returns what it was in this thread's stripe.
+    /// Adds to one of the counts; returns its previous value in this thread's stripe.
     #[inline]
     pub(super) fn add(&self, which: impl Fn(&Stripe) -> &AtomicU64, nr: u64) -> u64 {
-        // Numbers that were not asked for, or were given back, are not near.
+        // Numbers not yet requested, or given back, are not near.
         match self.near.get(NUMBER.get() as usize) {
             Some(stripe) => add_alone(which(stripe), nr),
             None => self.add_far(which, nr),
@@ -141,7 +140,7 @@ impl StripedCounter {
     }
 }
 
-/// Adds to a count that no other thread writes.
+/// Adds to a count written by no other thread.
 #[inline]
 fn add_alone(count: &AtomicU64, nr: u64) -> u64 {
     let before = count.load(Relaxed);

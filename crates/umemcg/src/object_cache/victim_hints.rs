@@ -1,11 +1,11 @@
-//! Hints of a group's next victims, so that their cache lines are prefetched while the insert that
-//! will evict them does something else.
+//! Hints of a group's next victims, so that their cache lines are prefetched while the evicting
+//! insert does something else.
 //!
-//! An insert that evicts reads memory that has not been touched for long: a place in a list, an
-//! entry, a value. The first locked instruction of an insert waits until the new value, written
-//! just now, has left the store buffer; a prefetch before that costs nothing. So guesses are kept
-//! where they are found without a locked instruction: in a table by owner, where groups may take
-//! each other's place. A wrong guess costs a line.
+//! An evicting insert reads memory not touched for long: a place in a list, an entry, a value. The
+//! first locked instruction of an insert waits until the new value, written just now, has left the
+//! store buffer; a prefetch before that costs nothing. So guesses are kept where no locked
+//! instruction is needed to find them: in a table by owner, where groups may overwrite each other's
+//! guesses. A wrong guess costs a line.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -15,10 +15,10 @@ use umemcg_reclaim::{ListHandle, ListLru, ListSlot};
 
 use super::shard::Shards;
 
-/// Groups that are kept apart.
+/// Number of groups with separate guesses.
 const NR: usize = 128;
 
-/// Objects of a list that are asked for: the first may have been used and stay.
+/// Number of prefetched objects of a list: the first may have been used and stay.
 const DEPTH: usize = 2;
 
 /// By queue: the place at the old end of a group's list.
@@ -40,7 +40,7 @@ impl VictimHints {
         &self.0[owner.into_raw() as usize % NR]
     }
 
-    /// Notes where the lists of a group begin.
+    /// Records the oldest places of a group's lists.
     pub(super) fn note(&self, owner: OwnerId, known: [Option<&ListHandle>; 2]) {
         for (guess, known) in self.of(owner).0.iter().zip(known) {
             guess.store(known.map_or(ListSlot::NOWHERE, ListHandle::oldest), Relaxed);

@@ -1,18 +1,17 @@
-//! The bytes that an object costs: its allocations as the allocator rounds them, its share of the
-//! tables, its slot in the lists.
+//! The bytes of an object: its allocations as rounded by the allocator, its share of the tables,
+//! its slot in the lists.
 
 use umemcg_reclaim::LIST_SLOT_BYTES;
 
 use super::entry::{BYTES_UNIT, Entry};
 use super::expiry::Age;
 
-/// Bytes of the index for an entry: a number and a byte of control, in a table that is 7/16 full at
-/// the least.
+/// Bytes of the index for an entry: a number and a control byte, in a table at least 7/16 full.
 const INDEX_BYTES: u64 = (4 + 1) * 16 / 7 + 1;
 /// Allocations from here on are rounded to pages.
 const LARGE: u64 = 128 << 10;
 
-/// Returns the bytes that an allocation of `bytes` takes: the allocator keeps a word with each and
+/// Returns the bytes taken by an allocation of `bytes`: the allocator keeps a word with each and
 /// rounds up to 16.
 pub fn allocated_bytes(bytes: u64) -> u64 {
     match bytes {
@@ -22,8 +21,8 @@ pub fn allocated_bytes(bytes: u64) -> u64 {
     }
 }
 
-/// Returns the bytes of an entry beside those that its key and its value refer to. `ages` says
-/// whether its age is kept.
+/// Returns the bytes of an entry, without the heap memory of its key and value. `ages` says whether
+/// its age is kept.
 pub(super) const fn entry_bytes<K, V>(ages: bool) -> u64 {
     let place = size_of::<Option<Entry<K, V>>>() + if ages { size_of::<Age>() } else { 0 };
     // Places double when they are all taken.

@@ -1,4 +1,4 @@
-//! No process of a cluster outlives the one that started it.
+//! No process of a cluster outlives its parent.
 
 use std::fs;
 use std::path::Path;
@@ -21,7 +21,7 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A cluster on this machine with its children, started with a place of its own for temporary files.
+/// A local cluster with its children, started with its own directory for temporary files.
 struct Run {
     process: Child,
     children: Vec<u32>,

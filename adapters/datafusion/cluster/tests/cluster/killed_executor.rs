@@ -73,7 +73,7 @@ async fn a_killed_executor_takes_no_tenant_with_it() {
         assert!(errors.len() <= 2, "only what ran or began when the executor died may fail: {errors:?}");
     }
     assert_within_budgets(&cluster, 3);
-    // Both tenants go on with the executors that are left.
+    // Both tenants go on with the remaining executors.
     for (tenant, query) in [("a", JOIN), ("b", AGGREGATE)] {
         let later = session(&cluster, tenant, "later").await;
         assert_eq!(result_of(&later, query).await.expect("it succeeds"), expected(query).await);

@@ -1,4 +1,4 @@
-//! What is refused, and with which words.
+//! Refused settings and queries, with their error messages.
 
 use std::io::Read;
 use std::net::TcpListener;
@@ -28,7 +28,7 @@ async fn a_query_of_no_known_tenant_fails_alone() {
     assert_within_budgets(&cluster, 2);
 }
 
-/// Runs the program, which has to fail, and returns what it says.
+/// Runs the program, expects it to fail, and returns its output.
 #[track_caller]
 fn refusal(arguments: &[&str]) -> String {
     let mut command = Command::new(PROGRAM);
@@ -57,7 +57,7 @@ fn refusal(arguments: &[&str]) -> String {
     said
 }
 
-/// The options of an executor that would work if there were a scheduler.
+/// The options of an executor, valid except for the missing scheduler.
 fn executor<'a>(work_dir: &'a str, changed: &[(&'a str, &'a str)]) -> Vec<&'a str> {
     let mut options = vec![
         ("--id", "e-1"),

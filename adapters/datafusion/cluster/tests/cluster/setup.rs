@@ -12,7 +12,7 @@ use umemcg_ballista::{ClusterSettings, LocalCluster, TenantLimit, TenantOptions}
 use crate::tables;
 
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_umemcg-ballista");
-/// The longest that a query, a process or a state is waited for.
+/// Longest wait for a query, a process or a state.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(180);
 /// How often a state is looked at.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(5);
@@ -26,14 +26,14 @@ pub(crate) const AGGREGATE: &str = "SELECT count(*), sum(n), max(m) FROM (
 pub(crate) const JOIN: &str = "SELECT o_orderpriority, count(*) AS n, max(l_comment) AS c
     FROM lineitem JOIN orders ON l_orderkey = o_orderkey GROUP BY o_orderpriority ORDER BY o_orderpriority";
 
-/// The tables are written once and kept beside what is built.
+/// The tables are written once and kept in the build directory.
 static TABLES: LazyLock<PathBuf> = LazyLock::new(|| {
     let place = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let tables = place.join("cluster-tables");
     if !tables.exists() {
         let dir = tempfile::tempdir_in(place).expect("a directory");
         tables::generate(dir.path(), 0.02);
-        // Another process that has been quicker has written the same.
+        // A faster process has written the same tables.
         let moved = std::fs::rename(dir.path(), &tables);
         assert!(moved.is_ok() || tables.exists(), "{moved:?}");
     }
@@ -54,7 +54,7 @@ pub(crate) async fn session(cluster: &LocalCluster, tenant: &str, name: &str) ->
     cluster.session(options, &TABLES).await.expect("a session")
 }
 
-/// Returns a session that names no tenant, with the tables.
+/// Returns a session without a tenant, with the tables.
 pub(crate) async fn session_of_no_tenant(cluster: &LocalCluster) -> SessionContext {
     cluster.session(None, &TABLES).await.expect("a session")
 }
@@ -77,7 +77,7 @@ pub(crate) async fn expected(query: &str) -> String {
 }
 
 /// Checks that no executor has held more than its budget and no tenant more than its limit, from
-/// the start until now: executors tell the highest usage with each sample.
+/// the start until now: executors report the peak usage with each sample.
 #[track_caller]
 pub(crate) fn assert_within_budgets(cluster: &LocalCluster, nr_executors: usize) {
     let held = cluster.held();

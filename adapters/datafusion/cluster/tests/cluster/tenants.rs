@@ -10,7 +10,7 @@ async fn tenants_share_executors_within_their_budgets() {
     assert_eq!(of_a.expect("a's query succeeds"), expected(AGGREGATE).await);
     assert_eq!(of_b.expect("b's query succeeds"), expected(JOIN).await);
     assert_within_budgets(&cluster, 3);
-    // Each was charged for what it did.
+    // Each was charged for its own queries.
     for tenant in ["/a", "/b"] {
         let held = cluster.held();
         let most = held.iter().filter(|((_, path), _)| path == tenant).map(|(_, held)| held.peak_bytes).max();

@@ -1,16 +1,16 @@
-//! The group that a process belongs to.
+//! The group of a process.
 //!
-//! A process is in the group into which it, or an ancestor that started it, was moved by hand
-//! (`cgroup.procs`, `tasks`); else in the group of the first matching [`Rule`]; else in the root.
-//! Moving a process into the root undoes the move by hand, so rules decide again. The rules for
-//! pods of Kubernetes, which are added while a mount is served, come before all others.
+//! A move by hand (`cgroup.procs`, `tasks`) puts a process and its later descendants into a group.
+//! Any other process is in the group of the first matching [`Rule`], else in the root. A move into
+//! the root undoes the move by hand, so rules decide again. The rules for pods of Kubernetes, added
+//! while a mount is served, come before all others.
 //!
 //! A request is charged to its thread's group as long as the thread can be identified. If the
-//! thread has ended, or is known for so short that another with its id may have made the request,
-//! the group that opened the file pays ([`Classifier::payer`]).
+//! thread has ended, or has been known for so short that an earlier one with its id may have made
+//! the request, the group that opened the file pays ([`Classifier::payer`]).
 //!
-//! The [`Tracker`] follows descendants: the kernel does it in a private hierarchy where one can be
-//! mounted ([`mirror`](super::mirror)), otherwise parents and sessions are examined
+//! The [`Tracker`] follows descendants: the kernel does it in a private hierarchy, if one can be
+//! mounted ([`mirror`](super::mirror)); otherwise parents and sessions are examined
 //! ([`ancestry`](super::ancestry)). Answers are kept in a [`ThreadCache`], so a repeated query
 //! costs next to nothing.
 
@@ -42,19 +42,19 @@ use super::{Classifier, Payer, Requester, pid_namespace, proc_files};
 pub enum Tracking {
     /// By a hierarchy of the kernel: exact.
     Hierarchy,
-    /// By parents and sessions: a process that leaves its session and loses its parents before it
-    /// first uses the mount is not followed.
+    /// By parents and sessions. A process is not followed if it leaves its session and loses its
+    /// parents before its first use of the mount.
     Ancestry,
 }
 
-/// The part that stores membership. It identifies groups by serial; 0 is the root.
+/// The store of memberships. It identifies groups by serial; 0 is the root.
 #[derive(Debug)]
 enum Tracker {
     Mirror(Mirror),
     Ancestry(Ancestry),
 }
 
-/// Finds the group that a process belongs to.
+/// Finds the group of a process.
 #[derive(Debug)]
 pub struct ProcessClassifier {
     engine: Arc<Engine>,
@@ -68,10 +68,10 @@ pub struct ProcessClassifier {
     tends_rule_groups: AtomicBool,
     pods: PodRules,
     threads: ThreadCache<Placement>,
-    /// Groups that processes have been moved into by hand, by serial.
+    /// Groups with processes moved in by hand, by serial.
     members: LeafRwLock<HashMap<u64, Weak<Group>>>,
-    /// Groups that are being removed and accept no more members. Locked while a process is moved
-    /// and while a group is closed.
+    /// Groups being removed, which accept no more members. Locked while a process is moved and
+    /// while a group is closed.
     closed: RankedMutex<Vec<Weak<Group>>>,
 }
 
@@ -87,7 +87,7 @@ struct Placement {
     since_ns: u64,
 }
 
-/// A thread's group, without path rules, and what is known of the thread.
+/// A thread's group, without path rules, and the time since when the thread is known.
 #[derive(Debug)]
 struct FoundPlacement {
     payer: Payer,
@@ -99,7 +99,7 @@ struct FoundPlacement {
 const BY_HAND: usize = 0;
 /// The rank of the first rule.
 const FIRST_RULE: usize = 1;
-/// Most times that a rule's group may vanish while it is being looked up.
+/// The most times a rule's group may vanish during its lookup.
 const CREATE_TRIES_MAX: usize = 8;
 
 fn has_path_rules(rules: &[Rule]) -> bool {
@@ -137,15 +137,15 @@ impl ProcessClassifier {
         })
     }
 
-    /// Sets the most groups that rules may create, instead of [`RULE_GROUPS_MAX`].
+    /// Sets the bound on groups created by rules, instead of [`RULE_GROUPS_MAX`].
     #[must_use]
     pub fn with_rule_groups_max(mut self, nr_max: usize) -> Self {
         self.rule_groups = RuleGroups::new(nr_max);
         self
     }
 
-    /// Replaces the rules. The next request of each thread is charged by the new ones; groups that
-    /// the old ones have created stay until they are idle.
+    /// Replaces the rules. The next request of each thread is charged by the new ones. Groups
+    /// created by the old ones stay until they are idle.
     ///
     /// # Errors
     /// When the system refuses a thread; then nothing has changed.
@@ -159,8 +159,8 @@ impl ProcessClassifier {
         Ok(())
     }
 
-    /// Starts a thread that removes empty and idle groups that rules have created, until the
-    /// classifier is dropped. Without rules it is started when some are set.
+    /// Starts a thread to remove empty and idle groups created by rules, until the classifier is
+    /// dropped. Without rules it is started when some are set.
     ///
     /// # Errors
     /// When the system refuses a thread.
@@ -183,7 +183,7 @@ impl ProcessClassifier {
         started.inspect_err(|_| self.tends_rule_groups.store(false, Ordering::Relaxed))
     }
 
-    /// Removes a group that a rule has created, unless a process was put there.
+    /// Removes a group created by a rule, unless a process was moved there.
     fn remove_idle(&self, group: &Arc<Group>) {
         if self.is_populated(group) || self.close(group).is_err() {
             return;
@@ -212,8 +212,8 @@ impl ProcessClassifier {
         Some(FoundPlacement { payer: Payer::Group(group), rank, since_ns })
     }
 
-    /// Asks the kernel where a thread is, which takes some ten microseconds and does not sleep.
-    /// `None` if there is no such thread, or it is ending.
+    /// Asks the kernel for the group of a thread. Takes some ten microseconds and does not sleep.
+    /// Returns `None` if there is no such thread, or if it is ending.
     #[cold]
     fn find_out(&self, tid: u32, uid: u32) -> Option<FoundPlacement> {
         let ticket = self.threads.ticket(tid);
@@ -225,7 +225,7 @@ impl ProcessClassifier {
         let cgroups = proc_files::read_cgroups(tid);
         let by_hand = self.serial_of(tid, cgroups.as_deref().unwrap_or_default());
         let by_hand = by_hand.and_then(|serial| self.member_group(serial));
-        // Checked afterwards: a thread that is ending is shown in no group.
+        // Checked afterwards: an ending thread is shown in no group.
         if by_hand.is_none() && (ticket.has_ended() || proc_files::is_ending(tid)) {
             return None;
         }
@@ -234,7 +234,7 @@ impl ProcessClassifier {
             None => self.place_by_rules(uid, &cgroups.unwrap_or_default()),
         };
         if let Payer::Group(group) = &payer {
-            // A placement by hand changes only by a move. The properties that rules examine may
+            // A placement by hand changes only by a move. The properties examined by rules may
             // change without notice.
             let has_rules = !self.rules.load().is_empty() || !self.pods.is_empty();
             let life = if rank == BY_HAND || !has_rules { Life::Thread } else { Life::Short };
@@ -249,13 +249,13 @@ impl ProcessClassifier {
         FoundPlacement { payer, rank: FIRST_RULE + self.rules.load().len(), since_ns: 0 }
     }
 
-    /// Returns the group that path rules before the matched one choose for a request.
+    /// Returns the group chosen by the path rules before the matched one.
     fn place_by_path(&self, rank: usize, path: &dyn Fn() -> Option<PathBuf>) -> Option<Payer> {
         if !self.has_path_rules.load(Ordering::Relaxed) || rank == BY_HAND {
             return None;
         }
         let rules = self.rules.load();
-        // The rank may be that of a longer list, which has just been replaced.
+        // The rank may come from a longer list, just replaced.
         let before = &rules[..rules.len().min(rank - FIRST_RULE)];
         let mut path_rules = before.iter().filter(|rule| rule.kind() == RuleKind::Path).peekable();
         let path = path_rules.peek().and_then(|_| path())?;
@@ -263,8 +263,8 @@ impl ProcessClassifier {
         path_rules.find_map(|rule| rule.place(path)).map(|names| self.find(names))
     }
 
-    /// Returns the serial of the group that a thread was moved into by hand; `None` if there is
-    /// none, or the thread is gone.
+    /// Returns the serial of the group of a thread moved by hand; `None` if it was not moved, or is
+    /// gone.
     fn serial_of(&self, tid: u32, cgroups: &[u8]) -> Option<u64> {
         let serial = match &self.tracker {
             Tracker::Mirror(mirror) => mirror.serial_in(cgroups),
@@ -369,7 +369,7 @@ impl ProcessClassifier {
         }
         let serial = self.serial(group);
         if serial != 0 {
-            // Before the move, so that a thread that finds the process in the group also finds the
+            // Before the move, so that a lookup that finds the process in the group also finds the
             // group.
             self.members.write().insert(serial, Arc::downgrade(group));
         }
@@ -398,9 +398,9 @@ impl Classifier for ProcessClassifier {
         }
     }
 
-    /// Returns the thread's group, if the thread that has the id now must be the one that made the
-    /// request; else the opener's. Without an opener the requesting thread waits for the answer, so
-    /// it lives and has that id.
+    /// Returns the thread's group, if the present thread with the id must have made the request;
+    /// else the opener's. Without an opener the requesting thread waits for the answer, so it lives
+    /// and has the id.
     fn payer(&self, requester: &Requester<'_>) -> Payer {
         let Requester { tid, uid, queued_after_ns, opener, path, .. } = *requester;
         let found = match (tid, opener) {
@@ -499,7 +499,7 @@ impl Membership for ProcessClassifier {
             }
             self.members.write().remove(&serial);
         }
-        // Groups that have been removed need no entry: they are dead.
+        // Removed groups need no entry: they are dead.
         closed.retain(|closed| closed.upgrade().is_some_and(|group| !group.is_dead()));
         closed.push(Arc::downgrade(group));
         Ok(())
@@ -522,7 +522,7 @@ impl Membership for ProcessClassifier {
     }
 }
 
-/// Returns the time since boot, on the clock by which the kernel records the start of threads.
+/// Returns the time since boot in nanoseconds, on the kernel's clock for the start of threads.
 pub fn since_boot_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64

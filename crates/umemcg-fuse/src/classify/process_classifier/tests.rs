@@ -1,4 +1,4 @@
-//! Claims about real processes, under both ways of keeping membership where they hold for both.
+//! Claims about real processes, under both kinds of tracking where they hold for both.
 
 use super::*;
 use crate::classify::testing::{self, Child, own_tid, wait_until};
@@ -18,7 +18,7 @@ fn ancestry(rules: &[&str]) -> ProcessClassifier {
     classifier(Tracker::Ancestry(Ancestry::default()), rules)
 }
 
-/// Returns one of each kind that can be had here.
+/// Returns a classifier of each kind available here.
 fn each(rules: &[&str]) -> Vec<ProcessClassifier> {
     let mirror = testing::mirror_or_skip().map(|mirror| classifier(Tracker::Mirror(mirror), rules));
     mirror.into_iter().chain([ancestry(rules)]).collect()
@@ -33,7 +33,7 @@ impl ProcessClassifier {
         self.classify(tid, 0, 0).path()
     }
 
-    /// Returns the group that pays for a request about one object.
+    /// Returns the paying group of a request about one object.
     fn classify_at(&self, tid: u32, uid: u32, gid: u32, path: &dyn Fn() -> Option<PathBuf>) -> Arc<Group> {
         match self.payer(&Requester { tid, uid, gid, queued_after_ns: 0, opener: None, path }) {
             Payer::Group(group) => group,
@@ -83,7 +83,7 @@ fn a_process_and_its_later_children_are_where_it_was_put() {
         child.tell("go");
         let grandchild = child.read_number();
         assert_eq!(classifier.path_of(grandchild), Path::new("/a"));
-        // In the order of the ids, which need not be the order of the births.
+        // In the order of the ids, not necessarily of the births.
         let mut members = [child.id(), grandchild];
         members.sort_unstable();
         assert_eq!(classifier.processes(&a).unwrap(), members);
@@ -265,7 +265,7 @@ fn the_cgroup_rule_looks_at_the_requesters_cgroup_in_the_kernel() {
     let cgroups = proc_files::read_cgroups(me).unwrap();
     let classifier = ancestry(&["cgroup:/=/all{0}"]);
     assert_eq!(classifier.path_of(me), Path::new("/all"), "every path starts with nothing");
-    // A hierarchy of ours is no place that a rule may match.
+    // A rule must not match a hierarchy of ours.
     let classifier = ancestry(&["cgroup:/17=/wrong", "cgroup:/kubepods/*=/pods/{1}"]);
     let text = [b"5:name=umemcg.1.0.ab:/17\n4:memory:/kubepods/pod7/ctr\n", &cgroups[..]].concat();
     let (payer, _) = classifier.place_by_rules(0, &text);
@@ -348,7 +348,7 @@ fn requests_and_moves_do_not_disturb_each_other() {
     }
 }
 
-/// Returns the group that pays for a request through a file that `opener` has opened.
+/// Returns the paying group of a request through a file opened by `opener`.
 fn payer_through(
     classifier: &ProcessClassifier,
     tid: u32,

@@ -1,5 +1,4 @@
-//! The attributes that a file with cached content shows, and changes on the host that the cache
-//! adopts.
+//! The attributes shown for a file with cached content, and the adoption of changes on the host.
 
 use std::os::fd::BorrowedFd;
 
@@ -18,8 +17,8 @@ impl Content {
         self.attr_to_show(self.store.times.try_shared(), stat)
     }
 
-    /// Looks at the host file at an open, which sees every change from outside that came before it:
-    /// waits for an operation of ours that is under way.
+    /// Looks at the host file at an open, which sees every earlier change from outside. Waits for
+    /// an operation of ours under way.
     pub(crate) fn look_at_open(&self, stat: impl Fn() -> Result<HostStat, Errno>) -> Result<Attr, Errno> {
         self.update_host_atime();
         self.attr_to_show(Some(self.store.times.shared()), stat)
@@ -35,9 +34,9 @@ impl Content {
         self.host_dir.clock.saw(host.attr.ctime);
         let shown = match &look {
             Some(look) => look.times_to_show(Stamp::of(&host.attr)).map(|shown| (host.attr.mode, shown)),
-            // An operation of ours is under way, which may take set-id bits away and put them back.
+            // An operation of ours under way may take set-id bits away and put them back.
             None => {
-                // What is known may be from before a change of which the kernel has been told.
+                // The known times may be from before a change already reported to the kernel.
                 if let Some(changes) = self.host_dir.changes.get() {
                     changes.note(host.attr.ino);
                 }
@@ -51,8 +50,8 @@ impl Content {
         }
     }
 
-    /// Adopts a change from outside. The decisive look is made with our own write-back kept out, so
-    /// that its effects are not mistaken for a change from outside.
+    /// Adopts a change from outside. The decisive look keeps our own write-back out: its effects
+    /// must not be mistaken for a change from outside.
     fn adopt(&self, stat: impl Fn() -> Result<HostStat, Errno>) -> Result<Attr, Errno> {
         let mut seen = None;
         self.file.revalidate(|| {
@@ -74,15 +73,15 @@ impl Content {
             alone.adopted(change);
             if let Some(pages) = self.kernel_pages() {
                 pages.note_changed();
-                // A request that ended before the note has not counted on the drop.
+                // A request that ended before the note did not expect the drop.
                 self.file.note_dropped_above();
             }
         }
         Ok(self.merge(host.attr, self.store.times.shown()))
     }
 
-    /// Returns the attributes to show for a stamp that was read at an unknown moment; `None` if a
-    /// closer look is needed.
+    /// Returns the attributes to show for a stamp read at an unknown moment; `None` if a closer
+    /// look is needed.
     pub(crate) fn peek_attr(&self, host: &HostStat) -> Option<Attr> {
         if self.was_read() {
             return None;
@@ -93,8 +92,8 @@ impl Content {
 
     fn merge(&self, mut attr: Attr, shown: Option<Shown>) -> Attr {
         attr.size = self.file.len();
-        // Data that is not on the host yet has no blocks there, and a file without blocks looks
-        // like one hole to archivers.
+        // Data not yet on the host has no blocks there, and a file without blocks looks like one
+        // hole to archivers.
         let pages = |bytes: u64| bytes.div_ceil(4096) * 8;
         let unwritten_blocks = self.file.nr_unwritten().saturating_mul(8);
         if unwritten_blocks > 0 {
@@ -106,8 +105,8 @@ impl Content {
         attr
     }
 
-    /// Changes attributes of the host's file through a descriptor that holds it. Returns those that
-    /// it has then, if they could be read.
+    /// Changes attributes of the host's file through a descriptor of it. Returns the new
+    /// attributes, if they could be read.
     pub(crate) fn change_attributes(
         &self,
         held: BorrowedFd<'_>,
@@ -122,7 +121,7 @@ impl Content {
         changed.map(|()| after)
     }
 
-    /// Changes extended attributes of the host's file through a descriptor that holds it.
+    /// Changes extended attributes of the host's file through a descriptor of it.
     pub(crate) fn change_xattrs(
         &self,
         held: BorrowedFd<'_>,
@@ -133,7 +132,7 @@ impl Content {
         changed
     }
 
-    /// Notes that an operation of ours on names changed attributes on the host, where `stat` looks.
+    /// Notes that an operation of ours on names changed attributes on the host, as read by `stat`.
     pub(crate) fn renamed(&self, stat: impl FnOnce() -> Result<HostStat, Errno>) -> Result<(), Errno> {
         let alone = self.store.times.exclusive();
         let host = stat()?;

@@ -1,4 +1,4 @@
-//! The copy of the content that the kernel keeps in its page cache.
+//! The copy of the content in the kernel's page cache.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,25 +7,26 @@ use super::Content;
 use crate::kernel_pages::KernelPages;
 
 impl Content {
-    /// Returns whether the kernel caches the pages of the opens that there are. The first of them
-    /// decides with `decide`: a page that the kernel has by one would be written past by another.
+    /// Returns whether the kernel caches the pages of the present opens. The first of them decides
+    /// with `decide`: if they differed, a write through an uncached open would bypass the kernel's
+    /// page.
     pub(crate) fn kernel_caches(&self, decide: impl FnOnce() -> bool) -> bool {
         *self.opens.lock().kernel_caches.get_or_insert_with(decide)
     }
 
-    /// Returns the pages that the kernel keeps, if it may have some.
+    /// Returns the kernel's pages of the file, if it may have some.
     pub(crate) fn kernel_pages(&self) -> Option<&Arc<KernelPages>> {
         self.kernel_pages.get()
     }
 
-    /// Returns the pages that the kernel keeps, which are made when there are none.
+    /// Returns the kernel's pages of the file, creating the record with `make` if there is none.
     pub(crate) fn kernel_pages_or(&self, make: impl FnOnce() -> Arc<KernelPages>) -> &Arc<KernelPages> {
         self.kernel_pages.get_or_init(make)
     }
 
-    /// Calls `tell`, the first time, if the file was changed less than `time` before its content
-    /// was made: the kernel may have been told of it before that change. Returns when that has been
-    /// done.
+    /// On the first call, calls `tell` if the file was changed less than `time` before its content
+    /// was created: the kernel may have attributes from before that change. Other calls return when
+    /// that is done.
     pub(crate) fn tell_if_new_within(&self, time: Duration, tell: impl FnOnce()) {
         self.is_first_told.get_or_init(|| {
             let age_ns = self.host_dir.clock.now().as_nanoseconds().saturating_sub(self.first_change_ns);
@@ -35,14 +36,14 @@ impl Content {
         });
     }
 
-    /// Notes that the file ends at `len` now.
+    /// Notes a truncation of the file to `len`.
     pub(crate) fn was_cut(&self, len: u64) {
         if let Some(pages) = self.kernel_pages() {
             pages.was_cut(len);
         }
     }
 
-    /// Notes that bytes were replaced by a hole or zeroes.
+    /// Notes a hole or zeroes in place of these bytes.
     pub(crate) fn was_emptied(&self, offset: u64, len: u64) {
         if let Some(pages) = self.kernel_pages() {
             pages.was_emptied(offset, len);
@@ -54,7 +55,7 @@ impl Content {
         self.kernel_pages().is_some_and(|pages| pages.may_have_bytes(offset, len))
     }
 
-    /// Calls `then` when the kernel has dropped what it may have of these bytes. Never waits.
+    /// Calls `then` when the kernel has dropped its pages of these bytes. Never waits.
     pub(crate) fn drop_from_kernel(&self, offset: u64, len: u64, then: impl FnOnce() + Send + 'static) {
         match self.kernel_pages() {
             Some(pages) => pages.drop_bytes(offset, len, then),

@@ -1,16 +1,16 @@
-//! The content of an inode that was opened: its cached pages and the host file below it.
+//! The content of an opened inode: its cached pages and the host file below it.
 //!
 //! Life:
-//! 1. The first open makes it; it stays with the inode's entry afterwards, so that the cache
-//!    survives close.
+//! 1. The first open creates the content. It stays with the inode's entry, so the cache survives
+//!    close.
 //! 2. While a process has it open, the host file is open, for writing once a process wanted to
-//!    write. Where it can be opened again (see [`Reopens`]) it may be closed meanwhile, as long as
-//!    nothing uses it and all is written; the next use opens it. The descriptor of a file that may
-//!    lose its last name is pinned: it could not be opened again.
-//! 3. After the last close the host file stays open until what is dirty has been written back (the
-//!    entry *lingers*), then it is closed. Closing starts no write-back: a file that is removed
-//!    soon after is never written.
-//! 4. The content is dropped with the entry. If the file has no name any more, its dirty data is
+//!    write. Where the host file can be opened again (see [`Reopens`]) it may be closed meanwhile,
+//!    as long as it is unused and nothing is dirty; the next use opens it. The descriptor of a file
+//!    about to lose its last name is pinned: it could not be opened again.
+//! 3. After the last close the host file stays open until dirty data has been written back (the
+//!    entry *lingers*), then it is closed. Closing starts no write-back: a file removed soon after
+//!    is never written.
+//! 4. The content is dropped with the entry. If the file has lost its last name, its dirty data is
 //!    not written.
 
 mod attributes;
@@ -39,52 +39,53 @@ use umemcg::{Engine, Group};
 /// See the module text.
 #[derive(Debug)]
 pub(crate) struct Content {
-    /// First, because it is released to a tree that the file may be the last to hold.
+    /// First, because it is released to a tree that `file` may be the last to hold.
     charge: MetadataCharge<CONTENT_BYTES>,
     pub(crate) file: Arc<File>,
     pub(crate) store: Arc<HostStore>,
     host_dir: Arc<HostDirectory>,
-    /// (A) Cached data was read since the host last heard of a read. Relaxed: it stands alone.
+    /// (A) Cached data was read since the host's access time was last updated. Relaxed: it stands
+    /// alone.
     was_read: AtomicBool,
     /// Held while the host file is opened or closed: calls on this very file only.
     opens: RankedMutex<OpenState>,
-    /// The pages that the kernel keeps, once it may have some.
+    /// The kernel's pages of the file, once it may have some.
     kernel_pages: OnceLock<Arc<KernelPages>>,
-    /// (C) The host's time of the last change when this was made, in nanoseconds since 1970.
+    /// (C) The host's change time at the creation of this value, in nanoseconds since 1970.
     first_change_ns: i64,
-    /// The kernel has been told of that change if it may not know of it.
+    /// Set once the kernel has been notified of that change, if it may not have known it.
     is_first_told: OnceLock<()>,
 }
 
-/// How the file is open.
+/// The opens of the file.
 #[derive(Debug, Default)]
 struct OpenState {
     nr: u32,
-    /// Removals of a name, and those of the last name: the host file must stay open.
+    /// Removals of a name under way, and removals of the last name: the host file must stay open.
     nr_pins: u32,
-    /// The group of the last opener, for operations without a caller; while it is open.
+    /// The group of the last opener, for operations without a caller; while the file is open.
     opener: Option<Arc<Group>>,
-    /// Whether the kernel caches the pages of those that are open: of all or of none.
+    /// Whether the kernel caches the pages of the present opens: of all or of none.
     kernel_caches: Option<bool>,
 }
 
-/// The means to open a host file that is not open, or not for writing.
+/// The means to open a host file, or to open it for writing.
 pub(crate) struct Opening<'a> {
     pub(crate) for_writing: bool,
-    /// True if the daemon can open the file again.
+    /// Whether the daemon can open the file again.
     pub(crate) can_reopen: bool,
     /// Room for the descriptors; may sleep. Called once at most.
     pub(crate) room: &'a dyn Fn() -> Result<DescriptorShare, Errno>,
     pub(crate) open: &'a dyn Fn(bool) -> Result<OwnedFd, Errno>,
 }
 
-/// Keeps the host file of content that loses a name from being closed while the content is open.
+/// Keeps the host file of open content from being closed while a name of it is removed.
 #[derive(Debug)]
 pub(crate) struct NamePin(Arc<Content>);
 
 impl NamePin {
-    /// Keeps the descriptor for good, since the last name is gone: there is no other way to the
-    /// file.
+    /// Keeps the descriptor for good, after the removal of the last name: there is no other way to
+    /// the file.
     pub(crate) fn keep(self) {
         if let Some(fds) = self.0.fds() {
             fds.share.withdraw();
@@ -128,7 +129,7 @@ impl Content {
         }))
     }
 
-    /// Counts an open by a group and makes sure that the host file is open.
+    /// Counts an open by a group and ensures an open host file.
     pub(crate) fn acquire(self: &Arc<Self>, opener: &Arc<Group>, how: &Opening<'_>) -> Result<(), Errno> {
         self.with_open(how, |opens| {
             opens.nr += 1;
@@ -136,8 +137,8 @@ impl Content {
         })
     }
 
-    /// Like `acquire`, for a file that is new and open: through this descriptor, unless it is known
-    /// already and has one.
+    /// Like `acquire`, for a newly created file with its descriptor. Another writable descriptor,
+    /// if there is one, stays.
     pub(crate) fn acquire_new(
         self: &Arc<Self>,
         opener: &Arc<Group>,
@@ -153,13 +154,13 @@ impl Content {
         opens.opener = Some(Arc::clone(opener));
     }
 
-    /// Keeps the host file open, which is opened again if it was closed meanwhile.
+    /// Keeps the host file open. Opens it again if it was closed meanwhile.
     pub(crate) fn in_use(self: &Arc<Self>, how: &Opening<'_>) -> Result<InUse<'_>, Errno> {
         // Nothing can be given back with the lock held.
         self.with_open(how, |_| self.store.try_use(how.for_writing))?.ok_or(Errno::BADF)
     }
 
-    /// Keeps the host file open if the content is, as its name is about to be removed.
+    /// Keeps the host file open for the removal of a name, if the content is open.
     pub(crate) fn pin_for_name(self: &Arc<Self>, how: &Opening<'_>) -> Result<NamePin, Errno> {
         let pin = |opens: &mut OpenState| {
             opens.nr_pins += 1;
@@ -174,7 +175,7 @@ impl Content {
         self.with_open(how, pin)
     }
 
-    /// Returns the group of the last opener, while it is open.
+    /// Returns the group of the last opener, while the file is open.
     pub(crate) fn opener(&self) -> Option<Arc<Group>> {
         self.opens.lock().opener.clone()
     }
@@ -192,7 +193,7 @@ impl Content {
                 return Ok(then(&mut opens));
             }
         }
-        // With nothing locked: others may have to give descriptors back.
+        // With nothing locked: other files may have to give descriptors back.
         let share = (how.room)()?;
         let mut opens = self.opens.lock();
         if !is_open() {
@@ -224,11 +225,10 @@ impl Content {
         self.kernel_pages().is_some_and(|pages| pages.has_any()) || self.file.has_cached_pages()
     }
 
-    /// Closes the host file of content that no process has open, once all is written back. Returns
-    /// true when there is nothing left to wait for.
+    /// Closes the host file of content not open in any process, once all is written back. Returns
+    /// `true` if there is nothing left to wait for.
     pub(crate) fn try_close(&self) -> bool {
-        // Only tried: the thread that opens this very file may be the one that looks for
-        // descriptors to close.
+        // Only tried: the thread opening this very file may be looking for descriptors to close.
         let Some(mut opens) = self.opens.try_lock() else { return false };
         opens.nr > 0 || self.close_if_idle(&mut opens)
     }
@@ -255,7 +255,7 @@ impl Content {
     }
 
     /// Returns whether the content can be dropped and recreated from the host: no process has it
-    /// open, it has no page, and it holds no state that the host's attributes do not show.
+    /// open, it has no page, and all its state is in the host's attributes.
     pub(crate) fn is_spare(&self) -> bool {
         let Some(opens) = self.opens.try_lock() else { return false };
         opens.nr == 0
@@ -266,12 +266,12 @@ impl Content {
             && !self.has_cached_pages()
     }
 
-    /// Returns the group that pays.
+    /// Returns the paying group.
     pub(crate) fn owner(&self) -> OwnerId {
         self.charge.owner()
     }
 
-    /// Returns the group on whose list the content belongs, so that its reclaim frees it.
+    /// Returns the group with the content on its list, and so in its reclaim.
     pub(crate) fn list_owner(&self) -> OwnerId {
         self.charge.list_owner()
     }
@@ -281,7 +281,8 @@ impl Content {
         self.store.fds()
     }
 
-    /// Notes that data is read. Writes a shared line only the first time since the host was told.
+    /// Notes a read of data. Writes a shared cache line only the first time since the last update
+    /// of the host's access time.
     #[inline]
     pub(crate) fn note_read(&self) {
         if !self.was_read.load(Ordering::Relaxed) {
@@ -289,13 +290,13 @@ impl Content {
         }
     }
 
-    /// Returns whether data was read since the host was told.
+    /// Returns whether data was read since the last update of the host's access time.
     pub(crate) fn was_read(&self) -> bool {
         self.was_read.load(Ordering::Relaxed)
     }
 
-    /// Makes the host update the access time if there was a read. Called before its attributes are
-    /// read, and at each close.
+    /// Makes the host update the access time if there was a read. Called before the host's
+    /// attributes are read, and at each close.
     pub(crate) fn update_host_atime(&self) {
         if self.was_read.load(Ordering::Relaxed)
             && let Some(fds) = self.fds()
@@ -305,7 +306,7 @@ impl Content {
         }
     }
 
-    /// Notes that a write is accepted now.
+    /// Notes the acceptance of a write now.
     pub(crate) fn accept_write(&self) {
         self.store.times.accept(self.host_dir.clock.now());
     }
@@ -315,8 +316,8 @@ impl Content {
         self.store.privileges.may_be_there()
     }
 
-    /// Clears what a write takes from a file: its capabilities, and with `set_id` its set-id bits.
-    /// Once nothing is left to clear, later writes do not look.
+    /// Clears the privileges that a write takes from a file: its capabilities, and with `set_id`
+    /// its set-id bits. Once nothing is left to clear, later writes do not look.
     pub(crate) fn clear_privileges(&self, set_id: bool) -> Result<(), Errno> {
         let Some(fds) = self.fds() else { return Ok(()) };
         let fd = fds.buffered.as_fd();
@@ -331,7 +332,7 @@ impl Content {
 
 impl Reopens for Content {
     fn give_back(&self, is_hard: bool) {
-        // Only tried: an open of this very file may be what looks for descriptors.
+        // Only tried: an open of this very file may be looking for descriptors.
         let Some(opens) = self.opens.try_lock() else { return };
         if opens.nr_pins > 0 {
             return;
@@ -339,7 +340,7 @@ impl Reopens for Content {
         let Some(fds) = self.store.take_idle_fds(is_hard, || self.file.is_stable()) else { return };
         let is_nameless = !syscalls::stat_fd(&fds.buffered).is_ok_and(|stat| stat.attr.nlink > 0);
         if is_nameless {
-            // Removed on the host.
+            // The file was removed on the host.
             fds.share.withdraw();
         }
         if is_nameless || !self.store.times.is_restored() {

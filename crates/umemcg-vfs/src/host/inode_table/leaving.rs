@@ -1,10 +1,10 @@
-//! The ways in which an inode leaves the table: the kernel forgets it, is asked to forget it, or
-//! its cached content is no longer needed.
+//! How an inode leaves the table: the kernel forgets it, is asked to forget it, or its cached
+//! content is no longer needed.
 //!
 //! Pages are evicted before names. An inode with cached pages is kept for them even after the
-//! kernel has forgotten it. So the kernel is not asked to forget it: that would free nothing, and
+//! kernel has forgotten it. So the kernel is not asked to forget it: this would free nothing, and
 //! cost a lookup later. An inode without pages leaves the table when the kernel forgets it. Content
-//! that can be restored with one `stat` of the host's file is dropped before the name.
+//! restorable with one `stat` of the host's file is dropped before the name.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::name_lists::Asking;
 pub(crate) enum LeaveOutcome {
     /// The inode is in use, or the kernel did not forget it when it was last asked.
     Kept,
-    /// The inode stays, but its cached content was dropped, which freed this many bytes.
+    /// The inode stays, but its cached content was dropped, freeing this many bytes.
     ContentDropped(u64),
     /// The kernel was asked before, and is expected to release this many bytes.
     Requested(u64),
@@ -28,19 +28,19 @@ pub(crate) enum LeaveOutcome {
         kind: FileKind,
         /// Its names, if the caller wants them.
         names: Vec<(NodeId, Box<[u8]>)>,
-        /// The bytes that are freed with it.
+        /// The bytes freed with the inode.
         bytes: u64,
     },
 }
 
 impl InodeEntry {
-    /// Returns the number of pins that cached content holds, as opposed to users.
+    /// Returns the number of pins held by cached content, as opposed to users.
     fn pins_for_content(&self) -> u32 {
         u32::from(self.is_kept) + u32::from(self.lingers)
     }
 
-    /// Returns whether the kernel refers to it and no process is known to use it: it is not open,
-    /// and no directory with names that are known.
+    /// Returns whether the kernel refers to the inode and no process is known to use it: it is not
+    /// open, and not a directory with known names.
     fn is_idle_name(&self) -> bool {
         self.nlookup > 0 && self.pins <= self.pins_for_content() + self.nr_silent
     }
@@ -48,7 +48,7 @@ impl InodeEntry {
 
 impl InodeTable {
     /// Releases lookups of the kernel; an excess is ignored. With `keep`, an inode with cached
-    /// pages is pinned when its last lookup is released; returns `true` if that has happened.
+    /// pages is pinned when its last lookup is released; returns `true` if it was.
     pub(crate) fn forget(&self, node: NodeId, nr_lookups: u64, keep: bool) -> (Vec<Removed>, bool) {
         let content = self.with(node, |entry| {
             let is_last = entry.nlookup <= nr_lookups;
@@ -56,7 +56,7 @@ impl InodeTable {
         });
         let has_pages = content.flatten().is_some_and(|(content, may_keep)| {
             if let Some(pages) = content.kernel_pages() {
-                // They went with the kernel's inode, unless that has been looked up again.
+                // The pages went with the kernel's inode, unless it has been looked up again.
                 let moment = pages.moment();
                 if self.is_last_lookup(node, nr_lookups) {
                     pages.forget_before(moment);
@@ -82,9 +82,9 @@ impl InodeTable {
         self.with(node, |entry| entry.nlookup <= nr_lookups) == Some(true)
     }
 
-    /// Decides whether to ask the kernel to forget an inode. An inode that was looked up since the
-    /// last call gets a second chance, and so does one whose content can be dropped instead.
-    /// Without `keep`, inodes are not kept for their pages.
+    /// Decides whether to ask the kernel to forget an inode. An inode looked up since the last call
+    /// gets a second chance. So does an inode with content that can be dropped instead. Without
+    /// `keep`, inodes are not kept for their pages.
     pub(crate) fn ask_to_leave(
         &self,
         node: NodeId,
@@ -122,8 +122,8 @@ impl InodeTable {
         leave.unwrap_or(LeaveOutcome::Kept)
     }
 
-    /// Drops content that the next open can recreate. Returns the number of bytes that this frees
-    /// for the group that pays for the entry.
+    /// Drops content that the next open can recreate. Returns the bytes freed for the group paying
+    /// for the entry.
     fn drop_spare(&self, node: NodeId, content: &Arc<Content>) -> Option<u64> {
         if !content.is_spare() {
             return None;
@@ -137,8 +137,7 @@ impl InodeTable {
         dropped.flatten().map(|(_, is_payers)| if is_payers { CONTENT_BYTES } else { 0 })
     }
 
-    /// Removes an inode that the kernel has forgotten and that was kept for cached pages, if none
-    /// is left.
+    /// Removes an inode forgotten by the kernel and kept for cached pages, if no page is left.
     pub(crate) fn drop_if_unused(&self, node: NodeId) -> Vec<Removed> {
         let content =
             self.with(node, |entry| entry.content.clone().filter(|_| entry.is_kept && entry.nlookup == 0));

@@ -1,17 +1,17 @@
 //! The table of all referenced inodes, by node id and by identity on the host.
 //!
-//! One entry per inode, however many names it has, so that hard links share one cached content. An
-//! entry is small (its size is asserted below) and holds no descriptor of the host unless the inode
-//! has lost its last name.
+//! Each inode has one entry, regardless of its number of names, so hard links share one cached
+//! content. An entry is small (its size is asserted below) and holds no descriptor of the host
+//! unless the inode has lost its last name.
 //!
 //! An entry lives while the kernel's lookups or a pin hold it. A pin is an open file or directory,
-//! a child's name, or content that is being written back or kept. It remembers the names that led
-//! to it, newest last, each as (parent, name); each name pins the parent, so that the chain to the
-//! root is whole.
+//! a child's name, or content being written back or kept. An entry remembers the names of its
+//! lookups, newest last, each as (parent, name). Each name pins the parent, which keeps the chain
+//! to the root whole.
 //!
 //! Entries are spread over shards, each with one lock of rank `ObjectOwner`; the shard is part of
-//! the node id. No two shards are locked together and nothing is called with a shard locked; what
-//! an operation removes is handed out and dropped outside.
+//! the node id. No two shards are locked together and nothing is called with a shard locked;
+//! removed entries are returned and dropped outside.
 
 use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{BTreeMap, HashMap};
@@ -33,12 +33,12 @@ use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge, NAME_BYTES};
 use crate::name_lists::{ListEntry, Listed, NameLists};
 use crate::volume_config::NR_SHARDS_MAX;
 
-/// Number of low bits of a node id, which name the shard.
+/// The number of low bits of a node id, which identify the shard.
 const SHARD_SHIFT: u32 = NR_SHARDS_MAX.ilog2();
 /// Maps with less room than this are not shrunk.
 const SPARSE_FROM: usize = 256;
-/// Most components between an inode and the root. A longer chain is a cycle of stale names, which
-/// changes on the host can produce.
+/// The most components between an inode and the root. A longer chain is a cycle of stale names, a
+/// possible result of changes on the host.
 const DEPTH_MAX: usize = 1 << 16;
 
 /// The cost of an entry with its name, handle and place in a list, measured with short names and
@@ -51,30 +51,29 @@ pub(crate) type NodeCharge = MetadataCharge<NODE_BYTES>;
 #[derive(Debug)]
 pub(crate) struct InodeEntry {
     pub(crate) key: InodeKey,
-    /// References that the kernel holds, one for each lookup.
+    /// References held by the kernel, one for each lookup.
     nlookup: u64,
     /// References from inside, see the module text.
     pins: u32,
-    /// Of these pins, those of files that are open here and perhaps in no process: where opens are
-    /// silent, the kernel knows which are.
+    /// The number of pins of files open here but perhaps in no process: where opens are silent,
+    /// only the kernel knows.
     pub(crate) nr_silent: u32,
     pub(crate) kind: FileKind,
     names: InodeNames,
     pub(crate) handle: Option<Box<FileHandle>>,
-    /// Cached content, once the file was opened.
+    /// Cached content, from the first open on.
     pub(crate) content: Option<Arc<Content>>,
-    /// The descriptor of an inode that has lost its last name and that no process has open: there
-    /// is no other way to reach it.
+    /// The descriptor of an inode without a name and not open in any process: there is no other way
+    /// to reach it.
     pub(crate) orphan: Option<Arc<OwnedFd>>,
-    /// The last name is gone, and the inode cannot be reached by name any more.
+    /// The last name is gone: the inode cannot be reached by name.
     pub(crate) is_nameless: bool,
     /// Content is being written back after the last close. Counts as one pin.
     pub(crate) lingers: bool,
-    /// The charge to the group that pays: the one that looked the inode up first. Only the root has
-    /// none.
+    /// The charge to the paying group, the first to look the inode up. Only the root has none.
     charge: Option<NodeCharge>,
-    /// Kept for its cached content, although the kernel has forgotten the inode or had forgotten it
-    /// before. Counts as one pin.
+    /// The inode is kept for its cached content after the kernel has forgotten it, now or earlier.
+    /// Counts as one pin.
     pub(crate) is_kept: bool,
     /// Its place in the lists of the shrinkers.
     place: ListEntry,
@@ -92,7 +91,7 @@ pub(crate) struct Removed {
     pub(crate) is_nameless: bool,
     /// The kernel was asked to forget it.
     pub(crate) was_asked: bool,
-    /// The group that paid for it, and the bytes that are freed with it, see [`InodeEntry::bytes`].
+    /// The group that paid for it, and the bytes freed with it, see [`InodeEntry::bytes`].
     pub(crate) owner: Option<OwnerId>,
     pub(crate) bytes: u64,
     /// Only to be dropped.
@@ -100,18 +99,18 @@ pub(crate) struct Removed {
     _orphan: Option<Arc<OwnedFd>>,
 }
 
-/// Which name an inode lost.
+/// The kind of name lost by an inode.
 #[derive(Debug)]
 pub(crate) enum Loss {
-    /// One of several.
+    /// One of several names.
     OneName,
-    /// The last; the descriptor holds the inode.
+    /// The last name; the descriptor holds the inode.
     LastName(Arc<OwnedFd>),
 }
 
 #[derive(Debug, Default)]
 struct Shard {
-    /// Boxed, because a map has up to three times the room that its entries need.
+    /// Boxed, because a map has up to three times the room needed for its entries.
     by_node: HashMap<u64, Box<InodeEntry>>,
     by_key: BTreeMap<InodeKey, u64>,
 }
@@ -139,7 +138,7 @@ pub(crate) struct InodeTable {
 }
 
 impl InodeTable {
-    /// Creates a table that holds the root, which nothing removes. Other node ids are above `base`;
+    /// Creates a table with the root, which is never removed. Other node ids are above `base`;
     /// shards are a power of two from 2 to [`NR_SHARDS_MAX`].
     pub(crate) fn numbered(root: InodeKey, base: u64, nr_shards: usize) -> Self {
         assert!(nr_shards.is_power_of_two() && (2..=NR_SHARDS_MAX).contains(&nr_shards));
@@ -153,8 +152,8 @@ impl InodeTable {
             lists: OnceLock::new(),
         };
         {
-            // The root's id is fixed and says shard 1. Its key lies in that shard, too, not where
-            // the hash would put it: no caller looks up the root by key.
+            // The root's id is fixed and says shard 1. Its key lies in that shard, too, not in the
+            // shard of its hash: no caller looks up the root by key.
             let mut shard = table.shard(NodeId::ROOT).lock();
             let mut entry = Box::new(InodeEntry::new(root, FileKind::Directory, None, None));
             entry.pins = 1;
@@ -171,7 +170,7 @@ impl InodeTable {
         self.hasher.hash_one(key.ino) as usize & (self.shards.len() - 1)
     }
 
-    /// Returns a number above every node id given out so far.
+    /// Returns a number above every node id issued so far.
     pub(crate) fn nodes_end(&self) -> u64 {
         self.next.load(Ordering::Relaxed) << SHARD_SHIFT
     }
@@ -186,13 +185,13 @@ impl InodeTable {
         self.lists.get_or_init(make);
     }
 
-    /// Returns the group that pays for additions to a known inode.
+    /// Returns the group paying for additions to a known inode.
     pub(crate) fn payer(&self, key: InodeKey) -> Option<Arc<Group>> {
         let owner = self.with(self.find(key)?, |entry| Some(entry.charge.as_ref()?.list_owner()))??;
         owner.try_resolve()
     }
 
-    /// Moves an entry whose references have changed to the right list.
+    /// Moves an entry to the right list after a change of its references.
     fn update_list(&self, node: NodeId, entry: &mut InodeEntry) {
         if let (Some(lists), Some(charge)) = (self.lists.get(), &entry.charge) {
             let on = if entry.nlookup > 0 { Listed::Names } else { Listed::Inodes };
@@ -217,7 +216,7 @@ impl InodeTable {
         self.shards[self.shard_of_key(key)].lock().by_key.get(&key).copied().map(NodeId)
     }
 
-    /// Counts a lookup of an inode that has an entry already and is known by this name.
+    /// Counts a lookup of an inode with an entry, if it is known by this name.
     pub(crate) fn count_known(
         &self,
         key: InodeKey,
@@ -235,8 +234,8 @@ impl InodeTable {
         })
     }
 
-    /// Counts a lookup of an inode under a name; makes the entry when there is none, with this
-    /// handle and charge. `None` when the parent is gone.
+    /// Counts a lookup of an inode under a name. Creates the entry if there is none, with this
+    /// handle and charge. `None` if the parent is gone.
     pub(crate) fn count(
         &self,
         key: InodeKey,
@@ -256,8 +255,8 @@ impl InodeTable {
             let mut shard = self.shards[index].lock();
             let shard = &mut *shard;
             let known = shard.by_key.get(&key).copied();
-            // An entry of another kind belongs to an inode that the host has deleted, and whose
-            // number it has reused.
+            // An entry of another kind belongs to a deleted inode of the host, whose number was
+            // reused.
             let known = known.filter(|node| shard.by_node.get(node).is_some_and(|entry| entry.kind == kind));
             let node = known.unwrap_or_else(|| {
                 // Relaxed: only uniqueness matters.
@@ -284,7 +283,7 @@ impl InodeTable {
         Some((node, removed))
     }
 
-    /// Counts a lookup of a new inode that has no name, held by this descriptor. The descriptor is
+    /// Counts a lookup of a new inode without a name, held by this descriptor. The descriptor is
     /// returned if `max_orphans` are held already.
     pub(crate) fn count_nameless(
         &self,
@@ -312,8 +311,8 @@ impl InodeTable {
         (NodeId(node), held)
     }
 
-    /// Prepares an inode without a name for getting one; `handle` finds its file handle. Returns
-    /// its orphan descriptor.
+    /// Prepares an inode without a name for a new name; `handle` finds its file handle. Returns its
+    /// orphan descriptor.
     pub(crate) fn named_again(
         &self,
         node: NodeId,
@@ -336,8 +335,8 @@ impl InodeTable {
         self.with(node, |entry| entry.pins += 1).is_some()
     }
 
-    /// Unpins an entry. Returns it, and the entries that only it pinned, if nothing holds them any
-    /// more.
+    /// Unpins an entry. Returns it and the entries pinned only by it, if they have no references
+    /// left.
     pub(crate) fn unpin(&self, node: NodeId) -> Vec<Removed> {
         self.release(node, |entry| {
             assert!(entry.pins > 0, "inode {node:?} unpinned more often than pinned");
@@ -356,7 +355,7 @@ impl InodeTable {
         removed
     }
 
-    /// Returns the parents that the removed entry pinned.
+    /// Returns the parents pinned by the removed entry.
     fn release_one(
         &self,
         node: NodeId,
@@ -398,7 +397,7 @@ impl InodeTable {
         names.into_iter().map(|name| name.parent).collect()
     }
 
-    /// Notes that an inode got another name or, with `from`, was renamed. The parent must exist.
+    /// Notes a further name of an inode or, with `from`, a rename. The parent must exist.
     pub(crate) fn name_added(
         &self,
         node: NodeId,
@@ -438,8 +437,8 @@ impl InodeTable {
         removed
     }
 
-    /// Notes that an inode lost a name. When it loses its last one, it is no longer kept for its
-    /// content, and its descriptor stays with the entry. If `max_orphans` are held already, the
+    /// Notes the loss of a name. After the loss of its last name, an inode is no longer kept for
+    /// its content, and its descriptor stays with the entry. If `max_orphans` are held already, the
     /// descriptor is returned instead.
     pub(crate) fn name_removed(
         &self,
@@ -470,7 +469,7 @@ impl InodeTable {
     }
 
     /// Returns the components from the root to an inode by its names, newest first; `nth` chooses
-    /// among the inode's own. `None` when there is no such name.
+    /// among the inode's own names. `None` if there is no such name.
     pub(crate) fn path(&self, node: NodeId, nth: usize) -> Option<Vec<Box<[u8]>>> {
         let mut components = Vec::new();
         let (mut at, mut nth) = (node, nth);
@@ -547,9 +546,9 @@ impl InodeEntry {
         self.nlookup += 1;
     }
 
-    /// Returns the bytes that are charged to its payer: entry, names and content, without the
-    /// content's pages and their index. A name beyond the group's limit frees no bytes, only its
-    /// place in the allowance.
+    /// Returns the bytes charged to its payer: entry, names and content, without the content's
+    /// pages and their index. A name beyond the group's limit frees no bytes, only its place in the
+    /// allowance.
     fn bytes(&self) -> u64 {
         let Some(charge) = &self.charge else { return 0 };
         let owner = charge.owner();

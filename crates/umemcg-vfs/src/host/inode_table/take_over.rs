@@ -1,8 +1,8 @@
-//! The transfer of an inode's charges to the group that opens it.
+//! The transfer of an inode's charges to the group opening it.
 //!
-//! Reclaim finds content through the inode, which is on the list of one group. So a group that pays
+//! Reclaim finds content through the inode, which is on the list of one group. So the group paying
 //! for content also pays for the inode and its names. Otherwise a group without room could not free
-//! the content of files that another group looked up first.
+//! the content of files first looked up by another group.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use crate::attr::NodeId;
 use crate::host::content::Content;
 use crate::host::inode_names::NameCharge;
 
-/// New charges for an inode and its names; after the transfer, the charges that they replaced.
-/// Dropped with no lock held.
+/// New charges for an inode and its names; after the transfer, the replaced charges. Dropped with
+/// no lock held.
 #[derive(Debug)]
 pub(crate) struct InodeCharges {
     inode: Option<NodeCharge>,
@@ -25,7 +25,7 @@ pub(crate) struct InodeCharges {
 }
 
 impl InodeCharges {
-    /// Charges a group for an inode with `nr_names` names that have a charge of their own.
+    /// Charges a group for an inode with `nr_names` separately charged names.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -48,7 +48,7 @@ fn is_same_group(one: OwnerId, other: OwnerId) -> bool {
 }
 
 impl InodeTable {
-    /// Returns how many names of an inode have a charge of their own, if the inode is on another
+    /// Returns the number of separately charged names of an inode, if the inode is on another
     /// group's list.
     pub(crate) fn nr_names_of_another(&self, node: NodeId, list_owner: OwnerId) -> Option<usize> {
         let seen = self.with(node, |entry| {
@@ -59,8 +59,8 @@ impl InodeTable {
         (!is_same_group(of_inode, list_owner)).then_some(nr_names)
     }
 
-    /// Gives an inode this content and these charges, unless it has content already. Returns the
-    /// content that it has now.
+    /// Gives an inode this content and these charges, unless it has content already. Returns its
+    /// content afterwards.
     pub(crate) fn set_content(
         &self,
         node: NodeId,

@@ -1,11 +1,11 @@
-//! What the kernel has to be told of when other programs have changed the directory.
+//! The inodes and names to invalidate in the kernel after other programs' changes.
 
 use super::InodeTable;
 use crate::attr::NodeId;
 
 impl InodeTable {
-    /// Returns the names of an inode that the kernel refers to, each with its directory; `None` if
-    /// it does not.
+    /// Returns the names of an inode, each with its directory; `None` if the kernel does not refer
+    /// to it.
     pub(crate) fn names_in_kernel(&self, node: NodeId) -> Option<Vec<(NodeId, Box<[u8]>)>> {
         let names = self.with(node, |entry| {
             let names = entry.names.iter().map(|name| (name.parent, name.name.clone()));
@@ -14,7 +14,7 @@ impl InodeTable {
         names.flatten()
     }
 
-    /// Calls `tell` with each inode that the kernel refers to, with nothing locked.
+    /// Calls `tell` with each inode referenced by the kernel, with nothing locked.
     pub(crate) fn for_each_in_kernel(&self, mut tell: impl FnMut(NodeId)) {
         for shard in &self.shards {
             let nodes: Vec<u64> = {
@@ -24,7 +24,7 @@ impl InodeTable {
             };
             nodes.into_iter().for_each(|node| tell(NodeId(node)));
         }
-        // The kernel refers to it without a lookup.
+        // The kernel refers to the root without a lookup.
         tell(NodeId::ROOT);
     }
 }

@@ -1,5 +1,5 @@
-//! Closed files: those that *linger*, because they have data to write back, and those that are
-//! *kept* for their cached content after the kernel has forgotten them. Both are bounded.
+//! Closed files. They *linger* while they have data to write back, and are *kept* for their cached
+//! content after the kernel has forgotten them. Both numbers are bounded.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use crate::attr::NodeId;
 use crate::host::content::Content;
 
 impl HostInodes {
-    /// Gives back an open of content, and the pin of the node that went with it.
+    /// Gives back an open of content, and its pin of the node.
     pub(crate) fn close(&self, node: NodeId, content: &Content) {
         let must_linger = content.release();
-        // The pin of the open becomes that of the lingering, unless there is one already or there
-        // is no way back.
+        // The open's pin becomes the lingering pin, unless the node has one already or is
+        // unreachable.
         let keeps_pin = must_linger
             && self.table.with(node, |slot| {
                 let is_wanted = slot.is_looked_up() || !slot.is_nameless;
@@ -25,8 +25,8 @@ impl HostInodes {
         }
     }
 
-    /// Closes the host files of lingering content that has been written back. Checks at most `max`
-    /// of each kind.
+    /// Closes the host files of lingering content once it has been written back. Checks at most
+    /// `max` of each kind.
     pub(crate) fn reap_lingering(&self, max: usize) {
         let (waiting, asked) = self.lingering.lock().take_oldest(max);
         let still_waiting = waiting.into_iter().filter(|&node| !self.reap(node, false)).collect();
@@ -35,9 +35,9 @@ impl HostInodes {
     }
 
     /// Enforces the bound on lingering content. From half of the bound on, the flusher is asked to
-    /// write the files closed longest ago, so that a close seldom reaches the bound; one that does
-    /// writes the oldest back itself. While a store fails, the bound is exceeded, because accepted
-    /// data is not dropped.
+    /// write the files closed longest ago, so a close seldom reaches the bound. A close beyond the
+    /// bound writes the oldest file back itself. While a store fails, the bound is exceeded,
+    /// because accepted data is not dropped.
     pub(crate) fn bound_lingering(&self) {
         let due = self.lingering.lock().ask_for_oldest(self.max_held);
         for node in due {
@@ -55,8 +55,7 @@ impl HostInodes {
         }
     }
 
-    /// Returns the content of a lingering node; `None` when the node is gone or does not linger any
-    /// more.
+    /// Returns the content of a lingering node; `None` if the node is gone or no longer lingers.
     fn lingering_content(&self, node: NodeId) -> Option<Arc<Content>> {
         self.table.with(node, |entry| entry.content.clone().filter(|_| entry.lingers)).flatten()
     }
@@ -80,20 +79,20 @@ impl HostInodes {
         }
     }
 
-    /// Gives back the listing of an inode that is about to lose this many of the kernel's lookups,
-    /// if those are the last: it went with the kernel's inode.
+    /// Gives back the listing of an inode about to lose this many of the kernel's lookups, if they
+    /// are the last: the pages went with the kernel's inode.
     pub(crate) fn forget_listing(&self, node: NodeId, nr_lookups: u64) {
         let Some(listing) = self.listings.get(node) else { return };
         let moment = listing.pages.moment();
         if self.table.is_last_lookup(node, nr_lookups) {
-            // What has been listed since then, after another lookup, the kernel is asked to drop.
+            // The kernel is asked to drop pages listed since then, after another lookup.
             listing.pages.forget_before(moment);
             drop(self.listings.remove(node));
         }
     }
 
-    /// Keeps an inode that the kernel has just forgotten. If there are too many, the one kept
-    /// longest is released.
+    /// Keeps an inode just forgotten by the kernel. If there are too many, releases the inode kept
+    /// longest.
     pub(crate) fn keep(&self, node: NodeId) {
         let oldest = {
             let mut kept = self.kept.lock();

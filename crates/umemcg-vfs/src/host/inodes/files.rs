@@ -18,17 +18,17 @@ use crate::host::syscalls;
 use crate::volume_config::IoMode;
 use umemcg::Group;
 
-/// Most closed files that are checked when a group has used up its share of descriptors.
+/// The most closed files checked when a group has used up its share of descriptors.
 const REAPED_FOR_SHARE: usize = 64;
-/// Longest wait for the kernel to forget removed files. It lags behind a thread that removes many,
-/// and a file that is open is not forgotten at all.
+/// The longest wait for the kernel to forget removed files. It lags behind a thread removing many,
+/// and does not forget an open file at all.
 const FORGET_WAIT_MAX: Duration = Duration::from_secs(1);
 
 impl HostInodes {
     /// Opens a regular file for I/O: for reading or, with `for_writing`, for both.
     pub(crate) fn open_for_io(&self, node: NodeId, for_writing: bool) -> Result<OwnedFd, Errno> {
         let access = if for_writing { OFlags::RDWR } else { OFlags::RDONLY };
-        // A handle opens the file in one step, and so does a descriptor that is held already.
+        // A handle opens the file in one step, and so does a held descriptor.
         let handle = match self.descriptors.get(node) {
             None => self.table.with(node, |entry| (entry.key, entry.handle.clone())),
             Some(_) => None,
@@ -60,14 +60,14 @@ impl HostInodes {
         let nr = if self.host_dir.io_mode() == IoMode::Direct { 2 } else { 1 };
         let store = can_wait.then_some(self.host_dir.store_id);
         DescriptorShare::take(group, nr, want, store).or_else(|_| {
-            // Some descriptors may belong to closed files that have been written back meanwhile.
+            // Some descriptors may belong to closed files written back meanwhile.
             self.reap_lingering(REAPED_FOR_SHARE);
             DescriptorShare::take(group, nr, want, store)
         })
     }
 
-    /// Reserves the descriptor of an inode that is to be without a name while the kernel refers to
-    /// it. Waits, with no lock held, for the kernel to forget others if there is no room.
+    /// Reserves the descriptor of an inode about to be without a name while the kernel refers to
+    /// it. If there is no room, waits, with no lock held, for the kernel to forget others.
     pub(crate) fn room_for_orphan(&self, group: &Arc<Group>) -> Result<DescriptorShare, Errno> {
         let take = || DescriptorShare::take(group, 1, Purpose::Open, Some(self.host_dir.store_id));
         take().or_else(|_| {

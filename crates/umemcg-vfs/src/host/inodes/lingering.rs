@@ -1,21 +1,21 @@
-//! The order of closed files that have data to write back.
+//! The order of closed files with data to write back.
 
 use std::collections::VecDeque;
 
 use crate::attr::NodeId;
 
-/// Nodes of closed files whose host file is open because they have data to write back. Some may be
-/// in use again, or gone.
+/// Nodes of closed files with data to write back, and so with an open host file. Some may be in use
+/// again, or gone.
 #[derive(Debug, Default)]
 pub(super) struct Lingering {
-    /// Their data waits until it is old enough. In the order of their closing.
+    /// Nodes with data not old enough to be written, in the order of their closing.
     waiting: VecDeque<NodeId>,
-    /// The flusher was asked for their data.
+    /// Nodes whose write-back the flusher was asked for.
     pub(super) asked: VecDeque<NodeId>,
 }
 
 impl Lingering {
-    /// Notes that a file was closed.
+    /// Adds a closed file.
     pub(super) fn push(&mut self, node: NodeId) {
         self.waiting.push_back(node);
     }
@@ -30,15 +30,15 @@ impl Lingering {
         (take(&mut self.waiting), take(&mut self.asked))
     }
 
-    /// Puts back the nodes that still linger: waiting ones at the front, in their old order;
-    /// requested ones at the end, so that a file that fails does not hide the others.
+    /// Puts back the nodes still lingering: waiting nodes at the front, in their old order;
+    /// requested nodes at the end, so that a failing file does not hide the others.
     pub(super) fn put_back(&mut self, waiting: Vec<NodeId>, asked: Vec<NodeId>) {
         waiting.into_iter().rev().for_each(|node| self.waiting.push_front(node));
         self.asked.extend(asked);
     }
 
     /// Returns the nodes closed longest ago, to be written, if more than half of `max` wait.
-    /// Several at a time, so that the flusher scans its files once for all of them.
+    /// Several at a time: the flusher scans its files once for all of them.
     pub(super) fn ask_for_oldest(&mut self, max: usize) -> Vec<NodeId> {
         if self.waiting.len() <= max / 2 {
             return Vec::new();
@@ -49,7 +49,7 @@ impl Lingering {
         due
     }
 
-    /// Returns the node that was requested first, if more than `max` linger in all.
+    /// Returns the first requested node, if more than `max` linger in all.
     pub(super) fn take_beyond(&mut self, max: usize) -> Option<NodeId> {
         if self.len() <= max {
             return None;

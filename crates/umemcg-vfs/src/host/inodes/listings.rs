@@ -1,4 +1,4 @@
-//! The listings of directories that the kernel keeps.
+//! The kernel's listings of directories.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,7 +17,8 @@ impl Listings {
         self.0.lock().get(&node).cloned()
     }
 
-    /// Adds the first listing of a directory; returns another thread's, if that was before.
+    /// Adds the first listing of a directory. Returns the listing of another thread, if it was
+    /// first.
     pub(super) fn add(&self, node: NodeId, fresh: Arc<KernelListing>) -> Arc<KernelListing> {
         // Dropped after the lock is released: the drop of a listing takes other locks.
         let kept = Arc::clone(self.0.lock().entry(node).or_insert_with(|| Arc::clone(&fresh)));

@@ -1,8 +1,8 @@
-//! The inodes of a host volume: those that are referred to, and what is kept for each on the host.
+//! The referenced inodes of a host volume, and the state kept on the host for each.
 //!
-//! `resolve` finds an inode again on the host, `files` opens its file for I/O, and `closed` decides
-//! what stays after the last close: a host file with data to write back, cached content that the
-//! kernel has forgotten. `listings` are the names that the kernel keeps of directories.
+//! `resolve` finds an inode again on the host, and `files` opens its file for I/O. `closed` decides
+//! about the state after the last close: host files with data to write back, cached content
+//! forgotten by the kernel. `listings` has the kernel's listings of directories.
 
 mod closed;
 mod files;
@@ -41,29 +41,29 @@ pub(crate) struct HostInodes {
     pub(crate) host_dir: Arc<HostDirectory>,
     pub(crate) table: InodeTable,
     pub(crate) descriptors: DescriptorCache,
-    /// Nodes whose content is written back after the last close, oldest first.
+    /// Nodes with content to write back after the last close, oldest first.
     lingering: RankedMutex<Lingering>,
-    /// (C) Most lingering nodes, and most orphan descriptors.
+    /// (C) The most lingering nodes, and the most orphan descriptors.
     pub(crate) max_held: usize,
     /// Nodes kept for their cached content, oldest first; some may be in use again or gone.
     kept: RankedMutex<VecDeque<NodeId>>,
-    /// (C) Most kept nodes.
+    /// (C) The most kept nodes.
     pub(crate) max_kept: usize,
     /// The kernel's cache of inodes, once it is set.
     pub(crate) kernel: OnceLock<Arc<dyn KernelCache>>,
     /// The watch for changes by other programs, if there is one.
     pub(crate) watch: OnceLock<OutsideWatch>,
-    /// What the descriptors cost that hold inodes without a name, which may be open although no
-    /// open came here.
+    /// The shares of descriptors held for inodes without a name that may be open without an open
+    /// here.
     pub(crate) orphan_shares: LeafMutex<HashMap<NodeId, DescriptorShare>>,
     listings: Listings,
-    /// The pages that it keeps, if it keeps any.
+    /// The kernel's pages, if it keeps any.
     pub(crate) kernel_page_lists: OnceLock<Arc<KernelPageLists>>,
     /// Last, because everything above gives memory back to it.
     pub(crate) engine: Arc<Engine>,
 }
 
-/// The facts about an inode that an operation needs, copied out of the table.
+/// The kind and content of an inode, copied out of the table.
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
     pub(crate) kind: FileKind,
@@ -103,7 +103,7 @@ impl HostInodes {
     /// Returns the entry of a node.
     ///
     /// # Errors
-    /// `ESTALE` for a node that is not known.
+    /// `ESTALE` for an unknown node.
     pub(crate) fn find(&self, node: NodeId) -> Result<Found, Errno> {
         self.table
             .with(node, |entry| Found { kind: entry.kind, content: entry.content.clone() })
@@ -127,7 +127,7 @@ impl HostInodes {
         Ok(content.ok_or(Errno::STALE)?)
     }
 
-    /// Returns the pages that the kernel keeps of a file, if it may keep any on this volume.
+    /// Returns the kernel's pages of a file, if it may keep any on this volume.
     pub(crate) fn kernel_pages<'c>(
         &self,
         node: NodeId,
@@ -149,9 +149,8 @@ impl HostInodes {
         }))
     }
 
-    /// Returns the reclaim that a request waits for when there is no room for a name, for content
-    /// or for a handle. The thread that tells an older kernel of stale names may wait for the
-    /// request.
+    /// Returns the reclaim to wait for if a request finds no room for a name, for content or for a
+    /// handle. The thread notifying an older kernel of stale names may wait for the request.
     pub(crate) fn reclaim_effort(&self) -> ReclaimEffort {
         match self.kernel.get().is_some_and(|kernel| kernel.asks_by_name()) {
             true => ReclaimEffort::OneRound,
@@ -159,7 +158,7 @@ impl HostInodes {
         }
     }
 
-    /// Releases the remains of entries that were removed from the table.
+    /// Releases the remains of entries removed from the table.
     pub(crate) fn dispose(&self, removed: Vec<Removed>) {
         let mut released: Vec<(OwnerId, u64)> = Vec::new();
         for gone in removed {

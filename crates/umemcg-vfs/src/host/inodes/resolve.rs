@@ -1,9 +1,9 @@
 //! The way from a node id to the object on the host.
 //!
-//! Two ways, see [`Resolve`]: by handle, or by the names that led to the inode, resolved beneath
-//! the volume's directory without following any link, and checked to be the inode that was meant. A
-//! mismatch is `ESTALE`. Both result in a descriptor, which goes to a bounded cache. Only
-//! directories found by handle have a descriptor that can do I/O.
+//! Two ways, see [`Resolve`]: by handle, or by the inode's names. A path of names is resolved
+//! beneath the volume's directory without following any link. Either result is checked against the
+//! expected inode; a mismatch is `ESTALE`. The descriptor goes to a bounded cache. Only directories
+//! found by handle have a descriptor capable of I/O.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::attr::{FileKind, NodeId};
 use crate::host::syscalls::{self, InodeKey};
 use crate::volume_config::Resolve;
 
-/// Longest path that one resolution takes, in bytes (`PATH_MAX` less the zero).
+/// The longest path of one resolution, in bytes (`PATH_MAX` less the zero).
 const PATH_BYTES_MAX: usize = 4095;
 
 impl HostInodes {
@@ -43,7 +43,7 @@ impl HostInodes {
             let again = self.with_descriptors(|| rustix::io::fcntl_dupfd_cloexec(&fds.buffered, 0))?;
             return Ok(Arc::new(again));
         }
-        // A directory that is open for reading needs no path through /proc for its attributes.
+        // A directory opened for reading needs no path through /proc for its attributes.
         let access =
             if kind == FileKind::Directory { OFlags::RDONLY | OFlags::DIRECTORY } else { OFlags::PATH };
         let fd = match handle {
@@ -86,8 +86,8 @@ impl HostInodes {
         Err(Errno::STALE)
     }
 
-    /// Opens a path beneath the root without following links; in steps when it is longer than the
-    /// kernel takes.
+    /// Opens a path beneath the root without following links; in steps if it exceeds the kernel's
+    /// limit.
     fn resolve(&self, components: &[Box<[u8]>]) -> Result<OwnedFd, Errno> {
         let resolve = ResolveFlags::BENEATH
             | ResolveFlags::NO_SYMLINKS
@@ -124,8 +124,8 @@ impl HostInodes {
         }
     }
 
-    /// Runs a call that opens a descriptor. If the process has none left, closes the cached ones
-    /// and tries again.
+    /// Runs a call to open a descriptor. If the process has none left, closes the cached
+    /// descriptors and tries again.
     pub(crate) fn with_descriptors<T>(&self, call: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
         match call() {
             Err(Errno::MFILE | Errno::NFILE) => {
@@ -146,8 +146,7 @@ impl HostInodes {
         Some(Box::new(handle))
     }
 
-    /// Opens a directory for reading; `None` when it has been removed and cannot be reached any
-    /// more.
+    /// Opens a directory for reading; `None` if it has been removed and is unreachable.
     pub(crate) fn open_directory(&self, node: NodeId) -> Result<Option<OwnedFd>, Errno> {
         let held = match self.descriptor(node) {
             Err(Errno::STALE) if self.table.with(node, |entry| entry.is_nameless) == Some(true) => {
@@ -164,8 +163,8 @@ impl HostInodes {
     }
 }
 
-/// Calls `openat2`. Retries when a rename on the host kept the kernel from telling whether the path
-/// stays beneath the directory.
+/// Calls `openat2`. Retries if, because of a rename on the host, the kernel could not verify that
+/// the path stays beneath the directory.
 fn openat2_retrying(
     base: std::os::fd::BorrowedFd<'_>,
     path: &[u8],

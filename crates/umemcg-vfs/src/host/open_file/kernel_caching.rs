@@ -9,8 +9,8 @@ use super::OpenFile;
 use crate::kernel_io::{KernelCaching, KernelIo, Subject};
 use crate::volume::VolumeFile;
 
-/// Added to the time for which the kernel believes attributes, since a host's clock and its stamps
-/// are coarse.
+/// Added to the lifetime of attributes in the kernel, since a host's clock and its stamps are
+/// coarse.
 const STAMP_SLACK: Duration = Duration::from_secs(1);
 
 impl OpenFile {
@@ -28,7 +28,7 @@ impl OpenFile {
         content.file.set_kept_above(is_cached);
         if let Some(kernel) = kernel.filter(|kernel| !kernel.is_exclusive()) {
             content.tell_if_new_within(kernel.attribute_lifetime() + STAMP_SLACK, || {
-                // Of its pages it has none, but it may take the file to be as long as it was then.
+                // The kernel has no pages of the file, but may know its old length.
                 if !is_new {
                     kernel.attributes_changed(self.node());
                 }
@@ -37,7 +37,7 @@ impl OpenFile {
         if pages.change().is_none() {
             return if is_cached { KernelCaching::Keep } else { KernelCaching::Bypass };
         }
-        // This also tells the kernel that it does not know the attributes. It is told once for each
+        // This also invalidates the attributes in the kernel. The message is sent once for each
         // change: see `when_refillable`.
         pages.drop_if_changed();
         if is_cached { KernelCaching::Refill } else { KernelCaching::Bypass }

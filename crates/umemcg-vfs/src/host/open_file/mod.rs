@@ -20,17 +20,17 @@ use crate::volume::{VolumeFile, Whence};
 use umemcg::Group;
 use umemcg::files::{ErrorCursor, File, PinnedPages, Readahead};
 
-/// `O_DSYNC`, which `O_SYNC` includes.
+/// `O_DSYNC`, a part of `O_SYNC`.
 const O_DSYNC: u32 = 0o10_000;
-/// The bit that `O_SYNC` has beyond `O_DSYNC`.
+/// The bit of `O_SYNC` beyond `O_DSYNC`.
 const O_SYNC_ONLY: u32 = 0o4_000_000;
-/// Reaped per close; more than one, so that the list of lingering files shrinks.
+/// The number of lingering files reaped per close; more than one, so their list shrinks.
 const REAPED_PER_CLOSE: usize = 4;
 
 /// An open regular file. Dropping the last reference closes it. Closing starts no write-back of its
-/// own: what is dirty is written when it is old enough, or when there is too much of it. Only when
-/// many closed files have data to write back does a close ask for that of the longest closed, and
-/// it waits for one of them when there are too many.
+/// own: dirty data is written when it is old enough, or when there is too much of it. Only when
+/// many closed files have data to write back does a close request write-back of the longest closed.
+/// When there are too many, it waits for one of them.
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     node: NodeId,
@@ -82,12 +82,12 @@ impl OpenFile {
         (bits & (O_DSYNC | O_SYNC_ONLY) != 0).then_some(bits & O_SYNC_ONLY == 0)
     }
 
-    /// Keeps the host file open, which is opened again if its descriptor was given back. May sleep.
+    /// Keeps the host file open. Opens it again if its descriptor was given back. May sleep.
     pub(crate) fn in_use(&self, for_writing: bool) -> Result<InUse<'_>, Errno> {
         self.inodes.in_use(self.node, &self.content, &self.group, for_writing, true)
     }
 
-    /// Returns the volume that it is on.
+    /// Returns the file's volume.
     fn volume(&self) -> HostVolume {
         HostVolume { inodes: Arc::clone(&self.inodes) }
     }
@@ -98,7 +98,7 @@ impl OpenFile {
         }
     }
 
-    /// Writes at an offset, or at the end. Returns where, and how much.
+    /// Writes at an offset, or at the end. Returns the offset and the number of bytes written.
     fn write_to(
         &self,
         offset: Option<u64>,
@@ -117,9 +117,9 @@ impl OpenFile {
             return Err(Errno::FBIG.into());
         }
         let data = &data[..data.len().min(usize::try_from(room).unwrap_or(usize::MAX))];
-        // Also until the data that is accepted now counts as dirty.
+        // Held until the data accepted here counts as dirty.
         let _in_use = self.in_use(true)?;
-        // Before the content changes: its write-back restores the time that it finds.
+        // Before the content changes: its write-back restores the time found then.
         self.content.accept_write();
         let (at, written) = match offset {
             None => self.content.file.append(group, data)?,
@@ -133,7 +133,7 @@ impl OpenFile {
 }
 
 impl VolumeFile for OpenFile {
-    /// Returns the inode that is open.
+    /// Returns the open inode.
     fn node(&self) -> NodeId {
         self.node
     }
@@ -154,7 +154,7 @@ impl VolumeFile for OpenFile {
         self.flags.intersects(OFlags::WRONLY | OFlags::RDWR)
     }
 
-    /// Returns bytes that are all cached, or `None`. Never sleeps.
+    /// Returns the bytes if all are cached, or `None`. Never sleeps.
     #[inline]
     fn try_read(&self, offset: u64, len: usize) -> Option<PinnedPages<'_>> {
         let pages = self.content.file.try_read(offset, len, &self.readahead)?;
@@ -167,7 +167,7 @@ impl VolumeFile for OpenFile {
     /// host.
     ///
     /// # Errors
-    /// What the store said.
+    /// The store's error.
     fn read(&self, group: &Arc<Group>, offset: u64, len: usize) -> Result<PinnedPages<'_>, VfsError> {
         let _in_use = self.in_use(false)?;
         let pages = self.content.file.read(group, offset, len, &self.readahead)?;
@@ -175,8 +175,8 @@ impl VolumeFile for OpenFile {
         Ok(pages)
     }
 
-    /// Writes if that needs no sleep at all, else `None` and nothing happened. `kill_set_id` clears
-    /// set-id bits.
+    /// Writes if possible without sleeping; otherwise returns `None` and writes nothing.
+    /// `kill_set_id` clears set-id bits.
     fn try_write(&self, group: &Arc<Group>, offset: u64, data: &[u8], _kill_set_id: bool) -> Option<usize> {
         let is_simple = self.is_writable() && !self.is_append() && self.synchronous().is_none();
         let fits =
@@ -190,12 +190,12 @@ impl VolumeFile for OpenFile {
     }
 
     /// Accepts bytes at `offset` (at the end for `O_APPEND`); durable on return for `O_SYNC` and
-    /// `O_DSYNC`. Times move when the write is accepted. May sleep for memory, and for the host
+    /// `O_DSYNC`. Times change when the write is accepted. May sleep for memory, and for the host
     /// where a page is partly overwritten.
     ///
     /// # Errors
-    /// `EBADF` when not open for writing, `EFBIG` beyond what the host's files can be, else what
-    /// the content or the store said.
+    /// `EBADF` if not open for writing, `EFBIG` beyond the host's largest file size, else the error
+    /// of the content or the store.
     fn write(
         &self,
         group: &Arc<Group>,
@@ -209,18 +209,18 @@ impl VolumeFile for OpenFile {
         }
         let (at, written) = self.write_to((!self.is_append()).then_some(offset), group, data)?;
         if at != offset {
-            // The file has grown from outside: the kernel takes another place for its end.
+            // The file has grown from outside: the kernel assumes another end of the file.
             self.content.drop_from_kernel(offset, written as u64, || {});
         }
         Ok(written)
     }
 
-    /// Accepts what the kernel writes back of a mapping: all of it, and at `offset` also for
-    /// `O_APPEND`. Takes no privileges, as in Linux: it comes at any time, beside operations that
-    /// have the file alone and have seen some. May sleep as [`write`](Self::write) does.
+    /// Accepts all bytes of a mapping written back by the kernel, at `offset` even for `O_APPEND`.
+    /// Clears no privileges, as in Linux: the call comes at any time, even during an exclusive
+    /// operation that has found some. May sleep as [`write`](Self::write) does.
     ///
     /// # Errors
-    /// As [`write`](Self::write), also when a part was accepted.
+    /// As [`write`](Self::write), even if a part was accepted.
     fn write_mapped(&self, group: &Arc<Group>, offset: u64, data: &[u8]) -> Result<usize, VfsError> {
         let mut done = 0;
         while done < data.len() {
@@ -247,12 +247,12 @@ impl VolumeFile for OpenFile {
         Ok(self.content.file.fsync(data_only, &self.errors)?)
     }
 
-    /// Reserves, punches or zeroes a byte range. As a write it takes capabilities, and with
+    /// Reserves, punches or zeroes a byte range. Like a write it clears capabilities, and with
     /// `kill_set_id` set-id bits.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for other modes (collapsing, inserting) and where the host cannot; `EBADF` when
-    /// not open for writing; `EINVAL`, `EFBIG`, `ENOSPC`, and the host's.
+    /// `EOPNOTSUPP` for other modes (collapsing, inserting) and where the host lacks support;
+    /// `EBADF` if not open for writing; `EINVAL`, `EFBIG`, `ENOSPC`, and the host's.
     fn fallocate(
         &self,
         _group: &Arc<Group>,
@@ -295,8 +295,8 @@ impl VolumeFile for OpenFile {
         Ok(())
     }
 
-    /// Returns the next data or hole. What is dirty is written back first, so that the host knows
-    /// it; while the host does not take it, all of the file counts as data.
+    /// Returns the next data or hole. Dirty data is written back first, so that the host knows it.
+    /// If write-back fails, the whole file counts as data.
     ///
     /// # Errors
     /// `ENXIO` at or beyond the end, and where no data follows; the host's.
@@ -306,7 +306,7 @@ impl VolumeFile for OpenFile {
             return Err(Errno::NXIO.into());
         }
         let _in_use = self.in_use(false)?;
-        // A sync tells of the error.
+        // A sync reports the error.
         if !content.file.is_in_store() && content.file.write_back().is_err() {
             return Ok(if whence == Whence::Data { offset } else { content.file.len() });
         }
@@ -351,7 +351,7 @@ impl VolumeFile for OpenFile {
 impl Drop for OpenFile {
     fn drop(&mut self) {
         if self.content.was_read() {
-            // For nothing else is it opened now.
+            // Opened only for the access time.
             let _in_use = self.inodes.in_use(self.node, &self.content, &self.group, false, false);
             self.content.update_host_atime();
         }

@@ -22,13 +22,13 @@ impl Attributes for HostVolume {
     /// Returns the attributes of an inode.
     ///
     /// # Errors
-    /// `ESTALE` when the inode is gone; the host's.
+    /// `ESTALE` if the inode is gone; the host's.
     fn getattr(&self, node: NodeId) -> Result<Attr, VfsError> {
         self.attr_of(node, self.inodes.find(node)?.content)
     }
 
-    /// Returns the attributes of a directory that is held already, where that waits for nothing: on
-    /// a local file system the host has them in memory then.
+    /// Returns the attributes of a directory with a held descriptor, on local file systems only:
+    /// the host has them in memory then, and the call waits for nothing.
     fn try_getattr(&self, node: NodeId) -> Option<Attr> {
         let inodes = &self.inodes;
         if !inodes.host_dir.waits_by_range || inodes.find(node).ok()?.kind != FileKind::Directory {
@@ -48,8 +48,8 @@ impl Attributes for HostVolume {
     /// host does.
     ///
     /// # Errors
-    /// `EISDIR` or `EINVAL` when the length of anything but a regular file is set, `EFBIG`,
-    /// `EPERM`, `EROFS`, and the host's.
+    /// `EISDIR` or `EINVAL` if the length of anything but a regular file is set, `EFBIG`, `EPERM`,
+    /// `EROFS`, and the host's.
     fn setattr(&self, caller: &Caller, node: NodeId, change: &SetAttr) -> Result<Attr, VfsError> {
         self.change(caller, node, None, change)
     }
@@ -87,15 +87,15 @@ impl Attributes for HostVolume {
 }
 
 impl HostVolume {
-    /// Returns the attributes of an inode with this cached content. What has changed the kernel
-    /// still has to drop: see [`Volume::drop_changed`].
+    /// Returns the attributes of an inode with this cached content. The kernel still has to drop
+    /// changed pages: see [`Volume::drop_changed`].
     pub(crate) fn attr_of(&self, node: NodeId, content: Option<Arc<Content>>) -> Result<Attr, VfsError> {
         let Some(content) = content else {
             let stat = syscalls::stat_fd(&self.inodes.descriptor(node)?)?;
             self.inodes.host_dir.clock.saw(stat.attr.ctime);
             return Ok(stat.attr);
         };
-        // Updating the host's access time needs a descriptor that can read.
+        // Updating the host's access time needs a readable descriptor.
         let opener = content.was_read().then(|| content.opener()).flatten();
         let _in_use = opener.as_ref().map(|opener| self.inodes.in_use(node, &content, opener, false, false));
         Ok(match content.fds() {
@@ -151,7 +151,7 @@ impl HostVolume {
         attr
     }
 
-    /// Adopts, at an open, the changes that other programs made on the host before it.
+    /// Adopts, at an open, earlier changes by other programs on the host.
     pub(crate) fn look_at_open(&self, node: NodeId, content: &Content) -> Result<(), VfsError> {
         if self.inodes.kernel.get().is_some_and(|kernel| kernel.is_exclusive()) {
             return Ok(());
@@ -191,10 +191,10 @@ impl HostVolume {
                 set(&file.content)
             }
             _ => {
-                // Where opens are silent, the file may be open although none came here.
+                // Where opens are silent, the file may be open without an open here.
                 let want = if self.inodes.opens_silently() { Purpose::Reopen } else { Purpose::Open };
                 let content = self.acquire(want, caller, node, true)?;
-                // Adopt what changed on the host before judging what is beyond the new end.
+                // Adopt changes on the host before deciding about data beyond the new end.
                 let in_use = self.inodes.in_use(node, &content, &caller.group, true, true);
                 let result = self.getattr(node).and_then(|_| set(&content));
                 drop(in_use);

@@ -9,10 +9,9 @@
 //! 2. Owner and group are set to the caller's. In a set-group-id directory, the group is the
 //!    directory's.
 //! 3. The mode is made exact, set-id bits included. A daemon without the privilege to change owners
-//!    drops the set-id bits of other users' files, which would otherwise run as the daemon's user.
+//!    drops the set-id bits of other users' files: they would otherwise run as the daemon's user.
 //!
-//! When step 2 or 3 fails, or there is no memory for the inode's entry, the object is removed
-//! again.
+//! If step 2 or 3 fails, or there is no memory for the inode's entry, the object is removed again.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -36,7 +35,7 @@ use crate::name::component;
 use crate::privileges::{GROUP_EXECUTE, SET_GID, SET_UID};
 use crate::volume::{Create, Lookup, Open, VolumeFile};
 
-/// Most attempts of `create` while another program keeps creating and removing the name.
+/// The most attempts of `create` while another program keeps creating and removing the name.
 const CREATE_TRIES_MAX: u32 = 8;
 
 /// The properties of a new object.
@@ -51,7 +50,7 @@ struct NewObject {
 }
 
 impl NewObject {
-    /// Returns the mode bits that the host creates the object with.
+    /// Returns the mode bits for the creation on the host.
     fn first_mode(&self) -> Mode {
         Mode::from_raw_mode(self.bits() & 0o1777)
     }
@@ -143,9 +142,9 @@ impl Create for HostVolume {
         }
     }
 
-    /// Makes and opens a regular file that has no name; [`link`](crate::volume::Names::link) may
-    /// give it one. The file is on the file system of `parent`, and gets its owner and mode as a
-    /// file created in that directory would.
+    /// Makes and opens a regular file without a name; [`link`](crate::volume::Names::link) may give
+    /// it one. The file is on the file system of `parent`, and gets its owner and mode like a file
+    /// created in that directory.
     ///
     /// # Errors
     /// `EOPNOTSUPP` where the host's file system does not support such files, and the host's.
@@ -208,7 +207,7 @@ impl HostVolume {
         Ok((HandleCharge::take(inodes.reclaim_effort(), &inodes.engine, &caller.group, 0)?, share))
     }
 
-    /// Returns the content of a new file that is open through `fd`, with the node pinned.
+    /// Returns the content of a new file opened as `fd`, with the node pinned.
     fn open_new(
         &self,
         caller: &Caller,
@@ -217,7 +216,7 @@ impl HostVolume {
         (fd, share): (OwnedFd, DescriptorShare),
     ) -> Result<Arc<Content>, VfsError> {
         let inodes = &self.inodes;
-        // The pin comes first, because content that nothing holds may be dropped.
+        // The pin comes first, because unreferenced content may be dropped.
         if !inodes.table.pin(node) {
             return Err(Errno::STALE.into());
         }
@@ -252,7 +251,7 @@ impl HostVolume {
         let wanted = self.wanted(caller, &dir, kind, mode)?;
         call(dir.as_fd(), &name, wanted.first_mode())?;
         let fd = self.inodes.with_descriptors(|| syscalls::hold_name(&dir, &name))?;
-        // An object that the daemon did not create is not removed, either.
+        // An object not created by the daemon is not removed, either.
         self.check_own(&fd, kind)?;
         let made = self.give_away(caller, dir.as_fd(), fd.as_fd(), &wanted).map_err(VfsError::from);
         let entered = made.and_then(|stat| self.enter(caller, parent, &dir, &name, &stat));
@@ -278,9 +277,8 @@ impl HostVolume {
         Ok(NewObject { kind, mode: mode & 0o7777, by_acl, umask: caller.umask })
     }
 
-    /// Checks, before the owner is changed, that the object under the name is the one that the
-    /// daemon created. Where others can write to the directory on the host, they may have replaced
-    /// it.
+    /// Checks, before the owner is changed, that the daemon created the object under the name.
+    /// Where other users can write to the directory on the host, they may have replaced it.
     fn check_own(&self, fd: &OwnedFd, kind: FileKind) -> Result<(), Errno> {
         let stat = syscalls::stat_fd(fd)?;
         let is_ours = stat.kind == kind
@@ -321,8 +319,8 @@ impl HostVolume {
     }
 }
 
-/// Returns the mode of a new object that the host made with `made` and that now belongs to `uid`
-/// and `gid`.
+/// Returns the mode of a new object, made by the host with mode `made` and now owned by `uid` and
+/// `gid`.
 fn final_mode(caller: &Caller, wanted: &NewObject, made: u32, uid: u32, gid: u32) -> u32 {
     let bits = wanted.bits();
     let permissions = if wanted.by_acl { made & 0o777 } else { bits & 0o777 };

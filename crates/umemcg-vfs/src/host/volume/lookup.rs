@@ -20,21 +20,21 @@ use crate::name::component;
 use crate::volume::{Attributes, Lookup, Volume};
 
 impl Lookup for HostVolume {
-    /// Finds a name in a directory and counts one reference to its inode. The memory for that is
-    /// charged to the caller's group, or to an ancestor when the group has no room.
+    /// Finds a name in a directory and counts one reference to its inode. The memory for it is
+    /// charged to the caller's group, or to an ancestor if the group has no room.
     ///
     /// # Errors
-    /// `ENOENT`; `ENOMEM` when the pool is full of memory that cannot be reclaimed; `EXDEV` for
-    /// what lies on another file system (a mount point inside the directory); `ESTALE` when the
-    /// directory is gone; the host's.
+    /// `ENOENT`; `ENOMEM` if the pool is full of unreclaimable memory; `EXDEV` for a name on
+    /// another file system (a mount point inside the directory); `ESTALE` if the directory is gone;
+    /// the host's.
     fn lookup(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Entry, VfsError> {
         let name = component(name)?;
         let dir = self.directory(parent)?;
         self.lookup_in(caller, parent, &dir, &name)
     }
 
-    /// Releases `nr_lookups` references. Unknown nodes are ignored. May sleep for the host when a
-    /// file without a name is forgotten while its data is being written back.
+    /// Releases `nr_lookups` references. Unknown nodes are ignored. May sleep for the host if a
+    /// file without a name is forgotten during its write-back.
     fn forget(&self, node: NodeId, nr_lookups: u64) {
         let inodes = &self.inodes;
         inodes.forget_listing(node, nr_lookups);
@@ -79,7 +79,7 @@ impl HostVolume {
         self.enter_with(ReclaimEffort::None, caller, parent, (dir, name), &stat)
     }
 
-    /// Counts a lookup of the inode that the host has under a name.
+    /// Counts a lookup of the host's inode under a name.
     pub(crate) fn enter(
         &self,
         caller: &Caller,
@@ -110,7 +110,7 @@ impl HostVolume {
             None => {
                 let (engine, group) = (&inodes.engine, &caller.group);
                 let charge = NodeCharge::take(effort, engine, group)?;
-                // If the inode is known already, this is another name of it.
+                // If the inode is known already, this is a further name of it.
                 let is_dear = is_long(bytes) || inodes.table.find(stat.key()).is_some();
                 let for_name = is_dear.then(|| NameCharge::take(effort, engine, group)).transpose()?;
                 inodes.table.lists_or(|| name_shrinker::register(inodes));
@@ -132,8 +132,8 @@ impl HostVolume {
         }
     }
 
-    /// Counts a lookup of a new inode that has no name, held by this descriptor. `share` is what it
-    /// costs if the file may be open although no open came here.
+    /// Counts a lookup of a new inode without a name, held by this descriptor. `share` is the
+    /// descriptor's share if the file may be open without an open here.
     pub(crate) fn enter_nameless(
         &self,
         caller: &Caller,
@@ -145,7 +145,7 @@ impl HostVolume {
         let charge = NodeCharge::take(self.inodes.reclaim_effort(), &inodes.engine, &caller.group)?;
         inodes.table.lists_or(|| name_shrinker::register(inodes));
         let held = Arc::new(held);
-        // What counts for a tenant needs no other bound.
+        // Descriptors counted for a tenant need no other bound.
         let max_orphans = if share.is_some() { usize::MAX } else { inodes.max_held };
         let (node, too_many) = inodes.table.count_nameless(stat.key(), stat.kind, charge, held, max_orphans);
         if let Some(share) = share {
@@ -157,7 +157,7 @@ impl HostVolume {
         Ok(Entry { node, generation: 0, attr: stat.attr })
     }
 
-    /// Returns the attributes to show for an inode whose host attributes were just read.
+    /// Returns the attributes to show for an inode, given its host attributes just read.
     pub(crate) fn attr_after(&self, node: NodeId, stat: &HostStat) -> Result<Attr, VfsError> {
         if stat.kind != FileKind::Regular {
             return Ok(stat.attr);

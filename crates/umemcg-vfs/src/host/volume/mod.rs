@@ -6,8 +6,8 @@
 //! with `ENAMETOOLONG`.
 //!
 //! The caller checks permissions (FUSE: `default_permissions`); the host's own checks concern the
-//! daemon. This crate does what only the operation itself can do: ownership of new objects, set-id
-//! bits, access lists.
+//! daemon. This crate does the rest, possible only in the operation itself: ownership of new
+//! objects, set-id bits, access lists.
 
 mod attributes;
 mod create;
@@ -50,7 +50,7 @@ impl HostVolume {
     /// Opens a directory as a volume.
     ///
     /// # Errors
-    /// When the directory cannot be opened, or a forced mode is not available.
+    /// If the directory cannot be opened, or a forced mode is not available.
     pub fn new(engine: &Arc<Engine>, config: VolumeConfig) -> Result<Arc<Self>, VolumeError> {
         let host_dir = HostDirectory::open(&config)?;
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
@@ -82,7 +82,7 @@ impl HostVolume {
         self.inodes.table.len()
     }
 
-    /// Returns the number of host descriptors held for inodes that no process has open.
+    /// Returns the number of host descriptors held for inodes not open in any process.
     pub fn nr_idle_descriptors(&self) -> usize {
         self.inodes.descriptors.len()
     }
@@ -98,7 +98,7 @@ impl Volume for HostVolume {
     }
 
     /// Returns the path of an inode inside the volume by the name last used, for rules and
-    /// messages; `None` when it has no name. The root's is empty. Never sleeps.
+    /// messages; `None` if it has no name. The root's is empty. Never sleeps.
     fn path_of(&self, node: NodeId) -> Option<PathBuf> {
         use std::os::unix::ffi::OsStrExt;
         let components = self.inodes.table.path(node, 0)?;
@@ -196,8 +196,8 @@ impl Volume for HostVolume {
         true
     }
 
-    /// Makes everything durable that the volume accepted before the call, metadata included. Goes
-    /// on after an error and reports the first.
+    /// Makes all data and metadata accepted before the call durable. Goes on after an error and
+    /// reports the first.
     ///
     /// # Errors
     /// Write-back errors, and the host's.
@@ -209,8 +209,8 @@ impl Volume for HostVolume {
             }
             let cursor = content.file.sample_error();
             let synced = content.file.fsync(false, &cursor);
-            // An error of earlier write-back whose data has been written since is reported to the
-            // open files, not here.
+            // If the data of a failed write-back has been written since, the error is reported to
+            // the open files, not here.
             if let Err(error) = synced
                 && !content.file.is_stable()
             {

@@ -1,9 +1,9 @@
 //! Operations on names: unlink, rmdir, rename, link.
 //!
-//! An inode that loses its last name while it has references keeps a descriptor, its *orphan*
-//! descriptor, until the last reference is released: unless the file is open, there is no other way
-//! to reach it. The number of orphan descriptors is bounded. A kernel that is slow to forget
-//! removed files gets `ESTALE` for some of those that no process has open.
+//! A referenced inode without a name keeps a descriptor, its *orphan* descriptor, until the last
+//! reference is released: unless the file is open, there is no other way to reach it. The number of
+//! orphan descriptors is bounded. If the kernel is slow to forget removed files, it gets `ESTALE`
+//! for some of them, unless a process has them open.
 
 use std::ffi::{CStr, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,15 +25,15 @@ use crate::name::component;
 use crate::privileges::SET_GID;
 use crate::volume::Names;
 
-/// An inode that is about to lose a name.
+/// An inode about to lose a name.
 struct Victim {
     fd: OwnedFd,
     key: InodeKey,
-    /// It has no other name.
+    /// Whether it has no other name.
     has_one_name: bool,
-    /// The pin of a file that may be open.
+    /// The pin of a possibly open file.
     pin: Option<NamePin>,
-    /// Room for its descriptor, if it may be open although no open came here.
+    /// Room for its descriptor, if it may be open without an open here.
     share: Option<DescriptorShare>,
 }
 
@@ -41,8 +41,8 @@ impl Names for HostVolume {
     /// Removes a name of anything but a directory.
     ///
     /// # Errors
-    /// `EISDIR`, `ENOENT`, `ENFILE` when the caller's tenant has the file open and its share of
-    /// descriptors is used up by files without a name, and the host's.
+    /// `EISDIR`, `ENOENT`, `ENFILE` if the caller's tenant has the file open and files without a
+    /// name have used up its share of descriptors, and the host's.
     fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Option<NodeId>, VfsError> {
         let name = component(name)?;
         let dir = self.directory(parent)?;
@@ -70,7 +70,7 @@ impl Names for HostVolume {
     /// caller.
     ///
     /// # Errors
-    /// `EINVAL` for other flags; `ENOMEM` when there is no room for a long name; the host's.
+    /// `EINVAL` for other flags; `ENOMEM` if there is no room for a long name; the host's.
     fn rename(
         &self,
         caller: &Caller,
@@ -89,7 +89,7 @@ impl Names for HostVolume {
         if !self.inodes.host_dir.owns(&moved) {
             return Err(Errno::XDEV.into());
         }
-        // What is exchanged loses no name.
+        // An exchange removes no name.
         let remover = Some(caller).filter(|_| !flags.contains(RenameFlags::EXCHANGE));
         let victim = self.victim(&new_dir, &new_name, remover);
         let victim = match victim {
@@ -131,8 +131,8 @@ impl Names for HostVolume {
     /// Gives an inode a further name.
     ///
     /// # Errors
-    /// `EPERM` for a directory, `EEXIST`, `EMLINK`, `ENOENT` when it has lost its last name, and
-    /// the host's.
+    /// `EPERM` for a directory, `EEXIST`, `EMLINK`, `ENOENT` if the inode has lost its last name,
+    /// and the host's.
     fn link(
         &self,
         caller: &Caller,
@@ -144,7 +144,7 @@ impl Names for HostVolume {
         let dir = self.directory(new_parent)?;
         let held = self.inodes.descriptor(node)?;
         syscalls::link(held.as_fd(), dir.as_fd(), &name)?;
-        // The inode had no name yet: the host lets no other inode without a name get one.
+        // An inode without a name came from `tmpfile`: the host links no other.
         let orphan = self.inodes.table.named_again(node, || self.inodes.handle_of(&dir, &name));
         if let Some(fd) = orphan {
             self.inodes.descriptors.put(node, fd);
@@ -160,8 +160,8 @@ impl Names for HostVolume {
 }
 
 impl HostVolume {
-    /// Opens the inode that a name leads to, before the name is removed. Unless it is a directory,
-    /// it may be open; what that takes counts for the caller.
+    /// Opens the inode under a name, before the name is removed. Unless it is a directory, it may
+    /// be open: then its descriptors are reserved here.
     fn victim(&self, dir: &OwnedFd, name: &CStr, caller: Option<&Caller>) -> Result<Victim, Errno> {
         let fd = self.inodes.with_descriptors(|| syscalls::hold_name(dir, name))?;
         let stat = syscalls::stat_fd(&fd)?;
@@ -177,8 +177,8 @@ impl HostVolume {
         Ok(Victim { fd, key, has_one_name: stat.attr.nlink == 1, pin, share })
     }
 
-    /// Returns whether a file may be open although no open came here. Those that came are counted
-    /// otherwise.
+    /// Returns whether a file may be open without an open here. Opens made here are counted
+    /// elsewhere.
     fn may_be_open(&self, key: InodeKey) -> bool {
         let table = &self.inodes.table;
         self.inodes.opens_silently()
@@ -188,9 +188,9 @@ impl HostVolume {
             })
     }
 
-    /// Keeps the descriptor of an open file when its last name is removed. The descriptor counts
-    /// for the opener's tenant. If that tenant has used up its share, it cannot remove the file; a
-    /// removal by another tenant succeeds, and the opener gets `ESTALE`.
+    /// Keeps the descriptor of an open file at the removal of its last name. The descriptor counts
+    /// for the opener's tenant. A tenant with no share left cannot remove the file; a removal by
+    /// another tenant succeeds, and the opener gets `ESTALE`.
     fn pin_for_name(&self, caller: &Caller, held: &OwnedFd, key: InodeKey) -> Result<Option<NamePin>, Errno> {
         let inodes = &self.inodes;
         let Some(node) = inodes.table.find(key) else { return Ok(None) };
@@ -203,7 +203,7 @@ impl HostVolume {
             open: &|_| inodes.with_descriptors(|| syscalls::reopen(held.as_fd(), OFlags::RDONLY)),
         });
         match pinned {
-            // Where it may be open without an open here, its descriptor is another one.
+            // Where opens are silent, the orphan descriptor holds the file instead.
             Err(Errno::NFILE) if inodes.opens_silently() => Ok(None),
             Err(Errno::NFILE) if !Arc::ptr_eq(tenant(&opener), tenant(&caller.group)) => Ok(None),
             pinned => pinned.map(Some),
@@ -211,7 +211,7 @@ impl HostVolume {
     }
 
     /// Notes that an inode has lost a name, removed by this caller unless it is a directory.
-    /// Returns it if it is known.
+    /// Returns the inode if it is known.
     fn lost_name(
         &self,
         victim: Victim,
@@ -221,8 +221,8 @@ impl HostVolume {
     ) -> Result<Option<NodeId>, VfsError> {
         let inodes = &self.inodes;
         let Some(node) = inodes.table.find(victim.key) else { return Ok(None) };
-        // What only this mount changes has the names that it had: the kernel gives no inode a name
-        // while it removes one.
+        // If only this mount changes the directory, the names are as before: the kernel adds no
+        // name to an inode while it removes one.
         let is_exclusive = inodes.kernel.get().is_some_and(|kernel| kernel.is_exclusive());
         let is_last = remover.is_none()
             || (is_exclusive && victim.has_one_name)
@@ -235,11 +235,11 @@ impl HostVolume {
         }
         let loss = if is_last { Loss::LastName(Arc::new(victim.fd)) } else { Loss::OneName };
         let mut max_orphans = inodes.max_held;
-        // When all of its names are removed at once, each remover has seen another name.
+        // If all names are removed at once, each remover has seen another name.
         let late = remover.filter(|_| is_last && victim.share.is_none() && self.may_be_open(victim.key));
         let late = late.and_then(|caller| inodes.room_for_fds(&caller.group, Purpose::Reopen, true).ok());
         if let (true, Some(share)) = (is_last, victim.share.or(late)) {
-            // It counts for a tenant, and needs no other bound.
+            // A descriptor counted for a tenant needs no other bound.
             max_orphans = usize::MAX;
             let other = inodes.orphan_shares.lock().insert(node, share);
             drop(other);
@@ -256,8 +256,8 @@ impl HostVolume {
         Ok(Some(node))
     }
 
-    /// Makes the caller the owner of the whiteout that a rename left. If that fails, the daemon
-    /// stays the owner.
+    /// Makes the caller the owner of the whiteout left by a rename. If this fails, the daemon stays
+    /// the owner.
     fn give_away_whiteout(&self, caller: &Caller, dir: &OwnedFd, name: &CStr) {
         let give = || {
             let fd = self.inodes.with_descriptors(|| syscalls::hold_name(dir, name))?;
@@ -276,8 +276,8 @@ impl HostVolume {
         }
     }
 
-    /// Charges the new name of an inode to the group that pays for the inode, if it is known and
-    /// the name is long.
+    /// Charges the new name of an inode to the group paying for the inode, if it is known and the
+    /// name is long.
     fn room_for(&self, key: InodeKey, name: &CStr) -> Result<Option<NameCharge>, Errno> {
         let payer = self.inodes.table.payer(key).filter(|_| is_long(name.to_bytes()));
         payer
@@ -285,8 +285,8 @@ impl HostVolume {
             .transpose()
     }
 
-    /// Notes that the daemon itself changed an inode on the host, so that its cached content does
-    /// not count as changed from outside. If the inode's attributes cannot be read, the next open
+    /// Notes a change of an inode on the host by the daemon itself: its cached content must not
+    /// count as changed from outside. If the inode's attributes cannot be read, the next open
     /// checks it.
     fn touched(&self, node: NodeId) {
         let Ok(found) = self.inodes.find(node) else { return };

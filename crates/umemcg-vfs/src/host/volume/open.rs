@@ -18,12 +18,12 @@ use crate::volume::{Open, VolumeDir, VolumeFile};
 
 impl Open for HostVolume {
     /// Opens a regular file. `O_TRUNC`, `O_APPEND`, `O_SYNC`, `O_DSYNC`, `O_DIRECTORY` and the
-    /// access mode count. What was changed on the host since the cache last looked is noticed here.
+    /// access mode count. The open detects changes on the host since the cache's last look.
     ///
     /// # Errors
     /// `EISDIR`, `ELOOP` for a symbolic link, `ENOTDIR` with `O_DIRECTORY`, `ENXIO` for pipes,
-    /// sockets and devices (the kernel serves those itself), `EROFS`, `ENFILE` and `ENOMEM` when
-    /// the caller's group has no share of descriptors or memory left for a handle, and the host's.
+    /// sockets and devices (the kernel serves those itself), `EROFS`, `ENFILE` and `ENOMEM` if the
+    /// caller's group has no share of descriptors or memory left for a handle, and the host's.
     fn open(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<dyn VolumeFile>, VfsError> {
         self.open_for(Purpose::Open, caller, node, flags)
     }
@@ -77,7 +77,7 @@ impl HostVolume {
             node,
             flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC),
         )?;
-        // From here on dropping it closes.
+        // From here on, dropping `file` closes it.
         let group = Arc::clone(&caller.group);
         let file = OpenFile::new(Arc::clone(&self.inodes), node, content, flags, group, charge);
         self.look_at_open(node, &file.content)?;

@@ -63,7 +63,7 @@ impl Watched for HostInodes {
     fn look(self: Arc<Self>, node: NodeId) -> bool {
         let Some(content) = self.find(node).ok().and_then(|found| found.content) else { return false };
         let volume = HostVolume { inodes: self };
-        // One that cannot be looked at is looked at when it is opened.
+        // If the look fails, the next open looks again.
         let is_changed = volume.look_at_open(node, &content).is_ok()
             && content.kernel_pages().is_some_and(|pages| pages.change().is_some());
         volume.drop_changed(node);

@@ -1,8 +1,8 @@
 //! Extended attributes, passed to the host's file.
 //!
-//! The host decides which names it accepts: `user.` on regular files and directories, access lists
-//! (`system.posix_acl_…`), `security.` and `trusted.` as far as the daemon is allowed. Names in
-//! `trusted.` are listed for the superuser only, as the kernel's own file systems do; the kernel
+//! The host decides about the names: it accepts `user.` on regular files and directories, access
+//! lists (`system.posix_acl_…`), `security.` and `trusted.` as far as the daemon is allowed. Names
+//! in `trusted.` are listed for the superuser only, as the kernel's own file systems do; the kernel
 //! has checked permissions before it asks.
 
 use std::ffi::{CStr, CString, OsStr};
@@ -39,7 +39,7 @@ impl Xattrs for HostVolume {
     /// Returns the value of an extended attribute.
     ///
     /// # Errors
-    /// `ENODATA`, `EOPNOTSUPP`, `ERANGE` for a name that is too long, and the host's.
+    /// `ENODATA`, `EOPNOTSUPP`, `ERANGE` for an empty or too long name, and the host's.
     fn getxattr(&self, node: NodeId, name: &OsStr) -> Result<Vec<u8>, VfsError> {
         let name = attribute(name)?;
         let held = self.inodes.descriptor(node)?;
@@ -54,8 +54,8 @@ impl Xattrs for HostVolume {
         Ok(value?)
     }
 
-    /// Returns whether it is known that an inode has no such attribute: a new file has no
-    /// capabilities until they are set, and nor has a file whose capabilities a write has cleared.
+    /// Returns whether the inode is known to lack the attribute: a new file has no capabilities
+    /// until they are set, and neither has a file after a write has cleared them.
     fn is_known_absent(&self, node: NodeId, name: &OsStr) -> bool {
         let is_exclusive = || self.inodes.kernel.get().is_some_and(|kernel| kernel.is_exclusive());
         if name.as_bytes() != CAPABILITIES.as_bytes() || !is_exclusive() {
@@ -112,8 +112,8 @@ impl Xattrs for HostVolume {
     /// Removes an extended attribute.
     ///
     /// # Errors
-    /// `ENODATA`, `EPERM`, and the host's. Removing capabilities that were shown and have been
-    /// cleared since succeeds.
+    /// `ENODATA`, `EPERM`, and the host's. Removing capabilities succeeds if they were shown and
+    /// have been cleared since.
     fn removexattr(&self, _: &Caller, node: NodeId, name: &OsStr) -> Result<(), VfsError> {
         let name = attribute(name)?;
         let held = self.inodes.descriptor(node)?;
@@ -150,7 +150,7 @@ impl HostVolume {
     }
 }
 
-/// Runs a call with a small buffer, and with one of `max` bytes if that was too small.
+/// Runs a call with a small buffer, and if that is too small, with a buffer of `max` bytes.
 fn sized(max: usize, call: impl Fn(&mut [u8]) -> Result<usize, Errno>) -> Result<Vec<u8>, Errno> {
     const FIRST: usize = 256;
     for len in [FIRST, max] {

@@ -1,4 +1,4 @@
-//! Attributes of an inode: initial values, changes, and the privileges that a write clears.
+//! Attributes of an inode: initial values, changes, and the privileges cleared by a write.
 
 use std::sync::atomic::Ordering;
 
@@ -12,16 +12,16 @@ use crate::error::VfsError;
 use crate::privileges::{SET_GID, SET_UID, group_and_mode_in, mode_without_set_id};
 use crate::tmpfs::acl::{self, Acl};
 
-/// Access lists that a new object takes from its directory.
+/// Access lists of a new object, inherited from its directory.
 #[derive(Debug)]
 pub(crate) struct Inherited {
-    /// Permission bits that they leave.
+    /// The permission bits left by the lists.
     pub(crate) permissions: u32,
     pub(crate) lists: Vec<(&'static [u8], Xattr)>,
 }
 
 impl Inode {
-    /// Sets the owner and mode of a new inode that is about to be linked into `dir`.
+    /// Sets the owner and mode of a new inode about to be linked into `dir`.
     pub(crate) fn set_initial_attributes(
         &self,
         caller: &Caller,
@@ -102,8 +102,8 @@ impl Inode {
         Ok(())
     }
 
-    /// Clears what a write takes from a file: its capabilities, and with `set_id` its set-id bits.
-    /// Once nothing is left to clear, later writes do not look.
+    /// Clears the privileges that a write takes from a file: its capabilities, and with `set_id`
+    /// its set-id bits. Once nothing is left to clear, later writes do not look.
     pub(crate) fn clear_privileges(&self, set_id: bool) {
         if !self.may_have_privileges.load(Ordering::Relaxed) {
             return;
@@ -115,7 +115,7 @@ impl Inode {
             meta.mode = cleared;
             meta.changed();
         }
-        // The next writer may not be allowed to keep the bits that this one keeps. A `chmod` after
+        // The next writer may not be allowed to keep the bits kept by this one. A `chmod` after
         // this check sets the flag again.
         if meta.mode & (SET_UID | SET_GID) == 0 {
             self.may_have_privileges.store(false, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! An inode of a tmpfs volume: its attributes, its content, and its references.
 //!
-//! It lives in the tree while it has a name or the kernel refers to it, and beyond that as long as
-//! a process has it open.
+//! It lives in the tree while it has a name or the kernel refers to it, and outside the tree as
+//! long as a process has it open.
 
 mod attributes;
 mod xattrs;
@@ -26,12 +26,12 @@ use umemcg::{Engine, Group};
 pub(super) use attributes::Inherited;
 pub(super) use xattrs::XATTR_BYTES;
 
-/// The cost of an inode with its places in the tables, in bytes; measured, as the next, with
-/// 100,000 of them.
+/// The cost of an inode with its places in the tables, in bytes; measured with 100,000 inodes, like
+/// [`CONTENT_BYTES`].
 pub(super) const INODE_BYTES: u64 = 384;
-/// The age from which any read updates an access time.
+/// The age from which on every read updates an access time.
 const DAY_SECONDS: i64 = 24 * 60 * 60;
-/// The cost of a regular file in addition to that and its pages.
+/// The cost of a regular file in addition to its inode and its pages, in bytes.
 const CONTENT_BYTES: u64 = 448;
 
 /// The properties of a new inode.
@@ -41,7 +41,7 @@ pub(super) struct NewInode<'a> {
     /// `07777`, before the umask.
     pub(super) mode: u32,
     pub(super) rdev: u64,
-    /// Of a symbolic link.
+    /// The text of a symbolic link.
     pub(super) target: Option<&'a [u8]>,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Xattr {
     pub(super) _charge: Slab,
 }
 
-/// The attributes that change.
+/// The mutable attributes.
 #[derive(Debug)]
 pub(super) struct Meta {
     /// `07777`.
@@ -60,13 +60,13 @@ pub(super) struct Meta {
     pub(super) uid: u32,
     pub(super) gid: u32,
     pub(super) nlink: u32,
-    /// It was created without a name and may get its first one.
+    /// Whether the inode was created without a name and may get its first.
     pub(super) may_be_named: bool,
     pub(super) atime: Timestamp,
     pub(super) mtime: Timestamp,
     pub(super) ctime: Timestamp,
     pub(super) xattrs: BTreeMap<Box<[u8]>, Xattr>,
-    /// The directory and the name by which it was last used.
+    /// The last used name, with its directory.
     pub(super) name: Option<(NodeId, Name)>,
 }
 
@@ -90,18 +90,19 @@ pub(super) struct Inode {
     pub(super) meta: LeafMutex<Meta>,
     /// (A) References of the kernel.
     nr_lookups: AtomicU64,
-    /// (A) It may have set-id bits or capabilities that a write must clear. Relaxed: a write
-    /// concurrent with the `chmod` that sets it may fall on either side.
+    /// (A) Whether it may have set-id bits or capabilities for a write to clear. Relaxed: a write
+    /// concurrent with the `chmod` setting it may fall on either side.
     pub(super) may_have_privileges: AtomicBool,
     pub(super) shown_capabilities: ShownCapabilities,
-    /// (A) A read has updated the access time since the content last changed and the attributes
-    /// were last read. Relaxed: a read beside a write may fall on either side.
+    /// (A) Whether a read has updated the access time since the last change of the content and the
+    /// last read of the attributes. Relaxed: a read concurrent with a write may fall on either
+    /// side.
     was_read: AtomicBool,
     /// The root has no charge.
     _charge: Option<Slab>,
 }
 
-/// Returns the time that changes are stamped with.
+/// Returns the time for the stamp of a change.
 pub(super) fn now() -> Timestamp {
     let now = clock_gettime(ClockId::Realtime);
     Timestamp { seconds: now.tv_sec, nanoseconds: now.tv_nsec as u32 }
@@ -124,13 +125,13 @@ impl Meta {
         }
     }
 
-    /// Notes that the content, or the entries of a directory, changed.
+    /// Notes a change of the content, or of the entries of a directory.
     pub(super) fn changed_content(&mut self) {
         let now = now();
         (self.mtime, self.ctime) = (now, now);
     }
 
-    /// Notes that attributes or names changed.
+    /// Notes a change of attributes or names.
     pub(super) fn changed(&mut self) {
         self.ctime = now();
     }
@@ -160,8 +161,8 @@ impl Inode {
         })
     }
 
-    /// Creates an inode that no name leads to yet, with one lookup counted. Owner and mode are made
-    /// exact when it gets its name.
+    /// Creates an inode without a name yet, with one lookup counted. Owner and mode are set when it
+    /// gets its name.
     ///
     /// # Errors
     /// `ENOSPC`.
@@ -202,7 +203,7 @@ impl Inode {
         })
     }
 
-    /// Notes that the content was read: updates the access time if it is not newer than the last
+    /// Notes a read of the content: updates the access time if it is not newer than the last
     /// change, or a day old, as Linux does (`relatime`).
     #[inline]
     pub(super) fn note_read(&self) {
@@ -216,7 +217,7 @@ impl Inode {
         }
     }
 
-    /// Notes that the content was changed.
+    /// Notes a change of the content.
     pub(super) fn note_change(&self) {
         self.meta.lock().changed_content();
         self.forget_reads();
@@ -228,14 +229,14 @@ impl Inode {
         }
     }
 
-    /// Returns the attributes; `nr_entries` of a directory.
+    /// Returns the attributes; `nr_entries` is the number of entries of a directory.
     pub(super) fn attr(&self, nr_entries: usize) -> Attr {
         self.forget_reads();
         let meta = self.meta.lock();
         let (size, pages) = match (&self.content, &self.target) {
             (Some(content), _) => (content.file.len(), content.pages.nr()),
             (None, Some(target)) => (target.len() as u64, 0),
-            // About what names cost, so that it grows with them.
+            // Grows with the number of names, like their cost.
             (None, None) => (nr_entries as u64 * 32, 0),
         };
         Attr {
@@ -267,7 +268,7 @@ impl Inode {
         }
     }
 
-    /// Returns the inode number, as listings show it.
+    /// Returns the inode number, as in listings.
     pub(super) fn ino(&self) -> u64 {
         self.ino
     }
@@ -283,8 +284,7 @@ impl Inode {
     pub(super) fn forget(&self, nr: u64) -> bool {
         let take = |held: u64| Some(held.saturating_sub(nr));
         let before = self.nr_lookups.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
-        // The lock orders this and the removal of the last name: whichever comes second sees the
-        // other.
+        // The lock orders this and the removal of the last name: the second sees the first.
         before.is_ok_and(|before| before <= nr) && self.meta.lock().nlink == 0
     }
 

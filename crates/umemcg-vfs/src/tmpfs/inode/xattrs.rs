@@ -1,6 +1,6 @@
-//! Extended attributes of an inode: `user.`, `trusted.`, `security.` and access lists. The
-//! kernel has checked permissions before it asks; names in `trusted.` are listed for the superuser
-//! only. Each is charged to the group that sets it.
+//! Extended attributes of an inode: `user.`, `trusted.`, `security.` and access lists. The kernel
+//! has checked permissions before it asks; names in `trusted.` are listed for the superuser only.
+//! Each is charged to the group of the caller setting it.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -23,13 +23,13 @@ use umemcg::Engine;
 
 /// The cost of an attribute beside the bytes of name and value.
 pub(crate) const XATTR_BYTES: u64 = 128;
-/// Capabilities of a file, which a write clears.
+/// The capabilities of a file, cleared by a write.
 pub(crate) const CAPABILITY: &[u8] = b"security.capability";
-/// Longest value, in bytes (`XATTR_SIZE_MAX`).
+/// The longest value, in bytes (`XATTR_SIZE_MAX`).
 const VALUE_MAX: usize = 64 << 10;
-/// Most bytes of all names of an inode, each with its zero (`XATTR_LIST_MAX`).
+/// The most bytes of all names of an inode, each with its zero (`XATTR_LIST_MAX`).
 const LIST_MAX: usize = 64 << 10;
-/// Most bytes of all values of an inode.
+/// The most bytes of all values of an inode.
 const VALUES_MAX: usize = 1 << 20;
 
 /// Returns the name, if its namespace is supported.
@@ -51,7 +51,7 @@ fn is_access_list(name: &[u8]) -> bool {
     name == acl::ACCESS || name == acl::DEFAULT
 }
 
-/// Returns whether an inode has room for this value of an attribute, beside its other ones.
+/// Returns whether an inode has room for this value of an attribute, beside its other attributes.
 fn fits(xattrs: &BTreeMap<Box<[u8]>, Xattr>, name: &[u8], value: &[u8]) -> bool {
     let others = xattrs.iter().filter(|(other, _)| ***other != *name);
     let (names, values) = others.fold((name.len() + 1, value.len()), |(names, values), (other, xattr)| {
@@ -61,8 +61,8 @@ fn fits(xattrs: &BTreeMap<Box<[u8]>, Xattr>, name: &[u8], value: &[u8]) -> bool 
 }
 
 impl Inode {
-    /// Checks that the inode may have the attribute: `user.` attributes are for files and
-    /// directories.
+    /// Checks that the inode may have the attribute: only files and directories have `user.`
+    /// attributes.
     fn may_have(&self, name: &[u8]) -> Result<(), Errno> {
         let is_filled = matches!(self.kind, FileKind::Regular | FileKind::Directory);
         if is_filled || !name.starts_with(b"user.") { Ok(()) } else { Err(Errno::PERM) }
@@ -79,7 +79,7 @@ impl Inode {
         value.ok_or(Errno::NODATA)
     }
 
-    /// Returns the access list that an attribute's value holds, if the attribute is an access list.
+    /// Returns the access list in an attribute's value, if the attribute is an access list.
     ///
     /// # Errors
     /// `EINVAL`, `EPERM`, `EOPNOTSUPP`, `EACCES`.
@@ -98,7 +98,7 @@ impl Inode {
 
     /// # Errors
     /// `EEXIST`, `ENODATA`, `ENOSPC`, `E2BIG`, `EOPNOTSUPP`, `EPERM`, `EACCES` for a default list
-    /// of what is no directory, `EINVAL` for what is no access list.
+    /// on anything but a directory, `EINVAL` for an invalid access list.
     pub(crate) fn setxattr(
         self: &Arc<Self>,
         engine: &Engine,
@@ -117,7 +117,7 @@ impl Inode {
         }
         let list = self.access_list(name, value)?;
         let is_kept = match &list {
-            // A list that permission bits can express is stored as permission bits.
+            // A list equivalent to permission bits is stored as permission bits.
             Some(list) => name == acl::DEFAULT || !list.is_minimal(),
             None => !is_access_list(name),
         };
@@ -178,7 +178,7 @@ impl Inode {
             meta.changed();
         }
         drop(meta);
-        // Removing an access list that does not exist succeeds.
+        // Removing a nonexistent access list succeeds.
         let is_list = name == acl::ACCESS || name == acl::DEFAULT;
         let result = if removed.is_some() || is_list { Ok(()) } else { Err(Errno::NODATA) };
         if name == CAPABILITY {

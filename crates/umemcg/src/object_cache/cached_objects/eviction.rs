@@ -1,11 +1,11 @@
-//! Eviction: the only way in which objects leave a group because their memory is needed.
+//! Eviction: the only removal of a group's objects for want of memory.
 //!
 //! An eviction has three steps and allocates nothing:
 //!
-//! 1. Under the list's lock, it visits the oldest slots of the queue whose turn it is. An object of
-//!    the main queue that was used moves to the young end; the others are taken off the list.
-//! 2. Under the lock of the object's shard, each object is checked again: one that was used goes to
-//!    the main queue, one that was not leaves the table.
+//! 1. Under the list's lock, it visits the oldest slots of the queue next in turn. A used object of
+//!    the main queue moves to the young end; the others are taken off the list.
+//! 2. Under the lock of the object's shard, each object is checked again: a used one goes to the
+//!    main queue, an unused one leaves the table.
 //! 3. With no lock held, the caller gets each evicted object with its charge and its slot, and
 //!    releases them (reclaim) or reuses them (an insert).
 
@@ -26,8 +26,8 @@ use crate::object_cache::removal_cause::RemovalCause;
 /// One in this many objects is on probation.
 const PROBATION_SHARE: u64 = 50;
 
-/// Returns the queue to evict from next, chosen by the lengths of both, and how many objects may be
-/// evicted from it before the other is chosen.
+/// Returns the queue to evict from next, chosen by the lengths of both, and the number of evictions
+/// from it before the other is chosen.
 fn next_queue(probation: u64, main: u64) -> (Queue, u64) {
     let share = (probation + main) / PROBATION_SHARE;
     if main == 0 {
@@ -39,7 +39,7 @@ fn next_queue(probation: u64, main: u64) -> (Queue, u64) {
     }
 }
 
-/// An object that was taken out of the table.
+/// An object taken out of the table.
 struct Victim<K, V> {
     hash: u64,
     /// It had expired.
@@ -49,8 +49,8 @@ struct Victim<K, V> {
     entry: Entry<K, V>,
 }
 
-/// Objects that are evicted from one group, and a sum of what they held, which is applied to the
-/// group's statistics when this is dropped.
+/// Evicted objects of one group, and the sum of their bytes. The drop applies the sum to the
+/// group's statistics.
 pub(super) struct Eviction<'a, K, V, S>
 where
     K: Hash + Eq,
@@ -66,7 +66,7 @@ where
     now: u32,
     freed_bytes: u64,
     nr_evicted: u64,
-    /// Of those, bytes that the group's statistics still name.
+    /// Freed bytes still counted in the group's statistics.
     named_bytes: u64,
 }
 
@@ -86,24 +86,24 @@ where
         Self { cache, group, payer, lists, now, freed_bytes: 0, nr_evicted: 0, named_bytes: 0 }
     }
 
-    /// Returns the bytes of all objects that have left.
+    /// Returns the bytes freed by all removed objects.
     pub(super) fn freed_bytes(&self) -> u64 {
         self.freed_bytes
     }
 
-    /// Returns the number of objects that have left and had not expired.
+    /// Returns the number of removed objects that had not expired.
     pub(super) fn nr_evicted(&self) -> u64 {
         self.nr_evicted
     }
 
-    /// Notes that `bytes` of the freed memory are used for another object of the group.
+    /// Records that `bytes` of the freed memory are reused for another object of the group.
     pub(super) fn hand_on(&mut self, bytes: u64) {
         self.named_bytes -= bytes;
     }
 
-    /// Looks at up to `nr` objects, and takes up to `most` and `N` out that were not used. Those
-    /// charged to the group and not expired are added to `out`; the others are removed. Returns how
-    /// many were visited; 0 when there are none. No lock may be held.
+    /// Visits up to `nr` objects, and takes out up to `most` and `N` unused ones. Objects charged
+    /// to the group and not expired go to `out`; the others are removed. Returns the number of
+    /// visited objects; 0 when there are none. No lock may be held.
     pub(super) fn look<const N: usize>(
         &mut self,
         nr: u64,
@@ -141,7 +141,7 @@ where
         nr_looked
     }
 
-    /// Accounts for an object that was taken out.
+    /// Accounts for an object taken out.
     #[inline]
     fn account(&mut self, queue: Queue, victim: Victim<K, V>, out: &mut impl FnMut(&Payer, Evicted<K, V>)) {
         let Victim { hash, is_over, is_held, entry } = victim;
@@ -155,7 +155,7 @@ where
                 let Entry { key, value, slot, mark, .. } = entry;
                 let mut charge = Charge::from_raw(payer.owner(), bytes);
                 if mark.has_pin() {
-                    // Left behind by handles that are gone, or one has come and gone just now.
+                    // The pin has no handles left, or one has come and gone just now.
                     charge = self
                         .cache
                         .pins
@@ -190,13 +190,13 @@ where
     V: Clone,
     S: BuildHasher,
 {
-    /// Returns what a walk does with an object of the main queue: one that was used moves to the
-    /// young end again.
+    /// Returns the verdict of a walk on an object of the main queue: a used one moves to the young
+    /// end again.
     fn peek(&self, token: u64, slot: ListSlot, now: u32) -> Verdict {
         let (shard, at) = self.shards.named_by(token);
         let Some(tables) = shard.tables.try_read() else { return Verdict::Skip };
         match tables.get(at).filter(|entry| entry.slot == slot) {
-            // Another thread has taken it out and will take it off the list, or moves it.
+            // Another thread has taken it out and will take it off the list, or is moving it.
             None => Verdict::Skip,
             Some(entry)
                 if !self.expiry.is_over(tables.age(at), now)
@@ -208,9 +208,9 @@ where
         }
     }
 
-    /// Removes the object of a slot that was taken off its list. If the object was used, moves it
-    /// to the main queue instead. Nothing in here may panic, because the slot is on no list while
-    /// its object is in the table.
+    /// Removes the object of a slot already taken off its list. Moves a used object to the main
+    /// queue instead. Nothing in here may panic, because the slot is on no list while its object is
+    /// in the table.
     fn take_victim(&self, token: u64, slot: ListSlot, now: u32) -> Option<Victim<K, V>> {
         let (shard, _) = self.shards.named_by(token);
         let mut tables = shard.tables.write();
@@ -218,11 +218,11 @@ where
         // shard is locked.
         let token = self.lists[0].token(slot);
         let at = token as u32;
-        // Not there: another thread has removed it, and owns its slot.
+        // Missing: another thread has removed it, and owns its slot.
         if tables.token(at) != token || tables.get(at).is_none_or(|entry| entry.slot != slot) {
             return None;
         }
-        // On a list: a later object that has got the slot of ours, which is gone.
+        // On a list: our object is gone, and a later object has its slot.
         if self.lists[0].is_linked(slot) {
             return None;
         }
@@ -235,7 +235,7 @@ where
             return None;
         }
         let Some(hash) = self.hash_of(entry) else {
-            // It cannot be removed, and goes back to the main queue.
+            // The object cannot be removed, and goes back to the main queue.
             entry.payer.enlist(&self.lists, entry.mark.queue(), slot);
             return None;
         };

@@ -1,11 +1,10 @@
-//! Values handed to a worker, because their memory has to be reclaimed and their callers must not
-//! wait for that.
+//! Values handed to a worker, because they need reclaim and their callers must not wait for it.
 //!
-//! What waits for a worker stands in the table as a *flight* with a value, so that look-ups find
-//! it, and is charged in full, above the limit if need be. A group has at most one
-//! [`WAITING_SHARE`]th of its limit waiting, or one object; what comes beyond that is declined. The
-//! worker reclaims what is missing and puts the object in the table, or, if that cannot be,
-//! releases it. Every group has a worker of its own, see [`crate::group_workers`].
+//! A value waiting for a worker is in the table as a *flight* with a value, so that lookups find
+//! it. It is charged in full, above the limit if need be. A group has at most one
+//! [`WAITING_SHARE`]th of its limit waiting, or one object; further values are declined. The worker
+//! reclaims the missing memory and puts the object in the table. If that fails, the worker releases
+//! the object. Every group has a worker of its own, see [`crate::group_workers`].
 
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
@@ -25,12 +24,12 @@ use crate::object_cache::removal_cause::RemovalCause;
 
 /// See the module text.
 const WAITING_SHARE: u64 = 8;
-/// Objects of a group that wait at once.
+/// Most waiting objects of a group.
 const NR_WAITING_MAX: u64 = 1024;
-/// Rounds of reclaim at one level for an object that is charged already.
+/// Rounds of reclaim at one level for an object already charged.
 const SETTLE_ROUNDS_MAX: u32 = 16;
 
-/// What of a cache waits for workers.
+/// The values of a cache waiting for workers.
 #[derive(Debug, Default)]
 pub(crate) struct HandedOver {
     /// By the serial number of the group: objects and bytes.
@@ -38,7 +37,7 @@ pub(crate) struct HandedOver {
     changed: Condvar,
 }
 
-/// One object's part of what waits, given back when dropped.
+/// One object's part of the waiting values, given back when dropped.
 struct Place {
     of: Arc<HandedOver>,
     group: Arc<Group>,
@@ -46,9 +45,9 @@ struct Place {
 }
 
 impl HandedOver {
-    /// Waits until nothing waits for a worker any more. No lock may be held.
+    /// Blocks until no value waits for a worker any more. No lock may be held.
     pub(crate) fn wait(&self) {
-        // A worker that drops the cache in a listener would wait for itself.
+        // A worker dropping the cache in a listener would wait for itself.
         if is_worker() {
             return;
         }
@@ -58,7 +57,7 @@ impl HandedOver {
         }
     }
 
-    /// Takes a place for an object, if the group may have one more.
+    /// Takes a place for an object, if the group may have another one waiting.
     fn admit(self: &Arc<Self>, group: &Arc<Group>, bytes: u64) -> Option<Place> {
         let limit = std::iter::successors(Some(group), |at| at.parent()).map(|at| at.max_bytes()).min();
         let limit = limit.unwrap_or(0);
@@ -88,13 +87,13 @@ impl Drop for Place {
     }
 }
 
-/// A value that waits for a worker. Fields are dropped in this order: the place last, so that
-/// nothing is left of the object, or of the cache, when no object waits.
+/// A value waiting for a worker. Fields are dropped in this order: the place last, so that nothing
+/// is left of the object, or of the cache, when no object waits.
 struct Waiting<K: Hash + Eq, V: Clone, S: BuildHasher> {
     hash: u64,
     /// `None` once it is stored.
     object: Option<(K, V)>,
-    /// `None` once it is the object's.
+    /// `None` once it belongs to the object.
     charge: Option<AccountedCharge>,
     /// The old object of the key.
     old: Option<Entry<K, V>>,
@@ -124,7 +123,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Waiting<K, V, S> {
 }
 
 impl<K: Hash + Eq, V: Clone, S: BuildHasher> Drop for Waiting<K, V, S> {
-    /// Also of one that no worker has seen.
+    /// Also runs for a value never seen by a worker.
     fn drop(&mut self) {
         let (objects, group) = (&self.objects, self.flight.group());
         if let Some(old) = self.old.take() {
@@ -144,8 +143,8 @@ where
     V: Clone + Send + Sync + 'static,
     S: BuildHasher + Send + Sync + 'static,
 {
-    /// Stores a value that was loaded. Never sleeps for memory: a worker reclaims, if that is
-    /// needed. Declined if too much waits already.
+    /// Stores a loaded value. Never sleeps for memory: a worker reclaims if necessary. Declined if
+    /// too much waits already.
     pub(crate) fn store_loaded_soon(self: &Arc<Self>, hash: u64, key: K, value: V, flight: &Arc<Flight<V>>) {
         let group = flight.group();
         let bytes = self.weigh(&key, &value);
@@ -158,15 +157,14 @@ where
         }
     }
 
-    /// Takes a place for an object among those that wait for workers, if memory is all that it
-    /// lacks.
+    /// Takes a place for an object among the values waiting for workers, if it lacks only memory.
     fn admit(&self, group: &Arc<Group>, bytes: u64, refused: &DeclineReason) -> Option<Place> {
         let lacks_memory = matches!(refused, DeclineReason::Refused(ChargeError::Limit(_)));
         let admits = lacks_memory && self.workers.admits(group.id());
         admits.then(|| self.handed_over.admit(group, bytes)).flatten()
     }
 
-    /// Stores a value without sleeping for memory. Where that is short, the value replaces the old
+    /// Stores a value without sleeping for memory. If memory is short, the value replaces the old
     /// one of its key at once, and a worker reclaims.
     pub(crate) fn store_soon(
         self: &Arc<Self>,
@@ -209,7 +207,7 @@ where
         Ok(())
     }
 
-    /// Hands a value to the worker of its group, which has admitted it.
+    /// Hands an admitted value to the worker of its group.
     fn hand_over(
         self: &Arc<Self>,
         hash: u64,

@@ -1,10 +1,10 @@
-//! Single flight: of the callers of a group that miss the same key at the same time, one loads it
-//! and the others wait for its value. Callers of another group do not wait for it: they load
-//! themselves, and the value that is there first is kept.
+//! Single flight: of concurrent callers of a group missing the same key, one loads it and the
+//! others wait for its value. Callers of another group do not wait for it: they load themselves,
+//! and the first value is kept.
 //!
-//! The load stands in the shard of its key, under the same lock as the entries. An insert or a
-//! removal of the key takes the load out of the shard; its value is then handed to the waiters but
-//! not stored, because it may be older than the insert or removal.
+//! The load is in the shard of its key, under the same lock as the entries. An insert or a removal
+//! of the key takes the load out of the shard; its value is then handed to the waiters but not
+//! stored, because it may be older than the insert or removal.
 
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
@@ -15,23 +15,23 @@ use super::CachedObjects;
 use super::removing::end;
 use crate::object_cache::flight::{Flight, Joined, Ticket};
 
-/// A flight with its key, as it stands in a table.
+/// A flight with its key, as in a table.
 type KeyedFlight<K, V> = (K, Arc<Flight<V>>);
 
-/// The role of a caller that missed a key.
+/// The role of a caller after a miss.
 pub(crate) enum Role<V> {
     /// Look again: the key has been inserted meanwhile.
     Resident,
     /// The value is on its way into the table.
     Value(V),
-    /// Wait for the caller that loads it.
+    /// Wait for the loading caller.
     Waiter(Arc<Flight<V>>, Ticket),
     /// Load it.
     Loader(Arc<Flight<V>>),
 }
 
 impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
-    /// Bytes of a flight: itself, and its place in the table, which doubles when it grows.
+    /// Bytes of a flight: itself, and its place in the table; the table doubles when it grows.
     pub(super) const FLIGHT_BYTES: u64 =
         (size_of::<Flight<V>>() + 2 * size_of::<(K, Arc<Flight<V>>)>() + 32) as u64;
 
@@ -70,7 +70,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         self.payers.of(group.owner()).note_miss();
     }
 
-    /// Returns whether a flight still stands in the table: it has not been cancelled.
+    /// Returns whether a flight is still in the table: it has not been cancelled.
     pub(super) fn is_in_flight(&self, hash: u64, flight: &Arc<Flight<V>>) -> bool {
         let tables = self.shards.of(hash).tables.read();
         tables.flights.iter_hash(hash).any(|(_, there)| Arc::ptr_eq(there, flight))
@@ -89,7 +89,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         end(taken);
     }
 
-    /// A waiter goes. A flight that was abandoned to it and others leaves with the last of them.
+    /// A waiter leaves. A flight abandoned to its waiters leaves the table with the last of them.
     pub(crate) fn leave_load(&self, hash: u64, flight: &Arc<Flight<V>>, ticket: Ticket) {
         if flight.leave(ticket) {
             let taken = self.take_flight(hash, flight, |_| ((), flight.is_deserted()));
@@ -97,9 +97,9 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         }
     }
 
-    /// Asks, under the shard's lock, whether a flight is to be taken out of the table. `decide` is
-    /// told whether it stands there. Returns its answer and what was taken out, to be dropped with
-    /// no lock held.
+    /// Calls `decide`, under the shard's lock, to learn whether to take a flight out of the table.
+    /// Its argument is whether the flight is in the table. Returns its result and the removed
+    /// flight, to be dropped with no lock held.
     fn take_flight<R>(
         &self,
         hash: u64,

@@ -1,10 +1,10 @@
-//! The objects of a cache: looking them up, storing and removing them. This is the cache without
-//! its public handle, as reclaim sees it.
+//! The objects of a cache: lookups, inserts and removals. This is the cache without its public
+//! handle, as seen by reclaim.
 //!
-//! An entry is in its table as long as its place in the lists is its own. The thread that takes it
-//! out of the table, under the shard's lock, takes its place off the list and gives back what was
-//! charged, with no lock held. Places go on lists under the shard's lock (rank ObjectOwner, then
-//! Lruvec), so that a place in a table is never one that was given back.
+//! An entry is in its table as long as it owns its place in the lists. A thread takes it out of the
+//! table under the shard's lock; the same thread then takes its place off the list and uncharges
+//! it, with no lock held. Places go on lists under the shard's lock (rank ObjectOwner, then
+//! Lruvec), so that a place in a table is never one given back.
 
 mod eviction;
 mod handing_over;
@@ -40,14 +40,14 @@ use crate::object_cache::striped_counter::StripedCounter;
 use crate::object_cache::victim_hints::VictimHints;
 use crate::object_cache::weight::{allocated_bytes, entry_bytes};
 
-/// Returns how many heap bytes a key and its value own.
+/// Returns the heap bytes owned by a key and its value.
 pub(super) type Weigher<K, V> = Box<dyn Fn(&K, &V) -> u64 + Send + Sync>;
 
 /// Why a value was not stored.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeclineReason {
-    /// No group on the way up has room, not even after reclaim.
+    /// The group or an ancestor has no room, not even after reclaim.
     #[error(transparent)]
     Refused(ChargeError),
     /// Heavier than 4 GiB.
@@ -56,12 +56,12 @@ pub enum DeclineReason {
         /// Its weight.
         bytes: u64,
     },
-    /// There are as many objects in the pool as can be numbered.
+    /// The pool has the largest number of objects supported.
     #[error("there is no room for another object in any list")]
     ListsFull,
 }
 
-/// The objects of one cache, and what it needs to find, charge and evict them.
+/// The objects of one cache, and the state to find, charge and evict them.
 pub(super) struct CachedObjects<K, V, S> {
     pub(super) name: String,
     pub(super) reclaimer: Arc<Reclaimer>,
@@ -72,7 +72,7 @@ pub(super) struct CachedObjects<K, V, S> {
     pub(super) payers: Payers,
     pub(super) victim_hints: VictimHints,
     pub(super) pins: Pins,
-    /// Look-ups that found nothing, of all groups.
+    /// Missed lookups, of all groups.
     pub(super) missing: StripedCounter,
     pub(super) expiry: Expiry,
     pub(super) weigher: Option<Weigher<K, V>>,
@@ -80,9 +80,9 @@ pub(super) struct CachedObjects<K, V, S> {
     pub(super) seeks: u32,
     /// [`NO_BOUND`] if there is none. (A)
     pub(super) bytes_max: AtomicU64,
-    /// The sum of bytes, kept only since there is a bound. (A)
+    /// The sum of bytes, maintained only once there is a bound. (A)
     pub(super) bytes: AtomicI64,
-    /// Threads for what callers must not wait for.
+    /// Threads for work that callers must not wait for.
     pub(super) workers: Arc<GroupWorkers>,
     pub(super) handed_over: Arc<HandedOver>,
 }
@@ -96,12 +96,12 @@ impl<K, V, S> fmt::Debug for CachedObjects<K, V, S> {
     }
 }
 
-/// The result of a look-up.
+/// The result of a lookup.
 pub(super) enum Found<V> {
     Value(V),
-    /// A value that another group than the asking one pays for; the hit is still to be counted.
+    /// A value charged to another group than the caller's; the hit is still to be counted.
     OfAnother(V),
-    /// A value that this group has on its way in; the hit is still to be counted.
+    /// A value of this group waiting for a worker; the hit is still to be counted.
     OnItsWay(V, Arc<Group>),
     Missing,
     /// The object in this slot has expired.
@@ -114,17 +114,16 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         self.hasher.hash_one(key)
     }
 
-    /// Returns the hash of an entry of the table, for a caller that does not look for its key.
-    /// `None` when the key's `Hash` panics: the thread may belong to any caller, and is about to
-    /// change the table.
+    /// Returns the hash of an entry of the table, for a caller without its key. `None` when the
+    /// key's `Hash` panics: the thread may belong to any caller, and is about to change the table.
     #[inline]
     pub(super) fn hash_of(&self, entry: &Entry<K, V>) -> Option<u64> {
         let hash = contained(|| self.hash(&entry.key));
         hash.inspect_err(|panic| tracing::error!(%panic, "the hash of a key in a cache panicked")).ok()
     }
 
-    /// Looks a key up and counts a hit: for the group that pays for the object, if no other one
-    /// asks. Takes the shard's lock shared, and no other.
+    /// Looks a key up and counts a hit for the object's group, unless `asker` is another group.
+    /// Takes only the shard's lock, shared.
     #[inline]
     pub(super) fn find<Q: Eq + ?Sized>(&self, hash: u64, key: &Q, asker: Option<OwnerId>) -> Found<V>
     where
@@ -141,7 +140,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         }
     }
 
-    /// Looks up a key in a cache in which objects expire.
+    /// Looks up a key in a cache with expiry.
     fn find_unexpired<Q: Eq + ?Sized>(&self, hash: u64, key: &Q, asker: Option<OwnerId>) -> Found<V>
     where
         K: Borrow<Q>,
@@ -160,7 +159,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         self.hit(entry, asker)
     }
 
-    /// Looks for a value that waits for a worker.
+    /// Looks for a value waiting for a worker.
     fn find_on_its_way<Q: Eq + ?Sized>(tables: &Tables<K, V>, hash: u64, key: &Q) -> Found<V>
     where
         K: Borrow<Q>,
@@ -170,8 +169,8 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         value.map_or(Found::Missing, |(value, group)| Found::OnItsWay(value, Arc::clone(group)))
     }
 
-    /// Looks a key up on behalf of a group, for which a hit is counted. Removes an object that has
-    /// expired. No lock may be held.
+    /// Looks a key up on behalf of a group, and counts a hit for it. Removes an expired object. No
+    /// lock may be held.
     pub(super) fn find_for<Q: Eq + ?Sized>(&self, group: &Arc<Group>, hash: u64, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
@@ -188,7 +187,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         None
     }
 
-    /// Counts a look-up that found nothing. Out of line: what a hit executes stays together.
+    /// Counts a miss. Out of line: the code of a hit stays together.
     #[inline(never)]
     pub(super) fn note_missing(&self) {
         self.missing.add(|stripe| &stripe.misses, 1);
@@ -197,8 +196,8 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
     /// Counts a hit, and clones the value.
     #[inline]
     fn hit(&self, entry: &Entry<K, V>, asker: Option<OwnerId>) -> Found<V> {
-        // First: to clone often is a locked instruction on a line that must be fetched, and waits
-        // for stores that came before it.
+        // First: a clone is often a locked instruction on a cache line to be fetched, and waits for
+        // earlier stores.
         let value = entry.value.clone();
         entry.mark.note_use();
         if asker.is_some_and(|asker| asker != entry.payer.owner()) {
@@ -214,8 +213,8 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
     }
 }
 
-/// Counts bytes of objects in the statistics of the group that they are charged to, which is
-/// `group` unless that has been removed.
+/// Counts bytes of objects in the statistics of the charged group: `group`, unless that has been
+/// removed.
 pub(super) fn count_bytes(group: &Arc<Group>, owner: OwnerId, bytes: i64) {
     if group.owner() == owner {
         group.stat_add(StatItem::SlabReclaimable, bytes);

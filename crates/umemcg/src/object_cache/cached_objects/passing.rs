@@ -1,4 +1,4 @@
-//! Passes over all objects, and looks that leave no trace.
+//! Passes over all objects, and lookups without side effects.
 
 use std::borrow::Borrow;
 use std::collections::HashSet;
@@ -14,11 +14,11 @@ use super::removing::end;
 use crate::object_cache::removal_cause::RemovalCause;
 use crate::object_cache::shard::{Shard, Tables};
 
-/// Clones of an object, and the place in the lists that identifies it.
+/// Clones of an object, and its identifying place in the lists.
 pub(crate) type Visited<K, V> = (ListSlot, K, V);
 
 impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
-    /// Looks at the value of a key, and counts nothing.
+    /// Calls `look` with the value of a key, and counts nothing.
     pub(crate) fn peek_with<Q: Eq + ?Sized, R>(
         &self,
         hash: u64,
@@ -55,7 +55,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         }
     }
 
-    /// Removes the objects of these places from a shard, as far as they are still there.
+    /// Removes the objects of these places from a shard, as far as they still exist.
     pub(crate) fn remove_slots(&self, shard: &Shard<K, V>, slots: &HashSet<ListSlot>) {
         if slots.is_empty() {
             return;
@@ -70,14 +70,14 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         gone.into_iter().for_each(|entry| self.finish_removal(entry, RemovalCause::Removed));
     }
 
-    /// Removes the objects that are charged to a group, and cancels its loads.
+    /// Removes the objects charged to a group, and cancels its loads.
     pub(crate) fn clear_of(&self, group: &Arc<Group>) {
         for shard in self.shards.iter() {
             let (slots, has_flights) = {
                 let tables = shard.tables.read();
                 let theirs = tables.entries().filter(|(_, entry)| {
                     let owner = entry.payer.owner();
-                    // Objects of groups that were removed are those of the group above.
+                    // Objects of removed groups belong to the group above.
                     owner == group.owner() || owner.try_resolve().is_some_and(|it| Arc::ptr_eq(&it, group))
                 });
                 (theirs.map(|(_, entry)| entry.slot).collect(), !tables.flights.is_empty())
@@ -93,11 +93,11 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         }
     }
 
-    /// Changes the cache's own bound, and evicts what is above it.
+    /// Changes the cache's own bound, and evicts the excess.
     pub(crate) fn set_bytes_max(&self, bytes_max: u64) {
         umemcg_base::assert_no_locks_held("a change of a cache's bound");
         self.bound_bytes(bytes_max);
-        // Bounded by the objects: each turn that is not the last evicts some.
+        // Bounded by the objects: each turn except the last evicts some.
         loop {
             let before = self.bytes.load(Relaxed);
             if before.max(0).cast_unsigned() <= bytes_max {

@@ -1,4 +1,4 @@
-//! Look-ups that pin what they find.
+//! Pinning lookups.
 
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
@@ -10,7 +10,7 @@ use super::CachedObjects;
 use crate::object_cache::entry::Entry;
 use crate::object_cache::pin::Pinned;
 
-/// What a look-up that pins has found.
+/// The result of a pinning lookup.
 pub(crate) enum FoundPinned<V> {
     Value(Pinned<V>),
     Missing,
@@ -62,7 +62,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         FoundPinned::Value(Pinned::new(value, hold))
     }
 
-    /// Clones a value, after which a hit of the group that pays is counted if it `counts`.
+    /// Clones a value, then counts a hit for the object's group if `counts`.
     fn value_of(&self, entry: &Entry<K, V>, counts: bool) -> V {
         let value = entry.value.clone();
         if counts {
@@ -72,13 +72,13 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         value
     }
 
-    /// Returns whether readers hold an object: to evict it would free nothing.
+    /// Returns whether readers hold an object: evicting it would free nothing.
     #[inline]
     pub(super) fn is_held(&self, entry: &Entry<K, V>) -> bool {
         entry.mark.has_pin() && self.pins.is_held(entry.slot)
     }
 
-    /// Releases the charge of an object that has left, or leaves it to those that hold the object.
+    /// Releases the charge of a removed object, or leaves it to the holders of the object.
     pub(super) fn release_charge(&self, has_pin: bool, slot: ListSlot, charge: Charge) {
         let charge = if has_pin { self.pins.leave(slot, charge) } else { Some(charge) };
         drop(charge);

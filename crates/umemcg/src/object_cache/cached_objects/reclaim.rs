@@ -1,11 +1,11 @@
-//! The order of eviction. Two queues for each group: new objects wait on *probation*, about a
-//! fiftieth of all; what was used there, or comes back while its ghost is there, moves to the
-//! *main* queue, where an object that was used goes round again. An object that was not used is
-//! evicted, and from probation it leaves a ghost. So a stream of objects that are used once passes
-//! through probation and disturbs nothing.
+//! The order of eviction. Each group has two queues. New objects wait on *probation*, about a
+//! fiftieth of all. An object used there, or inserted again while its ghost exists, moves to the
+//! *main* queue. There a used object goes round again. An unused object is evicted, and from
+//! probation it leaves a ghost. So a stream of objects used only once passes through probation and
+//! disturbs nothing.
 //!
-//! Reclaim, an insert at the limit, and a cache above its own bound all evict in the same way,
-//! which is in `eviction.rs`.
+//! Reclaim, an insert at the limit, and a cache above its own bound all evict in the same way; see
+//! `eviction.rs`.
 
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
@@ -23,12 +23,12 @@ use crate::object_cache::queue::{NODE, Queue};
 use crate::object_cache::removal_cause::RemovalCause;
 use crate::object_cache::shard::Tables;
 
-/// Objects scanned at once: little, so that a small group does not lose more than it has to.
+/// Objects scanned at once: few, so that a small group does not lose more than necessary.
 const BATCH: u64 = 16;
 /// Rounds to bring a cache below its own bound.
 const ROUNDS_MAX: u32 = 64;
 
-/// Looks of an insert for objects to take the place of, before reclaim is called.
+/// Rounds of an insert searching for objects to replace, before reclaim is called.
 const EXCHANGE_LOOKS_MAX: u32 = 64;
 
 impl<K, V, S> CachedObjects<K, V, S>
@@ -42,10 +42,9 @@ where
         (probation.count(group, node), main.count(group, node))
     }
 
-    /// Looks at up to `nr` objects of a group and evicts those that were not used, until `wanted`
-    /// bytes are free. Returns what was looked at, and bytes freed. The last object that is evicted
-    /// may bring more than is wanted, and so may some before it that are larger than the group's
-    /// objects on average.
+    /// Visits up to `nr` objects of a group and evicts the unused ones, until `wanted` bytes are
+    /// free. Returns the visited objects and the freed bytes. The result may exceed `wanted` by the
+    /// last evicted object, and by earlier ones larger than the group's average.
     fn shrink(&self, group: &Arc<Group>, nr: u64, wanted: u64, reason: Reason) -> Scanned {
         let payer = self.payers.get(group.owner());
         let (probation, main) = self.count_of(group, NODE);
@@ -71,10 +70,10 @@ where
         Scanned { scanned, freed_bytes: eviction.freed_bytes(), ..Scanned::default() }
     }
 
-    /// Evicts objects of a group until they bring `bytes`, and hands over a charge of that much and
-    /// the last of them, whose place is the caller's: what reclaim would do in a group that holds
-    /// nothing else, without giving back and charging again at every level. `None` when that brings
-    /// too little; what was evicted then is given back. No lock may be held.
+    /// Evicts objects of a group until they free `bytes`. Returns a charge of that size and the
+    /// last evicted object, whose place now belongs to the caller. Reclaim would do the same in a
+    /// group without other memory, but with an uncharge and a charge at every level. `None` when
+    /// that frees too little; the evicted bytes are then uncharged. No lock may be held.
     pub(super) fn exchange(
         &self,
         group: &Arc<Group>,
@@ -104,7 +103,7 @@ where
         }
         eviction.hand_on(bytes);
         if payer.nr_inserted_here().is_multiple_of(SWAP_CLUSTER_MAX) {
-            // As often as reclaim would be called for.
+            // As often as reclaim would count it.
             group.event(EventKind::Max);
         }
         Some((hoard.split(bytes), last))
@@ -119,8 +118,8 @@ where
             .store(if bytes_max == NO_BOUND { bytes_max } else { bytes_max.min(i64::MAX as u64) }, Relaxed);
     }
 
-    /// Evicts until the cache is within its own bound: from the group that has just inserted, as
-    /// long as that has its share, otherwise from the one that has most. No lock may be held.
+    /// Evicts until the cache is within its own bound: from the inserting group, as long as it has
+    /// its share, otherwise from the group with the most bytes. No lock may be held.
     pub(super) fn keep_within(&self, bytes_max: u64, group: &Arc<Group>) {
         for _ in 0..ROUNDS_MAX {
             let over = self.bytes.load(Relaxed).saturating_sub(bytes_max as i64);
@@ -138,7 +137,7 @@ where
         }
     }
 
-    /// Takes out every object that is too old.
+    /// Removes every expired object.
     pub(crate) fn sweep_expired(&self) {
         if !self.expiry.is_on() {
             return;

@@ -1,5 +1,5 @@
-//! The ways out of the table: removal by a caller, by age, by another value of the same key. And
-//! what is left to do once an entry is out, which also ends an eviction.
+//! The ways out of the table: removal by a caller, by age, by another value of the same key. Also
+//! the rest of a removal once an entry is out, shared with eviction.
 
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
@@ -17,11 +17,11 @@ use crate::object_cache::queue::NODE;
 use crate::object_cache::removal_cause::RemovalCause;
 use crate::object_cache::shard::Tables;
 
-/// Flights that were taken out of a table, with their keys.
+/// Flights taken out of a table, with their keys.
 pub(super) type Flights<K, V> = Vec<(K, Arc<Flight<V>>)>;
 
 impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
-    /// Removes a key. Also cancels its loads, whose values may be older than this removal.
+    /// Removes a key. Also cancels its loads: their values may be older than this removal.
     fn take<Q: Eq + ?Sized>(&self, hash: u64, key: &Q) -> (Option<Entry<K, V>>, Flights<K, V>)
     where
         K: Borrow<Q>,
@@ -45,7 +45,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         Some(entry)
     }
 
-    /// Notes that an entry is in another place now.
+    /// Records the new place of an entry.
     pub(super) fn note_moved(&self, slot: ListSlot, token: u64) {
         self.lists[0].set_token(slot, token);
     }
@@ -59,7 +59,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         let loose = RemovalGuard { objects: self, entry, why, evicted: None };
         let value = match &loose.entry {
             Some(entry) => Some(entry.value.clone()),
-            // One that waits for a worker.
+            // A value waiting for a worker.
             None => cancelled.iter().find_map(|(_, flight)| flight.value()),
         };
         end(cancelled);
@@ -79,8 +79,8 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         self.finish_removal(entry, RemovalCause::Expired);
     }
 
-    /// Finishes the removal of an entry that was taken out of its table: removes it from its list,
-    /// releases its charge, calls the listener. No lock may be held.
+    /// Finishes the removal of an entry taken out of its table: removes it from its list, releases
+    /// its charge, calls the listener. No lock may be held.
     pub(super) fn finish_removal(&self, entry: Entry<K, V>, why: RemovalCause) {
         let Entry { key, value, payer, slot, mark } = entry;
         let (owner, bytes) = (payer.owner(), mark.bytes());
@@ -91,7 +91,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         list.remove(NODE, slot);
         payer.note_removed(why, 1, bytes);
         drop(payer);
-        // Before another object can have the slot.
+        // Before another object can get the slot.
         self.release_charge(mark.has_pin(), slot, Charge::from_raw(owner, bytes));
         list.release(slot);
         self.listener.call(key, value, why);
@@ -109,7 +109,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         self.listener.call(key, value, RemovalCause::Evicted);
     }
 
-    /// Takes every object out. With `closes`, none is put in any more.
+    /// Removes every object. With `closes`, the tables accept no more objects.
     pub(crate) fn clear(&self, why: RemovalCause, closes: bool) {
         for shard in self.shards.iter() {
             let (entries, flights) = {
@@ -125,19 +125,19 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
     }
 }
 
-/// An object that was evicted, on no list and counted as gone in the figures of its group, with
-/// what it held.
+/// An evicted object, on no list and already counted as gone in its group's figures, with its
+/// charge and slot.
 pub(super) struct Evicted<K, V> {
     pub(super) key: K,
     pub(super) value: V,
     pub(super) charge: Charge,
     pub(super) slot: ListSlot,
-    /// The ghost that it leaves.
+    /// The ghost it leaves.
     pub(super) ghost: Option<u64>,
 }
 
-/// Objects that are in no table: one on its way in, and those it replaces. Their removal is
-/// finished when this is dropped, so also when a key or a value panics.
+/// Objects in no table: one about to be inserted, and the objects it replaces. The drop finishes
+/// their removal, so also when a key or a value panics.
 pub(super) struct RemovalGuard<'a, K, V, S>
 where
     K: Hash + Eq,
@@ -149,7 +149,7 @@ where
     pub(super) entry: Option<Entry<K, V>>,
     /// The cause of its removal.
     pub(super) why: RemovalCause,
-    /// The object that was evicted for it, for which the listener is still to be called.
+    /// The object evicted for it; the listener is still to be called.
     pub(super) evicted: Option<Evicted<K, V>>,
 }
 
@@ -164,7 +164,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Drop for RemovalGuard<'_, K, V, S> 
     }
 }
 
-/// Drops something that holds keys or values, whose destructors may panic.
+/// Drops a container of keys or values; their destructors may panic.
 pub(super) fn end<T>(what: T) {
     if let Err(panic) = contained(|| drop(what)) {
         tracing::error!(%panic, "the end of a key or a value of a cache panicked");

@@ -19,27 +19,26 @@ use crate::object_cache::shard::Tables;
 
 /// The room for ghosts and other state of a group is adjusted once in this many inserts.
 const LOOK_AROUND_EVERY: u64 = 64;
-/// A caller that must not sleep evicts objects of its own group itself, if they are no larger on
-/// average, and so is the new one.
+/// A caller that must not sleep evicts objects of its own group itself, if neither their average
+/// size nor the new object is larger than this.
 const SMALL_BYTES: u64 = 64 << 10;
 
-/// The charge and the place that an object needs before it can be put in the table. Counted in the
+/// The charge and the place of an object, needed before it is put in the table. Counted in the
 /// statistics of its group.
 pub(super) struct ChargedSlot<K, V> {
     /// To the payer's owner.
     charge: Charge,
     slot: ListSlot,
     payer: Arc<Payer>,
-    /// The object that it replaces, for which the listener is still to be called and a ghost to be
-    /// left.
+    /// The object it replaces; the listener is still to be called, and a ghost to be left.
     evicted: Option<Evicted<K, V>>,
 }
 
-/// Where the memory for an object comes from.
+/// The source of the memory for an object.
 pub(super) enum Funds {
-    /// The caller reclaims if there is none.
+    /// The caller reclaims if there is no room.
     Reclaim,
-    /// Only what is there, or what small objects of the same group leave.
+    /// Only free room, or the room of small objects of the same group.
     AtOnce,
     /// It is charged already.
     Paid(Charge),
@@ -58,7 +57,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         }
         if !matches!(funds, Funds::Paid(_))
             && let Some(payer) = self.payers.get(group.owner()).filter(|payer| payer.is_alone())
-            // Above the limit, by what was charged by force, only reclaim brings it below.
+            // If forced charges exceed the limit, only reclaim brings the usage below it.
             && (group.max_bytes().saturating_sub(bytes) + 1..=group.max_bytes()).contains(&group.usage_bytes())
             && (matches!(funds, Funds::Reclaim) || self.exchanges_quickly(&payer, bytes))
             && let Some((charge, evicted)) = self.exchange(group, &payer, bytes)
@@ -67,7 +66,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         }
         let mut group = Arc::clone(group);
         let mut funds = funds;
-        // Bounded by the depth of the tree: each time it is a group further up.
+        // Bounded by the depth of the tree: each round is for a group further up.
         loop {
             // A refusal is no `oom` event, because a cache can do without the object.
             let charge = match &mut funds {
@@ -97,10 +96,10 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         self.listener.0.is_none() && bytes.max(payer.mean_bytes()) <= SMALL_BYTES
     }
 
-    /// Stores a value. Whatever of the embedder's code panics on the way, the value's charge is
-    /// released with it, and the listener is called for the value that it replaced. When it is
-    /// declined, the old value of the key is removed all the same. A loaded value is stored only if
-    /// its load has not been cancelled.
+    /// Stores a value. If the embedder's code panics on the way, the value and its charge are
+    /// released, and the listener is called for the replaced value. When the value is declined, the
+    /// old value of the key is removed nevertheless. A loaded value is stored only if its load has
+    /// not been cancelled.
     pub(crate) fn store(
         &self,
         group: &Arc<Group>,
@@ -124,7 +123,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         }
     }
 
-    /// Stores a value with a charge of the embedder's.
+    /// Stores a value with the embedder's charge.
     pub(crate) fn store_paid(
         &self,
         group: &Arc<Group>,
@@ -164,7 +163,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         }
     }
 
-    /// A value is not stored: the key has none from now on.
+    /// Declines a value: the key has no value from now on.
     pub(super) fn decline(&self, group: &Arc<Group>, hash: u64, key: &K, flight: Option<&Arc<Flight<V>>>) {
         self.payers.of(group.owner()).note_declined();
         match flight {
@@ -173,7 +172,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         }
     }
 
-    /// Puts a value in the table that is charged and has a place in the lists.
+    /// Puts a value in the table, with its charge and its place in the lists.
     pub(super) fn place(
         &self,
         group: &Arc<Group>,
@@ -205,7 +204,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
     }
 
     /// Puts an entry in the table and on its list, unless its load has been cancelled. Returns the
-    /// entry that it replaces. The embedder's code runs first, then the table changes.
+    /// replaced entry. The embedder's code runs first, then the table changes.
     fn put(
         &self,
         hash: u64,
