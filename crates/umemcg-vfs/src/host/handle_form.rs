@@ -1,6 +1,6 @@
-//! The numbers of inodes in file handles. A handle is opaque, but those of the usual file systems have
-//! the number of the inode in a known place. With it the watch leaves out the events of inodes that
-//! no mount knows, without opening them.
+//! The numbers of inodes in file handles. A handle is opaque, but the usual file systems keep the
+//! number of the inode in a known place. With it the watch skips the events of inodes unknown to
+//! the mount without opening them.
 
 use std::os::fd::{AsFd, OwnedFd};
 

@@ -26,6 +26,7 @@ mod object_model_streams;
 mod object_names;
 mod object_reads;
 mod object_rivals;
+mod object_stream_closes;
 mod object_streams;
 mod object_tenants;
 mod object_threads;
