@@ -150,12 +150,6 @@ impl KernelIo {
         awaits_drops(&payer)
     }
 
-    /// Returns whether the kernel may wait for this request while it drops pages: it has locked the
-    /// request's pages.
-    pub fn holds_up_drop(&self) -> bool {
-        self.pages.holds_up_drop(&page_range(self.offset, self.len))
-    }
-
     /// Returns whether the pages of this write have been read during the write: the kernel may have
     /// the old data.
     pub fn is_crossed(&self) -> bool {

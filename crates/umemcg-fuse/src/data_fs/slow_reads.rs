@@ -160,14 +160,12 @@ impl DataFs {
     /// Makes a read into the kernel's cache wait while its group is beyond the limit and the kernel
     /// is about to drop some of the charged pages. The wait is bounded, since others may hold up
     /// the drop. Pages that cannot be asked for, such as those being filled by concurrent reads,
-    /// are not waited for: the kernel drops them behind those reads. Nor does a read wait if the
-    /// kernel must wait for it before it drops more.
+    /// are not waited for: the kernel drops them behind those reads.
     fn wait_for_room(&self, io: &KernelIo, group: &Arc<Group>, reply: &Reply) {
         let deadline = Instant::now() + ROOM_WAIT_MAX;
         let cancelled = || reply.is_cancelled();
         while io.is_beyond_limit()
             && group.stat_total(StatItem::FileKernel) > 0
-            && !io.holds_up_drop()
             && !cancelled()
             && Instant::now() < deadline
         {

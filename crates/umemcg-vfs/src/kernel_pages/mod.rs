@@ -244,14 +244,6 @@ impl KernelPages {
         self.state.lock().under_way.iter().any(|request| request.number == number && request.is_crossed)
     }
 
-    /// Returns whether the kernel, while dropping some of these pages, may wait for a request for
-    /// them.
-    pub(crate) fn holds_up_drop(&self, pages: &Range<u64>) -> bool {
-        let state = self.state.lock();
-        let asked_span = |window: &u64| state.windows.get(window).map_or(0, Window::asked_span);
-        windows_of(pages).any(|(window, bits)| asked_span(&window) & bits != 0)
-    }
-
     /// Returns the present moment, for [`forget_before`](Self::forget_before).
     pub(crate) fn moment(&self) -> u64 {
         self.state.lock().tick()

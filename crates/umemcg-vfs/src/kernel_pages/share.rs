@@ -58,13 +58,6 @@ impl Window {
         self.shares.iter().any(|share| share.asked != 0)
     }
 
-    /// Returns the pages the kernel may come to while it carries out the pending drops.
-    pub(super) fn asked_span(&self) -> u64 {
-        let asked = self.shares.iter().fold(0, |asked, share| asked | share.asked);
-        let up_to_last = u64::MAX.checked_shr(asked.leading_zeros()).unwrap_or(0);
-        up_to_last & u64::MAX.checked_shl(asked.trailing_zeros()).unwrap_or(0)
-    }
-
     /// Returns the index of a share not asked for, if its unspent opens, of the file's `nr_opens`,
     /// are as many as its list requires. All are spent then.
     pub(super) fn spend_opens(&mut self, slot: ListSlot, nr_opens: u64) -> Option<usize> {

@@ -85,26 +85,6 @@ fn only_drops_that_are_under_way_are_awaited() {
 }
 
 #[test]
-fn a_read_of_pages_that_are_being_dropped_holds_up_the_drop() {
-    let world = World::new(8 << 20);
-    let file = world.open("f", 128);
-    for pages in [3..7, 40..41] {
-        world.read(&file, pages.start, pages.end - pages.start);
-    }
-    world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
-    let holds_up = |first| {
-        let io = file.begin_kernel_io(first * PAGE, PAGE, false, &world.group).unwrap();
-        io.holds_up_drop()
-    };
-    let all = |expected| [2, 3, 20, 40, 41, 64].map(holds_up) == expected;
-    assert!(all([false, true, true, true, false, false]));
-    while !world.kernel.obey().is_empty() {
-        world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
-    }
-    assert!(all([false; 6]));
-}
-
-#[test]
 fn a_group_may_go_while_its_request_is_under_way() {
     let world = World::new(8 << 20);
     let file = world.open("f", 64);
