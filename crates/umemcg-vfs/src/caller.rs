@@ -21,15 +21,6 @@ pub struct Caller {
     pub thread: u32,
 }
 
-/// The process closing a descriptor.
-#[derive(Debug, Clone, Copy)]
-pub struct Closer {
-    /// Its thread; 0 if unknown.
-    pub thread: u32,
-    /// The kernel's id of its descriptor table.
-    pub lock_owner: u64,
-}
-
 impl Caller {
     /// Returns whether the caller may set the set-group-id bit on a file of group `gid`.
     pub(crate) fn is_in_group(&self, gid: u32) -> bool {

@@ -34,7 +34,7 @@ pub mod volume_spec;
 pub mod volumes;
 
 pub use attr::{Attr, Entry, FileKind, NodeId, SetAttr, SetTime, StatFs, Timestamp};
-pub use caller::{Caller, Closer};
+pub use caller::Caller;
 pub use error::{VfsError, VolumeError};
 pub use handle_charge::{HANDLE_BYTES, NR_HANDLES_BEYOND_MAX};
 pub use host::HostVolume;

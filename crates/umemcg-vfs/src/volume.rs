@@ -18,7 +18,7 @@ use rustix::fs::{FallocateFlags, OFlags, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
 use crate::attr::{Attr, Entry, FileKind, NodeId, SetAttr, StatFs};
-use crate::caller::{Caller, Closer};
+use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::kernel_cache::KernelCache;
 use crate::kernel_io::{KernelCaching, KernelIo};
@@ -323,8 +323,8 @@ pub trait VolumeFile: Send + Sync + fmt::Debug {
     /// Reports an error of earlier write-back at a `close` of a descriptor. Never sleeps unless
     /// [`flush_may_sleep`](Self::flush_may_sleep).
     fn flush(&self) -> Result<(), VfsError>;
-    /// As [`flush`](Self::flush), for a close by a process.
-    fn flush_of(&self, _closer: Closer) -> Result<(), VfsError> {
+    /// As [`flush`](Self::flush), for a close by a thread, as the kernel numbers it.
+    fn flush_of(&self, _thread: u32) -> Result<(), VfsError> {
         self.flush()
     }
     /// Returns whether a [`flush`](Self::flush) waits for the written data.

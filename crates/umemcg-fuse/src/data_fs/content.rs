@@ -12,7 +12,7 @@ use umemcg::internal::{ChargeMeter, Stalled, Working, WritePause};
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_vfs::volumes::{Member, Opened, ResolvedId};
 use umemcg_vfs::{
-    Closer, Entry, FallocateFlags, KernelCaching, NodeId, OFlags, VfsError, Volume, VolumeFile, Whence,
+    Entry, FallocateFlags, KernelCaching, NodeId, OFlags, VfsError, Volume, VolumeFile, Whence,
 };
 
 use super::{DataFs, SilentOpen, reply_done, reply_with};
@@ -23,7 +23,7 @@ use crate::request::Request;
 use crate::session::QuickOutcome;
 use crate::wait_charge::charge_held;
 use crate::wire::reply::{CreateOut, LseekOut, OpenOut};
-use crate::wire::request::{CreateIn, FallocateIn, FlushIn, FsyncIn, LseekIn, OpenIn, ReadIn, WriteIn};
+use crate::wire::request::{CreateIn, FallocateIn, FsyncIn, LseekIn, OpenIn, ReadIn, WriteIn};
 use crate::wire::{FSYNC_FDATASYNC, InHeader, open_reply, read_flag, write_flag};
 
 /// `lseek` for data and for holes.
@@ -439,10 +439,9 @@ impl DataFs {
         });
     }
 
-    pub(super) fn flush(&self, header: &InHeader, arg: &FlushIn, reply: &mut Reply) {
-        let file = self.file(header, arg.fh).map(|opened| Arc::clone(&opened));
-        let closer = Closer { thread: header.pid, lock_owner: arg.lock_owner };
-        reply_done(reply, file.map_err(VfsError::from).and_then(|opened| opened.file.flush_of(closer)));
+    pub(super) fn flush(&self, header: &InHeader, fh: u64, reply: &mut Reply) {
+        let file = self.file(header, fh).map(|opened| Arc::clone(&opened));
+        reply_done(reply, file.map_err(VfsError::from).and_then(|opened| opened.file.flush_of(header.pid)));
     }
 
     pub(super) fn release(&self, fh: u64, reply: &mut Reply) {

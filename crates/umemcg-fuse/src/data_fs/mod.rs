@@ -540,7 +540,7 @@ impl DataFs {
             Op::Open(arg) => self.open(request, &arg, reply),
             Op::Create { arg, name, supplementary_gid: gid } => self.create(request, &arg, name, gid, reply),
             Op::Tmpfile { arg, supplementary_gid: gid } => self.tmpfile(request, &arg, gid, reply),
-            Op::Flush(arg) => self.flush(header, &arg, reply),
+            Op::Flush(arg) => self.flush(header, arg.fh, reply),
             Op::Release(arg) => self.release(arg.fh, reply),
             Op::Fsync(arg) => self.fsync(request, &arg, reply),
             Op::Fallocate(arg) => self.fallocate(request, &arg, reply),

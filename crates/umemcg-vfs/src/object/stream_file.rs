@@ -4,10 +4,10 @@
 //! process that opened the file: a child with its descriptor closes it, too, while others go on
 //! writing. The last close of any process completes it at last.
 //!
-//! Processes in other pid namespaces than the daemon's have no number here. Of these only a shell
-//! is recognised, by its close of one of two descriptors before any write.
+//! Processes in pid namespaces outside the daemon's have no number here, so a file opened there is
+//! completed by any close.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
@@ -17,7 +17,7 @@ use umemcg::files::{File, PinnedPages};
 use super::stream::Stream;
 use super::streams::Streams;
 use crate::attr::{Attr, NodeId, SetAttr};
-use crate::caller::{Caller, Closer};
+use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
 use crate::volume::{VolumeFile, Whence};
@@ -35,8 +35,6 @@ pub(super) struct StreamFile {
     flags: OFlags,
     /// The process that opened the file; 0 if unknown.
     process: u32,
-    /// The number of its table of descriptors, if it closed one before anything was written.
-    lock_owner: OnceLock<u64>,
     group: Arc<Group>,
     _charge: HandleCharge,
     /// Last: it may be the last reference to the engine, to which all other fields release memory.
@@ -65,7 +63,6 @@ impl StreamFile {
             stream,
             flags,
             process: process_of(caller.thread),
-            lock_owner: OnceLock::new(),
             group: Arc::clone(&caller.group),
             _charge: charge,
             streams: Arc::clone(streams),
@@ -82,17 +79,6 @@ impl StreamFile {
 
     fn store(&self, end: bool) -> Result<(), VfsError> {
         self.told(self.streams.store(&self.stream, &self.group, end))
-    }
-
-    /// Returns whether the closing process may be the one that opened the file.
-    fn opened(&self, closer: Closer) -> bool {
-        if self.process != 0 {
-            return process_of(closer.thread) == self.process;
-        }
-        if self.stream.size() == 0 {
-            self.lock_owner.get_or_init(|| closer.lock_owner);
-        }
-        self.lock_owner.get().is_none_or(|&lock_owner| lock_owner == closer.lock_owner)
     }
 
     fn close(&self, is_by_opener: bool) -> Result<(), VfsError> {
@@ -178,8 +164,8 @@ impl VolumeFile for StreamFile {
         self.close(true)
     }
 
-    fn flush_of(&self, closer: Closer) -> Result<(), VfsError> {
-        self.close(self.opened(closer))
+    fn flush_of(&self, thread: u32) -> Result<(), VfsError> {
+        self.close(self.process == 0 || process_of(thread) == self.process)
     }
 
     fn flush_may_sleep(&self) -> bool {

@@ -2,7 +2,7 @@
 
 use crate::common::memory_bucket::PART_BYTES;
 use crate::common::object_world::{World, pattern};
-use umemcg_vfs::{Closer, OFlags};
+use umemcg_vfs::OFlags;
 
 const NEW: OFlags = OFlags::WRONLY.union(OFlags::CREATE);
 const PART: usize = PART_BYTES as usize;
@@ -13,10 +13,6 @@ fn world() -> World {
     World::streamed(128 << 20)
 }
 
-fn of_thread(thread: u32) -> Closer {
-    Closer { thread, lock_owner: 0 }
-}
-
 #[test]
 fn a_child_that_closes_does_not_end_what_goes_on() {
     let w = world();
@@ -24,38 +20,16 @@ fn a_child_that_closes_does_not_end_what_goes_on() {
     let bytes = pattern(LONG, 1);
     w.write(&file, 0, &bytes[..PART + 1]).unwrap();
     // No thread has this number.
-    file.flush_of(of_thread(0)).unwrap();
+    file.flush_of(0).unwrap();
     w.write(&file, PART as u64 + 1, &bytes[PART + 1..]).unwrap();
-    file.flush_of(of_thread(0)).unwrap();
+    file.flush_of(0).unwrap();
     assert_eq!(w.stored("a"), None);
-    file.flush_of(of_thread(1)).unwrap();
+    file.flush_of(1).unwrap();
     assert!(w.stored("a").unwrap() == bytes);
     // Without that it ends with the last descriptor.
     let file = w.create_with("b", NEW).unwrap();
     w.write(&file, 0, &bytes).unwrap();
-    file.flush_of(of_thread(0)).unwrap();
+    file.flush_of(0).unwrap();
     w.release(file);
     assert!(w.stored("b").unwrap() == bytes);
-}
-
-/// As `{ cat a; cat b; } > f` in a container: no process is known.
-#[test]
-fn a_child_of_an_unknown_shell_does_not_end_what_goes_on() {
-    let w = world().of_thread(0);
-    let by = |lock_owner| Closer { thread: 0, lock_owner };
-    let bytes = pattern(LONG, 1);
-    for (name, closes_first) in [("shell", true), ("program", false)] {
-        let file = w.create_with(name, NEW).unwrap();
-        if closes_first {
-            file.flush_of(by(1)).unwrap();
-        }
-        w.write(&file, 0, &bytes[..PART + 1]).unwrap();
-        if closes_first {
-            file.flush_of(by(2)).unwrap();
-        }
-        w.write(&file, PART as u64 + 1, &bytes[PART + 1..]).unwrap();
-        file.flush_of(by(1)).unwrap();
-        assert!(w.stored(name).unwrap() == bytes, "{name}");
-        w.release(file);
-    }
 }
