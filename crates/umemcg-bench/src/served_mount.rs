@@ -2,6 +2,7 @@
 //! for experiments with mechanisms missing from the product, under real programs.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, mpsc};
@@ -165,6 +166,8 @@ impl Guard {
             .arg(std::process::id().to_string())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
+            // A signal to the whole group must not end both.
+            .process_group(0)
             .spawn();
         Ok(Self(started.map_err(Failure::at("cannot start a helper"))?))
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
+use umemcg::internal::CurrentRequest;
 use umemcg_arena::{Arena, Segment};
 use umemcg_vfs::{KernelIo, NodeId};
 use zerocopy::{Immutable, IntoBytes};
@@ -267,6 +268,11 @@ impl Reply {
     /// Keeps `io` until the request has been answered and no clone of it is in use.
     pub fn begin_kernel_io(&mut self, io: KernelIo) {
         self.kernel_io = Some(Arc::new(io));
+    }
+
+    /// Makes this the request of this thread, if it is through the kernel's page cache.
+    pub(crate) fn make_current(&self) -> Option<CurrentRequest> {
+        self.kernel_io.as_ref().map(KernelIo::make_current)
     }
 
     /// Returns the value of [`begin_kernel_io`](Self::begin_kernel_io).

@@ -15,6 +15,7 @@ pub mod baseline;
 #[cfg(feature = "baseline")]
 #[doc(hidden)]
 pub use baseline as mechanism;
+mod current_request;
 mod group_reclaim;
 mod isolation;
 pub mod kswapd;
@@ -47,6 +48,7 @@ pub mod watermark;
 pub mod writeback_backoff;
 
 pub use accounted_charge::AccountedCharge;
+pub use current_request::{CurrentRequest, HoldsUp};
 pub use group_reclaim::{GroupReclaim, advance_age, leaving_bytes, owner_from};
 pub use kswapd::Kswapd;
 pub use list_lru::{ListHandle, ListLru, Verdict, WalkedList};

@@ -10,11 +10,14 @@ use umemcg_base::{Condvar, LeafMutex, Rank, assert_may_wait};
 /// Longest single wait inside a reclaim for requested releases.
 const RELEASE_WAIT: Duration = Duration::from_millis(20);
 
-/// Counts the bytes freed after a request, and wakes their waiters.
+/// Counts the bytes freed after a request, and wakes their waiters. Both counts are of ever, and
+/// rise before `waiting` is taken.
 #[derive(Debug)]
 pub(crate) struct PendingReleases {
-    /// Ever. Every reclaim reads it; it rises before `waiting` is taken. (A)
+    /// Every reclaim reads it. (A)
     released_bytes: AtomicU64,
+    /// Reports, also of releases by which nothing was freed. (A)
+    nr_reports: AtomicU64,
     waiting: LeafMutex<()>,
     released: Condvar,
 }
@@ -23,6 +26,7 @@ impl Default for PendingReleases {
     fn default() -> Self {
         Self {
             released_bytes: AtomicU64::new(0),
+            nr_reports: AtomicU64::new(0),
             waiting: LeafMutex::new(()),
             released: Condvar::new(Rank::KernelRelease),
         }
@@ -30,10 +34,12 @@ impl Default for PendingReleases {
 }
 
 impl PendingReleases {
-    /// Adds freed bytes, and wakes their waiters.
-    pub(crate) fn note(&self, bytes: u64) {
-        self.released_bytes.fetch_add(bytes, Ordering::Relaxed);
-        // A thread that read the old count under the lock sleeps by now.
+    /// Reports the end of a release, with the bytes freed, and wakes the waiters.
+    pub(crate) fn note(&self, freed_bytes: u64) {
+        self.released_bytes.fetch_add(freed_bytes, Ordering::Relaxed);
+        // Release: pairs with the Acquire in `nr_reports`.
+        self.nr_reports.fetch_add(1, Ordering::Release);
+        // A thread that read the old number under the lock sleeps by now.
         drop(self.waiting.lock());
         self.released.notify_all();
     }
@@ -43,22 +49,35 @@ impl PendingReleases {
         self.released_bytes.load(Ordering::Relaxed)
     }
 
-    /// Waits, at most [`RELEASE_WAIT`], until more has been freed than when `before` was read.
-    pub(crate) fn wait_for_any(&self, before: u64) {
-        self.wait(before, 1, 1);
-    }
-
     /// Waits, at most [`RELEASE_WAIT`], until `wanted` bytes or half of the `requested` bytes have
     /// been freed since `before` was read; returns the bytes freed, at most `requested`. It waits
     /// only for half because some of the memory may be in use.
     pub(crate) fn wait(&self, before: u64, requested: u64, wanted: u64) -> u64 {
+        let released = || self.released_bytes() - before;
+        self.wait_while(|| released() < requested.div_ceil(2).min(wanted));
+        released().min(requested)
+    }
+
+    /// Waits for reports, at most [`RELEASE_WAIT`], as long as `is_awaited` returns `true`.
+    pub(crate) fn wait_while(&self, is_awaited: impl Fn() -> bool) {
         assert_may_wait(Rank::KernelRelease, "a wait for what was requested");
         let deadline = Instant::now() + RELEASE_WAIT;
-        let released = || self.released_bytes() - before;
-        let mut waiting = self.waiting.lock();
-        while released() < requested.div_ceil(2).min(wanted)
-            && !self.released.wait_until(&mut waiting, deadline).timed_out()
-        {}
-        released().min(requested)
+        loop {
+            let before = self.nr_reports();
+            if !is_awaited() {
+                return;
+            }
+            let mut waiting = self.waiting.lock();
+            while self.nr_reports() == before {
+                if self.released.wait_until(&mut waiting, deadline).timed_out() {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn nr_reports(&self) -> u64 {
+        // Acquire: pairs with the Release in `note`. With a report, the counts are seen, too.
+        self.nr_reports.load(Ordering::Acquire)
     }
 }

@@ -38,7 +38,7 @@ pub struct PageDrop {
 /// The purpose of a drop.
 pub trait DropTask: Send + fmt::Debug {
     /// Returns whether the kernel may be notified now: it waits for pages locked by a request under
-    /// way.
+    /// way. If so, it is notified, and [`done`](Self::done) follows.
     fn may_tell(&self) -> bool;
 
     /// Ends the drop: the pages are gone, or the kernel was not notified.

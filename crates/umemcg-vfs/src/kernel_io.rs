@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use umemcg::files::File;
+use umemcg::internal::{CurrentRequest, HoldsUp};
 use umemcg::{Charge, Engine, Group};
 use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
 
@@ -12,6 +13,10 @@ use crate::kernel_listing::{KernelListing, ListedPart};
 use crate::kernel_page_lists::awaits_drops;
 use crate::kernel_pages::KernelPages;
 use crate::page_windows::page_range;
+
+/// Most bytes of a group beyond its limit with which a request does not wait for drops held up by
+/// it. With more it waits, for a bounded time, since the kernel may be waiting for others.
+const EXCESS_MAX_BYTES: u64 = 256 * PAGE_SIZE_U64;
 
 /// How the kernel is to cache a newly opened file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,6 +142,13 @@ impl KernelIo {
         has_room
     }
 
+    /// Makes this the request of this thread. The kernel has locked its pages, and may be waiting
+    /// for its end.
+    pub fn make_current(self: &Arc<Self>) -> CurrentRequest {
+        let request: Weak<dyn HoldsUp> = Arc::downgrade(self) as _;
+        CurrentRequest::begin(request)
+    }
+
     /// Returns whether the paying group or an ancestor is over its limit.
     pub fn is_beyond_limit(&self) -> bool {
         let payer = Arc::clone(&self.terms.lock().payer);
@@ -168,6 +180,15 @@ impl KernelIo {
         let asked = page_range(self.offset, self.len);
         let file_end = file.len().div_ceil(PAGE_SIZE_U64);
         asked.start..asked.end.min(file_end.max(asked.start))
+    }
+}
+
+impl HoldsUp for KernelIo {
+    fn holds_up_release(&self) -> bool {
+        let payer = Arc::clone(&self.terms.lock().payer);
+        let has_room =
+            |level: &Group| level.usage_bytes() <= level.max_bytes().saturating_add(EXCESS_MAX_BYTES);
+        self.pages.holds_up_drop(self.number) && payer.ancestors().all(has_room)
     }
 }
 

@@ -11,9 +11,9 @@ pub use umemcg_group::{
 };
 pub use umemcg_reclaim::stall::pressure;
 pub use umemcg_reclaim::{
-    AccountedCharge, ChargeMeter, Kswapd, LIST_SLOT_BYTES, Leaving, ListLru, ListSlot, ListsFull, Pressure,
-    PressureLine, Progress, Reason, Reclaimer, Shadow, Stalled, Verdict, WalkedList, Working, arrival_order,
-    leaving_bytes,
+    AccountedCharge, ChargeMeter, CurrentRequest, HoldsUp, Kswapd, LIST_SLOT_BYTES, Leaving, ListLru,
+    ListSlot, ListsFull, Pressure, PressureLine, Progress, Reason, Reclaimer, Shadow, Stalled, Verdict,
+    WalkedList, Working, arrival_order, leaving_bytes,
 };
 
 pub use crate::engine::DIRTY_WAIT_MAX;

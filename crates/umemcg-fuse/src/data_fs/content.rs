@@ -246,6 +246,7 @@ impl DataFs {
         }
         let kill_set_id = arg.write_flags & write_flag::KILL_SUIDGID != 0;
         let (meter, _working) = (ChargeMeter::start(), Working::begin(&group));
+        let _current = reply.make_current();
         if let Some(io) = reply.kernel_io()
             && !io.charge_copy(Some(&self.engine), &group)
         {

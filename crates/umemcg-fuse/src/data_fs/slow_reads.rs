@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use umemcg::files::{PinnedPages, ReadStep, StartedRead, WaitingRead};
-use umemcg::internal::{ChargeMeter, Stalled, Working};
+use umemcg::internal::{ChargeMeter, CurrentRequest, Stalled, Working};
 use umemcg::{Group, StatItem};
 use umemcg_base::{Idle, PAGE_SIZE_U64, Rank, Wait, assert_may_wait};
 use umemcg_vfs::volumes::Opened;
@@ -95,6 +95,7 @@ impl DataFs {
         let opened = Arc::clone(&slow.opened);
         let group = Arc::clone(&slow.group);
         let (meter, _working) = (ChargeMeter::start(), Working::begin(&group));
+        let _current = reply.make_current();
         let step = opened.file.step_read(&group, read);
         slow.charged_bytes += meter.bytes();
         let result = match step {
@@ -163,7 +164,8 @@ impl DataFs {
     /// are not waited for: the kernel drops them behind those reads.
     fn wait_for_room(&self, io: &KernelIo, group: &Arc<Group>, reply: &Reply) {
         let deadline = Instant::now() + ROOM_WAIT_MAX;
-        let cancelled = || reply.is_cancelled();
+        let _current = reply.make_current();
+        let cancelled = || reply.is_cancelled() || CurrentRequest::holds_up_release();
         while io.is_beyond_limit()
             && group.stat_total(StatItem::FileKernel) > 0
             && !cancelled()
@@ -172,14 +174,10 @@ impl DataFs {
             let reclaimer = self.engine.reclaimer();
             // It reclaims, and waits for the drops it asks for.
             drop(reclaimer.charge_opportunistic(group, PAGE_SIZE_U64, &cancelled));
-            let mut is_awaited = false;
-            reclaimer.wait_for_release(|| {
-                is_awaited = io.is_beyond_limit() && io.awaits_drops();
-                is_awaited
-            });
-            if !is_awaited {
+            if !io.awaits_drops() {
                 return;
             }
+            reclaimer.wait_for_release(|| io.is_beyond_limit() && io.awaits_drops() && !cancelled());
         }
     }
 }

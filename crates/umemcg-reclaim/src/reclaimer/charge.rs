@@ -10,6 +10,7 @@ use umemcg_group::{Charge, EventKind, Group, Refused, StatItem};
 
 use super::Reclaimer;
 use super::memory_high::note_charged;
+use super::reclaim::is_held_up;
 use crate::isolation::has_isolated;
 use crate::scan_control::{MAX_RECLAIM_RETRIES, Reason};
 use crate::stall::StalledHere;
@@ -207,6 +208,10 @@ impl Reclaimer {
                 lost_races += 1;
                 continue;
             }
+            // The caller goes on without. Another attempt would ask for further bytes.
+            if reclaimed == 0 && is_held_up(&refused.group) {
+                return Err(ChargeError::Limit(refused));
+            }
             retries -= 1;
             if retries == 1 && persistent && self.wait_for_isolated(&refused.group, cancelled) {
                 // The freed bytes may be in a stock.
@@ -232,7 +237,7 @@ impl Reclaimer {
             if nr_looks < ISOLATED_YIELDS {
                 thread::yield_now();
             } else {
-                self.pending_releases().wait_for_any(self.released_bytes());
+                self.pending_releases().wait_while(|| has_isolated(group));
             }
         }
         true

@@ -49,12 +49,7 @@ impl Leaving {
         self.at_each_level(|leaving| leaving.note_freed(freed_bytes));
         drop(self); // before those that wait for it are woken
         let Some(reclaimer) = reclaimer else { return };
-        if freed_bytes > 0 {
-            reclaimer.note_released(&group, freed_bytes);
-        }
-        if kept_bytes > 0 {
-            reclaimer.note_not_released(&group, kept_bytes);
-        }
+        reclaimer.note_release_ended(&group, freed_bytes, kept_bytes);
     }
 
     fn at_each_level(&self, note: impl Fn(&LeavingBytes)) {
@@ -113,6 +108,7 @@ impl LeavingWait {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::current_request::{CurrentRequest, HoldsUp};
     use crate::group_reclaim::leaving_bytes;
     use crate::rounds::FirstRounds;
     use crate::scan_control::Reason;
@@ -146,6 +142,42 @@ mod tests {
         let hangs = || GroupReclaim::of(&group, 1).leaving_bytes().hangs();
         assert_eq!((reclaim(FirstRounds::with_leaving_until(Instant::now())), hangs()), (0, false));
         assert_eq!((reclaim(FirstRounds::default()), hangs()), (0, true), "it has waited in vain");
+        leaving.end(0, 0);
+    }
+
+    /// A request that says this.
+    struct Says(bool);
+
+    impl HoldsUp for Says {
+        fn holds_up_release(&self) -> bool {
+            self.0
+        }
+    }
+
+    #[test]
+    fn a_request_does_not_wait_for_what_waits_for_it() {
+        let tree = GroupTree::new(1 << 20);
+        let arena = Arena::new(1 << 20, 1).unwrap();
+        let reclaimer = Arc::new(Reclaimer::new(arena, Arc::clone(&tree), 1).unwrap());
+        let group = tree.create(tree.root(), "g".as_ref()).unwrap();
+        let leaving = Leaving::new(&reclaimer, &group, 1 << 20);
+        let hangs_after_reclaim = || {
+            reclaimer.reclaim(&group, 1, Reason::Direct, &|| false);
+            GroupReclaim::of(&group, 1).leaving_bytes().hangs()
+        };
+        let [holds_up, does_not]: [Arc<dyn HoldsUp>; 2] = [true, false].map(|says| Arc::new(Says(says)) as _);
+        let current = CurrentRequest::begin(Arc::downgrade(&holds_up));
+        assert!(!hangs_after_reclaim(), "it has not waited in vain");
+        assert!(CurrentRequest::holds_up_release());
+        let other = CurrentRequest::begin(Arc::downgrade(&does_not));
+        assert!(!CurrentRequest::holds_up_release());
+        drop(other);
+        assert!(CurrentRequest::holds_up_release());
+        let as_others = CurrentRequest::suspend();
+        assert!(hangs_after_reclaim());
+        drop(as_others);
+        drop(current);
+        assert!(!CurrentRequest::holds_up_release());
         leaving.end(0, 0);
     }
 

@@ -212,14 +212,22 @@ impl Reclaimer {
     /// Reports bytes of a group as free after a shrinker requested their release, and wakes the
     /// waiting threads and workers.
     pub fn note_released(&self, group: &Arc<Group>, bytes: u64) {
-        self.pending_releases.note(bytes);
-        note_ended(self.kswapd_queue(), group, bytes);
+        self.note_release_ended(group, bytes, 0);
     }
 
     /// Reports bytes of a group as staying after a shrinker requested their release, so workers do
     /// not wait for them.
     pub fn note_not_released(&self, group: &Arc<Group>, bytes: u64) {
-        note_ended(self.kswapd_queue(), group, bytes);
+        self.note_release_ended(group, 0, bytes);
+    }
+
+    /// Reports the end of a release, and wakes the waiting threads; the workers only if any bytes
+    /// had been promised.
+    pub(crate) fn note_release_ended(&self, group: &Arc<Group>, freed_bytes: u64, kept_bytes: u64) {
+        self.pending_releases.note(freed_bytes);
+        if freed_bytes + kept_bytes > 0 {
+            note_ended(self.kswapd_queue(), group, freed_bytes + kept_bytes);
+        }
     }
 
     /// Returns the bytes of all groups freed after a request so far.
@@ -227,13 +235,10 @@ impl Reclaimer {
         self.pending_releases.released_bytes()
     }
 
-    /// Waits for a moment, until any bytes requested by a shrinker are freed; returns at once if
-    /// `is_awaited` returns `false`. No lock may be held.
-    pub fn wait_for_release(&self, is_awaited: impl FnOnce() -> bool) {
-        let before = self.pending_releases.released_bytes();
-        if is_awaited() {
-            self.pending_releases.wait_for_any(before);
-        }
+    /// Waits for a moment as long as `is_awaited` returns `true`; asks it again whenever a release
+    /// requested by a shrinker has ended. No lock may be held.
+    pub fn wait_for_release(&self, is_awaited: impl Fn() -> bool) {
+        self.pending_releases.wait_while(is_awaited);
     }
 
     /// Sets the listener for the level of every window of scanned pages ending from now on;

@@ -14,7 +14,8 @@ use umemcg_group::{Group, StatItem};
 
 use super::Reclaimer;
 use super::leaving::{LeavingWait, WaitFollowUp};
-use crate::group_reclaim::GroupReclaim;
+use crate::current_request::CurrentRequest;
+use crate::group_reclaim::{GroupReclaim, leaving_bytes};
 use crate::mechanism;
 use crate::protection::ReclaimProtection;
 use crate::rounds::{FirstRounds, shrink_in_rounds};
@@ -95,7 +96,10 @@ impl Reclaimer {
             // Waits for leaving bytes before taking pages protected by `low`, and before failing.
             if progress.pages() == 0 && !first_rounds.never_waits {
                 let wanted = (freed_before, goal.max(1));
-                progress.slab_bytes += self.wait_for_leaving(root, wanted, &first_rounds, cancelled);
+                match self.wait_for_leaving(root, wanted, &first_rounds, cancelled) {
+                    Some(freed_bytes) => progress.slab_bytes += freed_bytes,
+                    None => return progress,
+                }
             }
             // Once more at most, taking memory protected only by `low`.
             if progress.pages() > 0 || cancelled() || !protection.give_up_low() {
@@ -113,8 +117,7 @@ impl Reclaimer {
         (protection, mut first_rounds): (&mut ReclaimProtection<'_>, FirstRounds),
         cancelled: &dyn Fn() -> bool,
     ) -> Progress {
-        let needed = goal.max(1);
-        let goal = goal.max(SWAP_CLUSTER_MAX);
+        let (needed, goal) = (goal.max(1), goal.max(SWAP_CLUSTER_MAX));
         let mut progress = Progress::default();
         // Bytes requested by earlier passes, and not requested again.
         let (mut coming, mut nr_waits_in_vain) = (0, 0);
@@ -122,7 +125,8 @@ impl Reclaimer {
             // The last pass scans everything, so wait for leaving bytes first.
             if priority == 0 && std::mem::take(&mut coming) > 0 && progress.pages() < needed {
                 let wanted = (self.freed_bytes(root), goal.saturating_sub(progress.pages()));
-                progress.slab_bytes += self.wait_for_leaving(root, wanted, &first_rounds, cancelled);
+                let freed = self.wait_for_leaving(root, wanted, &first_rounds, cancelled);
+                progress.slab_bytes += freed.unwrap_or(0);
             }
             protection.refresh();
             let before = progress;
@@ -152,9 +156,9 @@ impl Reclaimer {
                     return progress;
                 }
                 let short = progress.short_bytes(goal);
-                let released = self.pending_releases().wait(released_before, requested, short);
+                let (released, in_vain) = self.wait_for_requested(root, (released_before, requested, short));
                 progress.slab_bytes += released;
-                nr_waits_in_vain = if released == 0 { nr_waits_in_vain + 1 } else { 0 };
+                nr_waits_in_vain = if in_vain { nr_waits_in_vain + 1 } else { 0 };
                 coming = self.still_coming(root, requested - released, nr_waits_in_vain);
                 // If at least half has been released, the rest is as good as free.
                 if released >= requested / 2 && progress.pages() + coming / PAGE_SIZE_U64 >= goal {
@@ -164,6 +168,15 @@ impl Reclaimer {
             }
         }
         progress
+    }
+
+    /// Waits for requested bytes. Returns the bytes freed, and whether it has waited in vain.
+    fn wait_for_requested(&self, root: &Group, (before, requested, wanted): (u64, u64, u64)) -> (u64, bool) {
+        if is_held_up(root) {
+            return (0, false);
+        }
+        let released = self.pending_releases().wait(before, requested, wanted);
+        (released, released == 0)
     }
 
     /// Returns the part of the requested `bytes` still expected after some waits in vain.
@@ -182,32 +195,37 @@ impl Reclaimer {
 
     /// Waits for bytes leaving `root` and its descendants until `nr_pages` have been freed since
     /// `freed_before` was read, as long as [`LeavingWait`] and the rounds allow. After a wait in
-    /// vain, no reclaim waits again until something is freed. Returns the bytes freed.
+    /// vain, no reclaim waits again until something is freed. Returns the bytes freed; `None` if
+    /// the thread's own request holds up releases, so that it must not wait.
     fn wait_for_leaving(
         &self,
         root: &Group,
         (freed_before, nr_pages): (u64, u64),
         rounds: &FirstRounds,
         cancelled: &dyn Fn() -> bool,
-    ) -> u64 {
+    ) -> Option<u64> {
         let leaving = GroupReclaim::of(root, self.nr_nodes()).leaving_bytes();
         let mut wait = LeavingWait::begin(Instant::now(), rounds.leaving_until);
         loop {
-            let released_before = self.pending_releases().released_bytes();
             let is_leaving = leaving.now() > 0;
             let freed = leaving.freed() - freed_before;
-            if freed >= nr_pages * PAGE_SIZE_U64 || !is_leaving || leaving.hangs() || cancelled() {
-                return freed;
+            let ends = freed >= nr_pages * PAGE_SIZE_U64 || !is_leaving || leaving.hangs();
+            if ends || cancelled() {
+                return Some(freed);
+            }
+            if CurrentRequest::holds_up_release() {
+                return None;
             }
             match wait.follow_up(Instant::now(), freed) {
                 WaitFollowUp::Wait => {}
-                WaitFollowUp::End => return freed,
+                WaitFollowUp::End => return Some(freed),
                 WaitFollowUp::GiveUp => {
                     leaving.note_hangs();
-                    return freed;
+                    return Some(freed);
                 }
             }
-            self.pending_releases().wait_for_any(released_before);
+            let is_same = || leaving.now() > 0 && leaving.freed() - freed_before == freed;
+            self.pending_releases().wait_while(is_same);
         }
     }
 
@@ -232,6 +250,12 @@ impl Reclaimer {
             owner.wait_for_writeback(WRITEBACK_WAIT);
         }
     }
+}
+
+/// Returns whether bytes leave a group or its descendants, and the request of this thread holds up
+/// releases.
+pub(super) fn is_held_up(root: &Group) -> bool {
+    leaving_bytes(root) > 0 && CurrentRequest::holds_up_release()
 }
 
 /// Returns whether, by the counts, almost no page of a group and its descendants is clean. A pass

@@ -65,6 +65,8 @@ struct PageWindows {
     when_dropped: VecDeque<(u64, Then)>,
     /// Calls to make when the kernel has dropped all pages from before these changes; oldest first.
     when_current: VecDeque<(u64, Then)>,
+    /// The drops the kernel may be carrying out: their moments and ranges.
+    being_told: Vec<(u64, Range<u64>)>,
     /// Drops waiting for requests older than these moments.
     parked: Vec<(u64, Box<RangeDrop>)>,
 }
@@ -151,6 +153,7 @@ impl PageWindows {
     /// Notes the end of the drop asked for at a moment. Returns the calls now due.
     fn was_dropped(&mut self, asked_at: u64) -> Vec<Then> {
         self.asked.remove(&asked_at);
+        self.being_told.retain(|told| told.0 != asked_at);
         let oldest = self.asked.first().copied().unwrap_or(u64::MAX);
         let nr = self.when_dropped.partition_point(|&(moment, _)| moment < oldest);
         self.when_dropped.drain(..nr).map(|(_, then)| then).collect()
@@ -242,6 +245,13 @@ impl KernelPages {
     /// Returns whether the pages of a write under way have been read during the write.
     pub(crate) fn is_crossed(&self, number: u64) -> bool {
         self.state.lock().under_way.iter().any(|request| request.number == number && request.is_crossed)
+    }
+
+    /// Returns whether the kernel may be waiting for this request, to drop pages around it.
+    pub(crate) fn holds_up_drop(&self, number: u64) -> bool {
+        let state = self.state.lock();
+        let request = state.under_way.iter().find(|request| request.number == number);
+        request.is_some_and(|request| state.being_told.iter().any(|(_, pages)| request.overlaps(pages)))
     }
 
     /// Returns the present moment, for [`forget_before`](Self::forget_before).
@@ -470,7 +480,13 @@ impl RangeDrop {
 
 impl DropTask for RangeDrop {
     fn may_tell(&self) -> bool {
-        self.pages.upgrade().is_none_or(|pages| !self.must_wait(&pages.state.lock()))
+        let Some(pages) = self.pages.upgrade() else { return true };
+        let mut state = pages.state.lock();
+        let may_tell = !self.must_wait(&state);
+        if may_tell {
+            state.being_told.push((self.asked.asked_at, self.asked.pages.clone()));
+        }
+        may_tell
     }
 
     fn done(mut self: Box<Self>, was_told: bool) {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use crate::common::page_kernel::{PAGE, World, kept};
-use umemcg::internal::{Reason, leaving_bytes};
+use umemcg::internal::{HoldsUp, Reason, leaving_bytes};
 use umemcg::{EventKind, Group, StatItem};
 
 const MIB: u64 = 1 << 20;
@@ -59,6 +59,32 @@ fn a_kernel_that_is_slow_to_begin_is_waited_for() {
         while_obeyed_after(Duration::from_millis(200), &world, body);
         assert!((8192 - 576..=8192 - 512).contains(&world.kept()), "{}", world.kept());
     });
+}
+
+#[test]
+fn a_request_amid_a_drop_under_way_holds_it_up() {
+    let world = World::new(8 * MIB);
+    let file = world.open("f", 256);
+    world.read(&file, 0, 32);
+    world.read(&file, 64, 64);
+    ask_for_all(&world);
+    let begin = |first: u64| file.begin_kernel_io(first * PAGE, PAGE, true, &world.group).unwrap();
+    let drops = std::mem::take(&mut *world.kernel.drops.lock().unwrap());
+    let early = begin(70);
+    let told = drops.iter().map(|drop| (drop.pages.clone(), drop.task.may_tell()));
+    let told: Vec<_> = told.filter_map(|(pages, may_tell)| may_tell.then_some(pages)).collect();
+    assert!(matches!(&told[..], [pages] if *pages == (0..32)), "the kernel would wait for the request");
+    assert!(!early.holds_up_release());
+    let late = [31, 32].map(begin);
+    assert_eq!(late.each_ref().map(|io| io.holds_up_release()), [true, false]);
+    world.fixture.engine.set_max(&world.group, 0, &|| false);
+    assert!(late[0].holds_up_release(), "only a little is beyond the limit");
+    let much = world.group.charge_forced(2 * MIB);
+    assert!(!late[0].holds_up_release(), "the kernel may be waiting for others");
+    drop(much);
+    assert!(late[0].holds_up_release());
+    drops.into_iter().for_each(|drop| drop.task.done(drop.pages == (0..32)));
+    assert!(!late[0].holds_up_release());
 }
 
 /// Returns two groups below the world's, and makes the first the one that pays. Of both the kernel
