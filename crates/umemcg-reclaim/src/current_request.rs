@@ -39,11 +39,6 @@ impl CurrentRequest {
         Self { before: HERE.replace(Some(request)), _this_thread: PhantomData }
     }
 
-    /// Begins work that fails without the bytes: this thread waits for them as others do.
-    pub fn suspend() -> Self {
-        Self { before: HERE.replace(None), _this_thread: PhantomData }
-    }
-
     /// Returns whether a release under way waits for the end of this thread's request.
     pub fn holds_up_release() -> bool {
         let request = HERE.with_borrow(|here| here.as_ref().and_then(Weak::upgrade));

@@ -16,7 +16,7 @@ const RELEASE_WAIT: Duration = Duration::from_millis(20);
 pub(crate) struct PendingReleases {
     /// Every reclaim reads it. (A)
     released_bytes: AtomicU64,
-    /// Reports, also of releases by which nothing was freed. (A)
+    /// Reports of ended releases, with or without freed bytes. (A)
     nr_reports: AtomicU64,
     waiting: LeafMutex<()>,
     released: Condvar,

@@ -14,8 +14,8 @@ use crate::kernel_page_lists::awaits_drops;
 use crate::kernel_pages::KernelPages;
 use crate::page_windows::page_range;
 
-/// Most bytes of a group beyond its limit with which a request does not wait for drops held up by
-/// it. With more it waits, for a bounded time, since the kernel may be waiting for others.
+/// A request holding up a drop does not wait for it while its group is at most this far beyond its
+/// limit, in bytes. Beyond that it waits for a bounded time: the kernel may be waiting for others.
 const EXCESS_MAX_BYTES: u64 = 256 * PAGE_SIZE_U64;
 
 /// How the kernel is to cache a newly opened file.

@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 use umemcg_arena::{FrameFlags as Flag, FrameId, prefetch_for_write};
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_group::{Charge, Group, OwnerId, Refused};
-use umemcg_reclaim::CurrentRequest;
 
 use super::{File, FileError};
 use crate::index_node::NODE_BYTES;
@@ -39,8 +38,6 @@ impl File {
         may_sleep: bool,
     ) -> Option<NewPages<'_>> {
         umemcg_reclaim::mechanism::charge_to_frame(|| {
-            // Without room in memory, a write to a file without a store fails.
-            let _as_long_as_others = self.is_memory().then(CurrentRequest::suspend);
             self.charge_and_take(group, first, want, least, may_sleep)
         })
     }

@@ -139,7 +139,7 @@ fn a_parked_read_makes_room_for_what_it_keeps() {
     };
     // A request that waits for a thread is charged in any case.
     let most = limit + NR_FILES as u64 * REQUEST_BYTES;
-    // Rarely one read takes the room that another has made, which is then charged beyond the limit.
+    // Rarely, one read takes the room made by another, whose charge then exceeds the limit.
     let peaks: Vec<u64> = (0..5)
         .map(|_| {
             group.reset_peak();
