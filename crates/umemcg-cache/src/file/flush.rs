@@ -196,12 +196,19 @@ impl File {
     ) -> io::Result<()> {
         assert_no_locks_held("a flush");
         let _flush = self.flush.lock();
-        let result = self.flush_locked(first, end, durability);
+        self.is_redirtied.store(false, Ordering::Relaxed);
+        let mut result = self.flush_once(first, end, durability);
+        // The store has confirmed what another program may have removed before.
+        while result.is_ok() && self.is_redirtied.swap(false, Ordering::Relaxed) {
+            self.is_flushed_again.store(true, Ordering::Relaxed);
+            result = self.flush_once(first, end, durability);
+        }
+        self.is_flushed_again.store(false, Ordering::Relaxed);
         self.note_flushed(&result);
         result
     }
 
-    fn flush_locked(self: &Arc<Self>, first: u64, end: u64, durability: Durability) -> io::Result<()> {
+    fn flush_once(self: &Arc<Self>, first: u64, end: u64, durability: Durability) -> io::Result<()> {
         let mut written = FlushProgress::default();
         // Only pages dirty now, so that a writer cannot keep a sync from ending.
         let dirty = self.index.lock().marked_leaves(first, end, Mark::Dirty);

@@ -117,6 +117,12 @@ pub struct File {
     /// append is fixed, and a refused write leaves no trace.
     growth: RankedMutex<()>,
     flush: RankedMutex<()>,
+    /// A look has made unstable pages dirty again since the flush under way began. Relaxed: set and
+    /// read with the index locked in between.
+    is_redirtied: AtomicBool,
+    /// A flush is repeated for such pages: looks wait for its end. Relaxed: a late one costs a
+    /// repetition.
+    is_flushed_again: AtomicBool,
     errors: ErrorSequence,
     /// Refusals of its flushes, since one succeeded.
     refusals: Refusals,
@@ -193,6 +199,8 @@ impl File {
             content: RankedRwLock::new(Rank::FileContent, ()),
             growth: RankedMutex::new(Rank::FileGrowth, ()),
             flush: RankedMutex::new(Rank::FileFlush, ()),
+            is_redirtied: AtomicBool::new(false),
+            is_flushed_again: AtomicBool::new(false),
             errors: ErrorSequence::new(),
             refusals: Refusals::default(),
             nr_dirty: AtomicU64::new(0),

@@ -24,8 +24,11 @@ impl File {
     /// Checks whether the file was changed from outside. `look` finds out, with write-back kept
     /// out. It returns the length of the store's file, or `None` when nothing has changed. Clean
     /// pages are forgotten. Data not yet durable stays and wins: it is written again, and the file
-    /// reaches at least to its end. `look` may take the store's own locks, none of ours.
+    /// reaches at least to its end. A sync under way writes it again before it returns; if it has
+    /// done so once, this call waits for it. `look` may take the store's own locks, none of ours.
     pub fn revalidate(self: &Arc<Self>, look: impl FnOnce() -> Option<u64>) {
+        // Each look could have the sync repeated once more.
+        let _flush = self.is_flushed_again.load(Ordering::Relaxed).then(|| self.flush.lock());
         let content = self.content_alone();
         let Some(len) = look() else { return };
         let (unclean_end, dirtied) = {
@@ -56,6 +59,7 @@ impl File {
                 continue;
             }
             index.mark(page, Mark::Unstable, false);
+            self.is_redirtied.store(true, Ordering::Relaxed);
             unstable.push((page, frame));
             if !self.record(frame).change(Flag::UNSTABLE, Flag::DIRTY).intersects(Flag::DIRTY) {
                 dirtied.push((page, frame));

@@ -131,7 +131,7 @@ fn a_refused_range_keeps_no_later_one_from_being_written() {
 }
 
 #[test]
-fn what_the_store_may_have_lost_before_it_confirmed_stays() {
+fn a_sync_writes_again_what_the_store_may_have_lost() {
     let (pool, tenant) = ground();
     let store = MemStore::new();
     let file = pool.open_file(Arc::clone(&store) as _, 0).unwrap();
@@ -145,10 +145,41 @@ fn what_the_store_may_have_lost_before_it_confirmed_stays() {
             seen.revalidate(|| Some(0));
         }
     });
-    file.write_back().unwrap();
+    file.fsync(true, &file.sample_error()).unwrap();
     store.on_call.clear();
     assert_eq!(file.len(), 4096);
-    file.write_back().unwrap();
+    assert_eq!(store.after_cut(|_| false), [b'b'; 4096]);
+    assert!(file.is_stable(), "the sync has covered it");
+}
+
+#[test]
+fn looks_at_a_changed_file_do_not_keep_a_sync_from_ending() {
+    let (pool, tenant) = ground();
+    let store = MemStore::new();
+    let file = pool.open_file(Arc::clone(&store) as _, 0).unwrap();
+    file.write(&tenant, 0, &[b'b'; 4096]).unwrap();
+    let (seen, nr_calls) = (Arc::clone(&file), AtomicU64::new(0));
+    let looks = Arc::new(AtomicU64::new(0));
+    let nr_looks = Arc::clone(&looks);
+    // Before each confirmation another thread looks, for as long as it may.
+    store.on_call.set(move || {
+        if nr_calls.fetch_add(1, Ordering::Relaxed) % 2 == 1 {
+            let (seen, nr_looks) = (Arc::clone(&seen), Arc::clone(&nr_looks));
+            let (tell, told) = std::sync::mpsc::channel();
+            std::thread::spawn(move || {
+                seen.revalidate(|| Some(0));
+                nr_looks.fetch_add(1, Ordering::Relaxed);
+                tell.send(()).unwrap_or_default();
+            });
+            told.recv_timeout(Duration::from_millis(200)).unwrap_or_default();
+        }
+        assert!(nr_calls.load(Ordering::Relaxed) < 20, "the sync is repeated for each look");
+    });
+    file.fsync(true, &file.sample_error()).unwrap();
+    store.on_call.clear();
+    while looks.load(Ordering::Relaxed) < 2 {
+        std::thread::yield_now();
+    }
     assert_eq!(store.live(), [b'b'; 4096]);
 }
 
