@@ -47,7 +47,12 @@ bounded() {
 if [ $# -ne 1 ]; then
     names=$("$bench" names)
     [ $# -eq 0 ] || names=$(printf '%s\n' "$@")
-    xargs -P "$(nproc)" -n 1 scripts/experiments_small.sh <<<"$names" || { echo "experiments-small: some were wrong" >&2; exit 1; }
+    export WRONG=$work/wrong
+    if ! xargs -P "$(nproc)" -n 1 scripts/experiments_small.sh <<<"$names"; then
+        # Once more, at the end: what is above is long.
+        sed 's/^/experiments-small: /' "$WRONG" >&2
+        exit 1
+    fi
     exit
 fi
 
@@ -78,6 +83,7 @@ if [ "$status" -eq 0 ]; then
 else
     echo "FAILED   $took  $name (status $status):"
     sed 's/^/    /' "$log"
+    [ -z "${WRONG:-}" ] || echo "$name: status $status: $(tail -n 1 "$log")" >>"$WRONG"
 fi >"$work/report"
 cat "$work/report"
 exit "$status"

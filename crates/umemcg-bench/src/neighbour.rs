@@ -129,6 +129,9 @@ impl KernelGroups {
             let group = groups.0.join(name);
             fs::create_dir(&group).ok()?;
             let _ = fs::write(group.join("memory.use_hierarchy"), "1");
+            // No writer is slowed there: where all that a tenant has is under write-back, its call
+            // is to be refused, and not the tenant killed.
+            let _ = fs::write(group.join("memory.oom_control"), "1");
             fs::write(group.join("memory.limit_in_bytes"), limit.to_string()).ok()?;
         }
         Some(groups)
@@ -353,7 +356,7 @@ impl World {
         let b_cpu = 100.0 * b.cpu_seconds / b.seconds;
         let all_cpu = 100.0 * (cpu.as_secs_f64() + a.cpu_seconds) / a.seconds.max(b.seconds) + b_cpu;
         let hits = 100.0 * found / (found + missed).max(1.0);
-        if a.refused > 0 {
+        if a.refused > 0 && side < NR_OURS {
             return Err(Failure::Wrong(format!("{} calls of A were refused", a.refused)));
         }
         self.nr_refused.set(self.nr_refused.get() + b.refused);
