@@ -47,10 +47,10 @@ bounded() {
 if [ $# -ne 1 ]; then
     names=$("$bench" names)
     [ $# -eq 0 ] || names=$(printf '%s\n' "$@")
-    export WRONG=$work/wrong
+    export EXPERIMENTS_WRONG=$work/wrong
     if ! xargs -P "$(nproc)" -n 1 scripts/experiments_small.sh <<<"$names"; then
         # Once more, at the end: what is above is long.
-        sed 's/^/experiments-small: /' "$WRONG" >&2
+        sed 's/^/experiments-small: /' "$EXPERIMENTS_WRONG" >&2 || echo "experiments-small: some were wrong" >&2
         exit 1
     fi
     exit
@@ -83,7 +83,7 @@ if [ "$status" -eq 0 ]; then
 else
     echo "FAILED   $took  $name (status $status):"
     sed 's/^/    /' "$log"
-    [ -z "${WRONG:-}" ] || echo "$name: status $status: $(tail -n 1 "$log")" >>"$WRONG"
+    [ -z "${EXPERIMENTS_WRONG:-}" ] || echo "$name: status $status: $(tail -n 1 "$log")" >>"$EXPERIMENTS_WRONG"
 fi >"$work/report"
 cat "$work/report"
 exit "$status"

@@ -42,7 +42,8 @@ pub enum Rank {
     EventListeners,
     /// The listener for levels of pressure; held while it is called.
     LevelListener,
-    /// One write-back of a file at a time.
+    /// One write-back of a file at a time; a look at a changed file waits for one that repeats
+    /// itself.
     FileFlush,
     /// What the store has begun to read of a file: a truncation, before it takes the content.
     StoreFills,
@@ -190,7 +191,11 @@ pub const RANKS: &[RankInfo] = &[
         "the listener for levels of pressure; held while it is called",
         "`umemcg-reclaim/src/pressure_level.rs`",
     ),
-    lock(Rank::FileFlush, "one write-back of a file at a time", "`umemcg-cache/src/file/mod.rs`"),
+    lock(
+        Rank::FileFlush,
+        "one write-back of a file at a time; a look at a changed file waits for one that repeats itself",
+        "`umemcg-cache/src/file/mod.rs`",
+    ),
     wait(
         Rank::StoreFills,
         "what the store has begun to read of a file; before the content is taken for a truncation or a move",

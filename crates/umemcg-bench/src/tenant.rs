@@ -6,8 +6,13 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use crate::neighbour_load::{Done, Load, Tempo, Work};
 use crate::options::Failure;
+
+/// A tenant that has said nothing for so long hangs.
+const ENDS_WITHIN: Timespec = Timespec { tv_sec: 20 * 60, tv_nsec: 0 };
 
 /// A ready tenant.
 pub struct Tenant {
@@ -60,6 +65,10 @@ impl Tenant {
 
     /// Waits for its end. Returns its result.
     pub fn done(mut self) -> Result<Done, Failure> {
+        let mut said = [PollFd::new(self.says.get_ref(), PollFlags::IN)];
+        if poll(&mut said, Some(&ENDS_WITHIN)).is_ok_and(|nr| nr == 0) {
+            return Err(Failure::Wrong(format!("a tenant did not end within {} s", ENDS_WITHIN.tv_sec)));
+        }
         let line = self.hear()?;
         let status = self.child.wait().map_err(Failure::at("cannot wait for a tenant"))?;
         if !status.success() {

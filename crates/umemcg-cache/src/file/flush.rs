@@ -198,8 +198,9 @@ impl File {
         let _flush = self.flush.lock();
         self.is_redirtied.store(false, Ordering::Relaxed);
         let mut result = self.flush_once(first, end, durability);
-        // The store has confirmed what another program may have removed before.
-        while result.is_ok() && self.is_redirtied.swap(false, Ordering::Relaxed) {
+        // A look made pages dirty again after they were written: the store may have confirmed the
+        // file without them.
+        while result.is_ok() && self.is_redirtied.swap(false, Ordering::Acquire) {
             self.is_flushed_again.store(true, Ordering::Relaxed);
             result = self.flush_once(first, end, durability);
         }

@@ -117,8 +117,8 @@ pub struct File {
     /// append is fixed, and a refused write leaves no trace.
     growth: RankedMutex<()>,
     flush: RankedMutex<()>,
-    /// A look has made unstable pages dirty again since the flush under way began. Relaxed: set and
-    /// read with the index locked in between.
+    /// A look has made unstable pages dirty again since the flush under way began. Release, and
+    /// Acquire in the flush: it sees these pages.
     is_redirtied: AtomicBool,
     /// A flush is repeated for such pages: looks wait for its end. Relaxed: a late one costs a
     /// repetition.

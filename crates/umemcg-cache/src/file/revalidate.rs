@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use umemcg_arena::{FrameFlags as Flag, FrameId};
-use umemcg_base::PAGE_SHIFT;
+use umemcg_base::{PAGE_SHIFT, Rank, assert_may_wait};
 use umemcg_group::StatItem;
 
 use super::{File, PAGES_END};
@@ -25,8 +25,10 @@ impl File {
     /// out. It returns the length of the store's file, or `None` when nothing has changed. Clean
     /// pages are forgotten. Data not yet durable stays and wins: it is written again, and the file
     /// reaches at least to its end. A sync under way writes it again before it returns; if it has
-    /// done so once, this call waits for it. `look` may take the store's own locks, none of ours.
+    /// done so once, this call waits for it, so it must not come from within a call of the store.
+    /// `look` may take the store's own locks, none of ours.
     pub fn revalidate(self: &Arc<Self>, look: impl FnOnce() -> Option<u64>) {
+        assert_may_wait(Rank::FileFlush, "a look at a file");
         // Each look could have the sync repeated once more.
         let _flush = self.is_flushed_again.load(Ordering::Relaxed).then(|| self.flush.lock());
         let content = self.content_alone();
@@ -59,7 +61,7 @@ impl File {
                 continue;
             }
             index.mark(page, Mark::Unstable, false);
-            self.is_redirtied.store(true, Ordering::Relaxed);
+            self.is_redirtied.store(true, Ordering::Release);
             unstable.push((page, frame));
             if !self.record(frame).change(Flag::UNSTABLE, Flag::DIRTY).intersects(Flag::DIRTY) {
                 dirtied.push((page, frame));
