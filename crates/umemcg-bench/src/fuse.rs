@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
+use umemcg_fuse::GuardProgram;
+
 use crate::fio::{self, Engine, Job};
 use crate::mounts::Mount;
 use crate::options::{Failure, Options};
@@ -67,6 +69,12 @@ impl Programs {
             "there is no daemon at {}: build it (cargo build --release -p umemcg-cli) or name it with --umemcg",
             umemcg.display()
         )))
+    }
+
+    /// Returns the helper that ends the mount of a daemon in this process if it is killed.
+    pub fn guard(&self) -> Result<GuardProgram, Failure> {
+        let (path, _) = self.find()?;
+        Ok(GuardProgram { name: "umemcg".into(), path, arguments: vec!["__orphan-guard".into()] })
     }
 }
 

@@ -19,6 +19,7 @@ use umemcg::internal::collect_hits;
 use umemcg::{Engine, EngineConfig, Group, StatItem};
 use umemcg_fuse::{Classifier, Daemon, DaemonConfig};
 
+use crate::fuse::Programs;
 use crate::neighbour_choice::{Choice, Row};
 use crate::neighbour_dirty;
 use crate::neighbour_load::{Done, FILES_PER_DIRECTORY, STREAM_BYTES, Tempo, Work, file_name};
@@ -197,8 +198,9 @@ impl World {
         let groups = [group(a)?, group(b)?, group(both)?];
         let by_process = Arc::new(ByProcess { others: Arc::clone(engine.root()), groups: Mutex::default() });
         let classifier: Arc<dyn Classifier> = Arc::clone(&by_process) as _;
-        let daemon = Daemon::start(&engine, classifier, &DaemonConfig::new(data.path(), mnt.path()))
-            .map_err(Failure::at("cannot mount"))?;
+        let mut config = DaemonConfig::new(data.path(), mnt.path());
+        config.guard = Some(Programs::default().guard()?);
+        let daemon = Daemon::start(&engine, classifier, &config).map_err(Failure::at("cannot mount"))?;
         let time = choice.time(SAMPLE_S, options.scale);
         let kernel = if choice.compared { None } else { KernelGroups::make() };
         let mut world = Self {
@@ -356,8 +358,8 @@ impl World {
         let b_cpu = 100.0 * b.cpu_seconds / b.seconds;
         let all_cpu = 100.0 * (cpu.as_secs_f64() + a.cpu_seconds) / a.seconds.max(b.seconds) + b_cpu;
         let hits = 100.0 * found / (found + missed).max(1.0);
-        if a.refused > 0 && side < NR_OURS {
-            return Err(Failure::Wrong(format!("{} calls of A were refused", a.refused)));
+        if a.refused > 0 && (side < NR_OURS || a.refused > a.calls / 100) {
+            return Err(Failure::Wrong(format!("{} calls of A were refused, {}", a.refused, SIDES[side])));
         }
         self.nr_refused.set(self.nr_refused.get() + b.refused);
         self.by_process.groups.lock().unwrap_or_else(PoisonError::into_inner).clear();

@@ -2,7 +2,6 @@
 //! for experiments with mechanisms missing from the product, under real programs.
 
 use std::fs;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, mpsc};
@@ -29,8 +28,6 @@ const HANGS_AFTER: Duration = Duration::from_secs(20 * 60);
 pub struct ServedMount {
     pub engine: Arc<Engine>,
     pub daemon: Daemon,
-    /// Removed after the mount.
-    _guard: Option<Guard>,
     points: tempfile::TempDir,
 }
 
@@ -52,13 +49,13 @@ impl ServedMount {
         let classifier: Arc<dyn Classifier> = Arc::clone(&processes) as _;
         let mut config = DaemonConfig::many(mnt);
         config.lifetimes.pages = page_cache == PageCache::Kernel;
+        config.guard = Some(Programs::default().guard()?);
         let mut daemon = Daemon::start(&engine, classifier, &config).map_err(Failure::at("cannot mount"))?;
         let options = MountOptions::new("umemcg-control", "bench");
         daemon
             .mount_control(&cg, &options, ControlFs::new(tree, processes), SessionConfig::default())
             .map_err(Failure::at("cannot mount the control files"))?;
-        let guard = (page_cache == PageCache::Kernel).then(|| Guard::of(&daemon)).transpose()?;
-        Ok(Self { engine, daemon, _guard: guard, points })
+        Ok(Self { engine, daemon, points })
     }
 
     /// Makes a group, and a volume of the same name over a directory of the host.
@@ -147,35 +144,4 @@ pub fn bounded<T>(daemon: &Daemon, work: impl FnOnce() -> Result<T, Failure>) ->
             _ => result,
         }
     })
-}
-
-/// The daemon's helper process. It ends the connection of a mount if this process is killed:
-/// otherwise a thread dropping pages in the kernel could keep the mount, and wait for it.
-pub struct Guard(Child);
-
-impl Guard {
-    /// Starts the helper for a mount with pages in the kernel's cache. Must be called by the main
-    /// thread.
-    pub fn of(daemon: &Daemon) -> Result<Self, Failure> {
-        let (program, _) = Programs::default().find()?;
-        let mounted = daemon.mounted();
-        let started = Command::new(program)
-            .arg("__orphan-guard")
-            .arg(mounted.point())
-            .arg(mounted.device_number())
-            .arg(std::process::id().to_string())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            // A signal to the whole group must not end both.
-            .process_group(0)
-            .spawn();
-        Ok(Self(started.map_err(Failure::at("cannot start a helper"))?))
-    }
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }

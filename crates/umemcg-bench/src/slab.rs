@@ -21,10 +21,11 @@ use umemcg_fuse::{Classifier, Daemon, DaemonConfig, DaemonError};
 use umemcg_reclaim::baseline;
 use umemcg_vfs::VolumeError;
 
+use crate::fuse::Programs;
 use crate::options::{Failure, Options, PageCache};
 use crate::progress::Progress;
 use crate::report::{MailFigure, Report, Section, Target, Verdict};
-use crate::served_mount::{Guard, bounded, once_free};
+use crate::served_mount::{bounded, once_free};
 use crate::stats::Samples;
 
 /// Directories of the tree at full size; in each, files of these kinds.
@@ -321,12 +322,12 @@ impl Tree {
         });
         let mut config = DaemonConfig::new(&self.data, &self.mount);
         config.lifetimes.pages = page_cache == PageCache::Kernel;
+        config.guard = Some(Programs::default().guard()?);
         let classifier: Arc<dyn Classifier> = Arc::clone(&turns) as _;
         let is_in_use = |error: &DaemonError| matches!(error, DaemonError::Volume(VolumeError::InUse { .. }));
         let daemon = once_free(|| Daemon::start(&engine, Arc::clone(&classifier), &config), is_in_use)
             .map_err(Failure::at("cannot mount"))?;
-        let guard = (page_cache == PageCache::Kernel).then(|| Guard::of(&daemon)).transpose();
-        let figures = guard.and_then(|_guard| bounded(&daemon, || self.watch(&turns)));
+        let figures = bounded(&daemon, || self.watch(&turns));
         let (peak_bytes, metadata_peak_bytes) = (build.peak_bytes(), build.metadata_peak_bytes());
         let lost = daemon.shut_down(Instant::now() + Duration::from_secs(60));
         drop(daemon);

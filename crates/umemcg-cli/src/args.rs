@@ -176,7 +176,7 @@ pub struct OrphanGuardArguments {
     /// `major:minor` of that file system
     pub device: String,
     /// The daemon's process id
-    pub daemon: i32,
+    pub daemon: u32,
 }
 
 /// `umemcg __touch-control`.

@@ -36,7 +36,6 @@ mod mount_arguments;
 mod mount_helper;
 mod mount_options;
 mod mounts;
-mod orphan_guard;
 mod output;
 mod plain_text;
 mod pods;
@@ -95,7 +94,10 @@ pub fn run() -> ExitCode {
         Command::Csi(csi) => csi::csi(csi),
         Command::Demo(demo) => demo::demo(demo),
         Command::TouchControl(touch) => touch_helper::run(touch),
-        Command::OrphanGuard(guard) => orphan_guard::run(guard),
+        Command::OrphanGuard(guard) => {
+            umemcg_fuse::orphan_guard::run(&guard.point, &guard.device, guard.daemon)
+                .map_err(|error| exit::Failure::at("cannot guard", &guard.point, &error))
+        }
     };
     ended(result)
 }

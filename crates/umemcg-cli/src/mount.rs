@@ -12,8 +12,8 @@ use umemcg::{Engine, EngineConfig};
 use umemcg_control::{ControlTree, Style};
 use umemcg_fuse::mountinfo::mount_at;
 use umemcg_fuse::{
-    Classifier, ControlFs, Daemon, DaemonConfig, DaemonError, Lifetimes, MountError, MountFlag, MountOptions,
-    PoolLimits, ProcessClassifier, SessionConfig, Unmount,
+    Classifier, ControlFs, Daemon, DaemonConfig, DaemonError, GuardProgram, Lifetimes, MountError, MountFlag,
+    MountOptions, PoolLimits, ProcessClassifier, SessionConfig, Unmount,
 };
 use umemcg_vfs::{IoMode, VolumeError, VolumeKind, VolumeSpec, Volumes};
 
@@ -25,7 +25,6 @@ use crate::lifecycle::{Event, Lifecycle, Served};
 use crate::log::tell;
 use crate::metrics;
 use crate::mount_arguments::{IoModeArgument, MountArguments, PageCache, Switch};
-use crate::orphan_guard;
 use crate::pods;
 use crate::pool::{PoolSize, usable_memory};
 use crate::reload::{InForce, LiveConfig};
@@ -73,8 +72,6 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
         return Err(start.end_by_signal());
     };
     let daemon = Arc::new(daemon);
-    orphan_guard::start(daemon.mounted())
-        .map_err(|error| Failure::Failed(format!("cannot start the helper process: {error}")))?;
     let manager = Arc::new(ServiceManager::from_environment());
     let live = match live_config(arguments, &config, (&daemon, &start), control) {
         Ok(Some(live)) => live,
@@ -254,6 +251,12 @@ fn start_daemon(
     config.mount.allow_other = arguments.allow_other.then_some(true);
     config.mount.replace = arguments.replace;
     config.mount.flags = flags_of(arguments, config.volume.as_ref());
+    // The running program, even if its file has been replaced.
+    config.guard = Some(GuardProgram {
+        name: "umemcg".into(),
+        path: "/proc/self/exe".into(),
+        arguments: vec!["__orphan-guard".into()],
+    });
     let classifier: Arc<dyn Classifier> = Arc::clone(processes) as _;
     let (opened_in, volume, timeout) = (Arc::clone(engine), config.volume.clone(), arguments.flush_timeout);
     let open = move || when_free(|| Daemon::open(&opened_in, volume.as_ref()), timeout);

@@ -24,6 +24,7 @@ use crate::classify::Classifier;
 use crate::data_fs::{DataFs, Lifetimes};
 use crate::heartbeat::ReaderWatch;
 use crate::mount::{MountError, MountOptions, Mounted, Unmount};
+use crate::orphan_guard::{GuardProgram, OrphanGuard};
 use crate::session::{Filesystem, Session, SessionConfig, SessionError};
 use spare_thread::SpareThread;
 
@@ -35,6 +36,8 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 const LISTING_TIME: Duration = Duration::from_secs(1);
 /// The time allowed for threads to end after their mount is gone; one may hang in a store.
 const THREADS_END_WITHIN: Duration = Duration::from_secs(2);
+/// The time allowed for threads to end before the helper is left to the end of the process.
+const DISMISSED_WITHIN: Duration = Duration::from_millis(200);
 
 /// The configuration of a daemon.
 #[derive(Debug, Clone)]
@@ -49,6 +52,10 @@ pub struct DaemonConfig {
     pub lifetimes: Lifetimes,
     /// Threads.
     pub session: SessionConfig,
+    /// The helper that ends the mount if this process is killed; without one, programs may then
+    /// wait for ever. It acts when the main thread ends, and goes with the [`Daemon`]. See
+    /// [`crate::orphan_guard`].
+    pub guard: Option<GuardProgram>,
 }
 
 impl DaemonConfig {
@@ -63,6 +70,7 @@ impl DaemonConfig {
             mount,
             lifetimes: Lifetimes::default(),
             session: SessionConfig::default(),
+            guard: None,
         }
     }
 
@@ -80,6 +88,7 @@ impl DaemonConfig {
             mount: MountOptions { backing, ..MountOptions::new("umemcg", source.as_ref()) },
             lifetimes: Lifetimes::default(),
             session: SessionConfig::default(),
+            guard: None,
         }
     }
 
@@ -91,6 +100,7 @@ impl DaemonConfig {
             mount: MountOptions::new("umemcg", "volumes"),
             lifetimes: Lifetimes::default(),
             session: SessionConfig::default(),
+            guard: None,
         }
     }
 }
@@ -107,6 +117,9 @@ pub enum DaemonError {
     /// It cannot be served.
     #[error(transparent)]
     Session(#[from] SessionError),
+    /// The helper cannot be started.
+    #[error("cannot start the helper process: {0}")]
+    Guard(#[source] io::Error),
     /// The system refused a thread.
     #[error("cannot start serving: {0}")]
     System(#[from] io::Error),
@@ -164,6 +177,7 @@ pub struct Daemon {
     data: Served,
     control: Option<Served>,
     spare: SpareThread,
+    guard: Option<OrphanGuard>,
 }
 
 impl Daemon {
@@ -207,7 +221,11 @@ impl Daemon {
         let serving: Arc<dyn Filesystem> = Arc::clone(&filesystem) as _;
         let data = Served::start(&config.point, &config.mount, serving, config.session)?;
         tracing::info!(point = %data.mounted.point().display(), "serving");
-        Ok(Self { engine: Arc::clone(engine), volumes, filesystem, data, control: None, spare })
+        let engine = Arc::clone(engine);
+        let mut daemon = Self { engine, volumes, filesystem, data, control: None, spare, guard: None };
+        let guard = config.guard.as_ref().map(|program| OrphanGuard::start(program, daemon.mounted()));
+        daemon.guard = guard.transpose().map_err(DaemonError::Guard)?;
+        Ok(daemon)
     }
 
     /// Mounts control files at `point`, and serves them as long as the volume.
@@ -391,6 +409,12 @@ impl Drop for Daemon {
         let _ = self.data.mounted.unmount(Unmount::ByForce);
         if let Some(control) = &self.control {
             let _ = control.mounted.unmount(Unmount::ByForce);
+        }
+        // As long as a thread waits, the helper stays until this process has ended.
+        if let Some(guard) = &mut self.guard
+            && self.data.session.wait(Some(DISMISSED_WITHIN))
+        {
+            guard.dismiss();
         }
     }
 }

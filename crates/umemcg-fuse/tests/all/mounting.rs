@@ -3,11 +3,17 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
+use std::time::Instant;
 
 use crate::common::{Memory, TIMEOUT, TestMount, can_mount};
 use rustix::io::Errno;
+use umemcg::{Engine, EngineConfig};
 use umemcg_fuse::mountinfo::mount_at;
-use umemcg_fuse::{MountError, MountOptions, Mounted, Session, SessionConfig, Unmount};
+use umemcg_fuse::{
+    Daemon, DaemonConfig, GuardProgram, MountError, MountOptions, Mounted, RootOnly, Session, SessionConfig,
+    Unmount,
+};
 
 fn options() -> MountOptions {
     MountOptions::new("umemcg-test", "some, \\source")
@@ -171,4 +177,33 @@ fn an_ordinary_user_mounts_with_the_helper() {
     let text =
         [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+#[test]
+fn a_helper_of_a_daemon_goes_with_its_mount() {
+    if !can_mount() {
+        return;
+    }
+    let (data, mnt) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let said = data.path().join("said");
+    let script = format!("echo $$ \"$@\" >{0}.new; mv {0}.new {0}; exec sleep 600", said.display());
+    let engine = Engine::new(EngineConfig::new(16 << 20)).unwrap();
+    let everybody = Arc::new(RootOnly(Arc::clone(engine.root())));
+    let mut config = DaemonConfig::new(data.path(), mnt.path());
+    let arguments = ["-c", &script, "sh", "helper"].map(Into::into).to_vec();
+    config.guard = Some(GuardProgram { name: "sh".into(), path: "/bin/sh".into(), arguments });
+    let daemon = Daemon::start(&engine, everybody, &config).unwrap();
+    let deadline = Instant::now() + TIMEOUT;
+    while !said.exists() {
+        assert!(Instant::now() < deadline, "no helper was started");
+        std::thread::yield_now();
+    }
+    let (said, device) = (fs::read_to_string(said).unwrap(), daemon.mounted().device_number());
+    let (helper, told) = said.split_once(' ').unwrap();
+    let own = std::process::id();
+    assert_eq!(told, format!("helper {} {device} {own}\n", daemon.mounted().point().display()));
+    assert!(Path::new("/proc").join(helper).exists());
+    assert_eq!(daemon.shut_down(Instant::now() + TIMEOUT), []);
+    drop(daemon);
+    assert!(!Path::new("/proc").join(helper).exists());
 }

@@ -31,6 +31,7 @@ mod object_programs;
 mod object_scale;
 #[cfg(feature = "object")]
 mod objects;
+mod orphan_guard;
 mod outside_changes;
 mod payers;
 mod programs;

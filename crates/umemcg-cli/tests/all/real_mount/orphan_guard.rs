@@ -1,0 +1,52 @@
+//! The helper that ends the mount of a killed daemon.
+
+use std::io::{Read, Write};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use umemcg_fuse::mountinfo::mount_at;
+
+use crate::harness::{Mount, PROGRAM, needs_mount, patiently, until};
+
+/// Stands for a daemon: a thread of it ends first, then its main thread, and one stays, as one does
+/// that waits in the kernel and cannot be killed.
+const DAEMON: &str = "
+import ctypes, platform, sys, threading, time
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+other = threading.Thread(target=sys.stdin.read, args=(1,))
+other.start()
+other.join()
+print(end='.', flush=True)
+sys.stdin.read(1)
+ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[platform.machine()], 0)
+";
+
+#[test]
+fn the_helper_waits_for_the_main_thread_alone() {
+    needs_mount!();
+    let mut mount = Mount::start();
+    let device = mount_at(&mount.mnt()).unwrap().unwrap().device;
+    let mut daemon = Command::new("python3");
+    daemon.args(["-c", DAEMON]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut daemon = daemon.spawn().unwrap();
+    let mut helper = Command::new(PROGRAM);
+    helper.arg("__orphan-guard").arg(mount.mnt()).arg(device).arg(daemon.id().to_string());
+    let mut helper = helper.spawn().unwrap();
+    daemon.stdin.as_mut().unwrap().write_all(b".").unwrap();
+    assert_eq!(daemon.stdout.as_mut().unwrap().read(&mut [0]).unwrap(), 1);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(helper.try_wait().unwrap().is_none(), "another thread has ended");
+    mount.mnt().metadata().unwrap();
+    daemon.stdin.as_mut().unwrap().write_all(b".").unwrap();
+    assert!(patiently(None, &mut helper).success());
+    assert!(daemon.try_wait().unwrap().is_none(), "a thread of it is left");
+    let cut_off = [Errno::NOTCONN, Errno::CONNABORTED].map(|errno| Some(errno.raw_os_error()));
+    until("programs get errors", || match mount.mnt().metadata() {
+        Ok(_) => !crate::harness::is_mounted(&mount.mnt()),
+        Err(error) => cut_off.contains(&error.raw_os_error()),
+    });
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    mount.wait();
+}

@@ -1,0 +1,113 @@
+//! The helper process to abort the FUSE connection of a killed daemon.
+//!
+//! The kernel ends a FUSE mount when the last thread of its daemon is gone. But a thread in an
+//! invalidation of pages or names waits, unkillably, for requests in progress. Once the daemon is
+//! killed, no thread answers those requests. The thread would wait for the requests, the mount for
+//! the thread, and every program using the mount with them, for ever. So a daemon starts a helper,
+//! a program of the caller's choice that calls [`run`]. It waits until the daemon's main thread has
+//! ended, even if other threads remain, and then ends the mount.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+
+use crate::classify::proc_files::{open_pidfd, read_status};
+use crate::mount::{Mounted, Unmount, unmount};
+use crate::mountinfo::mount_at;
+
+/// How often to look whether the daemon's main thread has ended: its pidfd tells no more than the
+/// end of all threads.
+const LOOK_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// A program that runs the helper. It gets three arguments more: the mount point, the
+/// `major:minor` of the mount, and the daemon's process id. It is to call [`run`] with them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuardProgram {
+    /// Its name for itself, `argv[0]`.
+    pub name: OsString,
+    /// The program, such as `/proc/self/exe`: this one, even if its file has been replaced.
+    pub path: PathBuf,
+    /// The arguments before these.
+    pub arguments: Vec<OsString>,
+}
+
+/// A running helper. Left alone it acts when this process's main thread ends.
+#[derive(Debug)]
+pub(crate) struct OrphanGuard(Child);
+
+impl OrphanGuard {
+    /// Starts the helper for a mount of this process.
+    ///
+    /// # Errors
+    /// When the process cannot be started.
+    pub(crate) fn start(program: &GuardProgram, mounted: &Mounted) -> io::Result<Self> {
+        let mut command = Command::new(&program.path);
+        command.arg0(&program.name).args(&program.arguments);
+        command.arg(mounted.point()).arg(mounted.device_number()).arg(std::process::id().to_string());
+        // In its own process group, so that a Ctrl-C for the daemon does not end the helper first.
+        command.current_dir("/").process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().map(Self)
+    }
+
+    /// Ends the helper of a mount that no thread waits for any more.
+    pub(crate) fn dismiss(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Waits until the main thread of a daemon has ended, then aborts the connection of its mount, or
+/// unmounts it if the connection cannot be reached.
+///
+/// # Errors
+/// When the daemon's end cannot be watched, or the mount remains.
+pub fn run(point: &Path, device: &str, daemon: u32) -> io::Result<()> {
+    let minor = device.split_once(':').map_or("", |(_, minor)| minor);
+    let mut abort = open_abort(minor);
+    wait_for_end(daemon)?;
+    let is_aborted = abort.as_mut().is_some_and(|abort| abort.write_all(b"1").is_ok());
+    let is_there = || mount_at(point).is_ok_and(|at| at.is_some_and(|mount| mount.device == device));
+    if is_aborted || !is_there() { Ok(()) } else { unmount(point, Unmount::ByForce) }
+}
+
+fn wait_for_end(daemon: u32) -> io::Result<()> {
+    let pidfd = match open_pidfd(daemon) {
+        Ok(pidfd) => pidfd,
+        Err(Errno::SRCH) => return Ok(()),
+        Err(errno) => return Err(errno.into()),
+    };
+    // A status that cannot be read says nothing.
+    while !read_status(daemon).is_some_and(|status| status.is_zombie) {
+        let mut ends = [PollFd::new(&pidfd, PollFlags::IN)];
+        match poll(&mut ends, Some(&LOOK_INTERVAL)) {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => break,
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Opens the abort file of a connection. The open file refers to this connection even after the
+/// mount is detached; its number may be reused by another connection.
+fn open_abort(minor: &str) -> Option<File> {
+    let path = format!("/sys/fs/fuse/connections/{minor}/abort");
+    File::options().write(true).open(path).ok().or_else(|| {
+        // The control file system may not be mounted; it can be used without a mount point.
+        let control = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC).ok()?;
+        fsconfig_create(control.as_fd()).ok()?;
+        let files = fsmount(control.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty()).ok()?;
+        let how = OFlags::WRONLY | OFlags::CLOEXEC;
+        Some(rustix::fs::openat(&files, format!("{minor}/abort"), how, Mode::empty()).ok()?.into())
+    })
+}
