@@ -198,10 +198,9 @@ impl World {
         let groups = [group(a)?, group(b)?, group(both)?];
         let by_process = Arc::new(ByProcess { others: Arc::clone(engine.root()), groups: Mutex::default() });
         let classifier: Arc<dyn Classifier> = Arc::clone(&by_process) as _;
-        let mut config = DaemonConfig::new(data.path(), mnt.path());
-        config.guard = Some(Programs::default().guard()?);
+        let guard = Some(Programs::default().guard()?);
+        let config = DaemonConfig { guard, ..DaemonConfig::new(data.path(), mnt.path()) };
         let daemon = Daemon::start(&engine, classifier, &config).map_err(Failure::at("cannot mount"))?;
-        let time = choice.time(SAMPLE_S, options.scale);
         let kernel = if choice.compared { None } else { KernelGroups::make() };
         let mut world = Self {
             engine,
@@ -212,7 +211,7 @@ impl World {
             data,
             mnt,
             nr_files,
-            time,
+            time: choice.time(SAMPLE_S, options.scale),
             nr_refused: Cell::new(0),
             rates: [0.0; 2],
             cpu_alone: 0.0,

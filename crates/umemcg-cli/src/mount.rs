@@ -251,12 +251,7 @@ fn start_daemon(
     config.mount.allow_other = arguments.allow_other.then_some(true);
     config.mount.replace = arguments.replace;
     config.mount.flags = flags_of(arguments, config.volume.as_ref());
-    // The running program, even if its file has been replaced.
-    config.guard = Some(GuardProgram {
-        name: "umemcg".into(),
-        path: "/proc/self/exe".into(),
-        arguments: vec!["__orphan-guard".into()],
-    });
+    config.guard = Some(guard());
     let classifier: Arc<dyn Classifier> = Arc::clone(processes) as _;
     let (opened_in, volume, timeout) = (Arc::clone(engine), config.volume.clone(), arguments.flush_timeout);
     let open = move || when_free(|| Daemon::open(&opened_in, volume.as_ref()), timeout);
@@ -277,6 +272,12 @@ fn start_daemon(
         daemon.mount_control(point, &options, files, session).map_err(failure)?;
     }
     Ok(Some(daemon))
+}
+
+/// Returns the helper that ends the mount: the running program, even if its file has been replaced.
+fn guard() -> GuardProgram {
+    let (path, arguments) = ("/proc/self/exe".into(), vec!["__orphan-guard".into()]);
+    GuardProgram { name: "umemcg".into(), path, arguments }
 }
 
 /// Returns the flags of the mount. Adds the read-only flag for a read-only volume.
