@@ -1,6 +1,8 @@
 //! Which files the kernel keeps pages of when a group streams, with a kernel that the test plays.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crate::common::page_kernel::{PAGE, World};
 use crate::common::{ROOT, name};
@@ -18,7 +20,18 @@ fn use_once(world: &World, file: &Arc<dyn VolumeFile>) -> KernelCaching {
     if caching == KernelCaching::Bypass {
         file.read(&world.group, 0, (NR_PAGES * PAGE) as usize).unwrap();
     } else {
-        world.read(file, 0, NR_PAGES);
+        // Reclaim waits for what the kernel was asked for.
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    world.kernel.obey();
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+            });
+            world.read(file, 0, NR_PAGES);
+            is_over.store(true, Ordering::Relaxed);
+        });
     }
     world.kernel.obey();
     caching
