@@ -170,6 +170,26 @@ fn functions_fit_on_a_screen() {
     assert_eq!(nr_known, LONG_FUNCTIONS.len(), "an entry of LONG_FUNCTIONS is not needed any more");
 }
 
+/// Most crates have none, and to look for them in each costs a build of its documentation.
+#[test]
+fn a_crate_with_examples_has_them_run() {
+    const KINDS: [&str; 5] = ["", "rust", "no_run", "should_panic", "compile_fail"];
+    let mut nr_run = 0;
+    for (name, text) in rust_files() {
+        let Some((package, _)) = name.split_once("/src/") else { continue };
+        let manifest = fs::read_to_string(root().join(package).join("Cargo.toml")).unwrap();
+        let fences = text.lines().filter_map(|line| {
+            let line = line.trim_start();
+            line.strip_prefix("/// ```").or_else(|| line.strip_prefix("//! ```"))
+        });
+        // Each second one closes a block.
+        let nr = fences.step_by(2).filter(|kind| KINDS.contains(kind)).count();
+        assert!(nr == 0 || !manifest.contains("doctest = false"), "{name} has {nr} examples that do not run");
+        nr_run += nr;
+    }
+    assert!(nr_run > 10, "{nr_run}");
+}
+
 #[test]
 fn unsafe_code_stays_where_it_belongs() {
     for entry in fs::read_dir(root().join("crates")).unwrap() {

@@ -1,7 +1,7 @@
 //! Which files the kernel keeps pages of when a group streams, with a kernel that the test plays.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use crate::common::page_kernel::{PAGE, World};
@@ -20,21 +20,24 @@ fn use_once(world: &World, file: &Arc<dyn VolumeFile>) -> KernelCaching {
     if caching == KernelCaching::Bypass {
         file.read(&world.group, 0, (NR_PAGES * PAGE) as usize).unwrap();
     } else {
-        // Reclaim waits for what the kernel was asked for.
-        let is_over = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !is_over.load(Ordering::Relaxed) {
-                    world.kernel.obey();
-                    std::thread::sleep(Duration::from_micros(100));
-                }
-            });
-            world.read(file, 0, NR_PAGES);
-            is_over.store(true, Ordering::Relaxed);
-        });
+        world.read(file, 0, NR_PAGES);
     }
     world.kernel.obey();
     caching
+}
+
+/// Does work while the kernel does at once what it is asked for: a read may wait for that.
+fn promptly(world: &World, work: impl FnOnce()) {
+    std::thread::scope(|scope| {
+        let (over, is_over) = mpsc::channel::<()>();
+        scope.spawn(move || {
+            while is_over.recv_timeout(Duration::from_micros(100)) == Err(RecvTimeoutError::Timeout) {
+                world.kernel.obey();
+            }
+        });
+        work();
+        drop(over);
+    });
 }
 
 /// Reads new files with this prefix, each once; returns how many the kernel was to keep.
@@ -83,8 +86,10 @@ fn a_stream_ends_when_files_are_read_again() {
 fn a_loop_that_does_not_fit_is_no_stream() {
     let world = World::new(ROOM);
     let nr = NR_FILES_OF_ROOM * 3 / 2;
-    stream(&world, "f", nr);
-    (0..7).for_each(|_| _ = repeat(&world, "f", nr));
+    promptly(&world, || {
+        stream(&world, "f", nr);
+        (0..7).for_each(|_| _ = repeat(&world, "f", nr));
+    });
     let nr_kept = repeat(&world, "f", nr);
     assert!(nr_kept > nr as usize * 3 / 4, "{nr_kept}");
 }
