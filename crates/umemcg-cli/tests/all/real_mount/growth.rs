@@ -23,8 +23,10 @@ const GROUP: &str = "tenant";
 /// Files of each kind that a tenant uses: enough that one of them without a charge is seen.
 const NR: usize = 4_000;
 /// What the daemon may keep beside the charges of a step: what `SEMANTICS.md` lists as bounded, a
-/// request's buffers, unused pieces of the heap, stacks of threads.
+/// request's buffers, unused pieces of the heap.
 const UNCHARGED_BYTES_MAX: u64 = 4 << 20;
+/// The same for each thread that it has started meanwhile: its stack, and its pieces of the heap.
+const THREAD_BYTES_MAX: u64 = 128 << 10;
 
 /// What a tenant holds on to.
 type Held = Box<dyn Any>;
@@ -253,7 +255,9 @@ fn what_a_tenant_makes_grow_is_charged_or_bounded() {
         .good();
     fs::write(tenant.group.join("tasks"), "0").unwrap();
 
-    let seen = || (mount.daemon_memory("VmRSS"), mount.named_bytes(""));
+    let tasks = format!("/proc/{}/task", mount.pid().as_raw_nonzero());
+    let nr_threads = || fs::read_dir(&tasks).unwrap().count() as u64;
+    let seen = || (mount.daemon_memory("VmRSS"), mount.named_bytes(""), nr_threads());
     let mut all_held = Vec::new();
     let mut wrong = Vec::new();
     for growth in GROWTHS {
@@ -261,9 +265,12 @@ fn what_a_tenant_makes_grow_is_charged_or_bounded() {
         all_held.push((growth.grow)(&tenant));
         let after = seen();
         let (resident, charged) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
-        let line = format!("{}: {resident} bytes resident, {charged} charged", growth.what);
+        let nr_started = after.2.saturating_sub(before.2);
+        let line =
+            format!("{}: {resident} bytes resident, {charged} charged, {nr_started} threads", growth.what);
         eprintln!("{line}");
-        if resident > charged * 5 / 4 + UNCHARGED_BYTES_MAX || charged < growth.charged_min {
+        let most = charged * 5 / 4 + UNCHARGED_BYTES_MAX + nr_started * THREAD_BYTES_MAX;
+        if resident > most || charged < growth.charged_min {
             wrong.push(line);
         }
     }
