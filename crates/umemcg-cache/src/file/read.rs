@@ -219,11 +219,11 @@ impl File {
         readahead: &Readahead,
     ) -> Option<NewPages<'_>> {
         let needed = last - page + 1;
-        // Above its `memory.high` a group is slowed in proportion to its charges, so charge only
-        // the requested pages.
-        let is_over_high = self.cache.reclaimer().is_over_high(group);
+        // Only the requested pages: above its `memory.high` a group is slowed in proportion to its
+        // charges.
+        let is_exact = self.is_read_ahead_above() || self.cache.reclaimer().is_over_high(group);
         let window_max = self.window_max(group, readahead);
-        let window = if is_over_high { needed } else { readahead.plan(first, (page, needed), window_max) };
+        let window = if is_exact { needed } else { readahead.plan(first, (page, needed), window_max) };
         // Up to the last page of the file; beyond it there is nothing to read ahead.
         let file_end = self.len().div_ceil(PAGE_SIZE_U64);
         let window_end = (page + window).min(file_end).max(last + 1);

@@ -7,9 +7,11 @@
 //!   the lowest limit
 //! - reads of the store while no other read waits to be begun, up to half of the group's part
 //!
-//! If it gets less, the window ends there, and the rest is tried again a little later. Where
-//! another cache above has the pages, that cache reads ahead; here a window is read only when a
-//! part of it is requested.
+//! If it gets less, the window ends there, and the rest is tried again a little later.
+//!
+//! Where another cache above has the pages, that cache reads ahead, and its requests may come out
+//! of order: pages beyond a request may be in it already. So here only what is requested is read;
+//! or where a request costs a round trip, the window around it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,6 +29,11 @@ impl File {
     /// Returns whether windows are begun before their reader reaches them.
     pub(super) fn reads_ahead(&self) -> bool {
         self.begins_reads() && !self.is_kept_above()
+    }
+
+    /// Returns whether nothing is read but what is requested, as a cache above reads ahead.
+    pub(super) fn is_read_ahead_above(&self) -> bool {
+        self.is_kept_above() && !self.begins_reads()
     }
 
     /// Returns the largest window for a reader, in pages.

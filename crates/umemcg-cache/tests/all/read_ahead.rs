@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::late_store::{Answer, Answerer, LateStore};
 use crate::common::steps::{Steps, Wanted};
-use crate::common::{Pool, group, pattern, pool};
+use crate::common::{MemStore, Pool, group, pattern, pool};
 use umemcg_cache::{File, FileError, ReadStep, Readahead};
 use umemcg_group::Group;
 
@@ -407,6 +407,23 @@ fn a_file_that_is_closed_beside_a_window_goes_with_it() {
     tenant.drain_stocks();
     assert!(tenant.usage_bytes() < 64 << 10);
     drop(pool);
+}
+
+/// The cache above reads ahead, and may have been given what lies beyond a request meanwhile.
+#[test]
+fn no_more_of_a_file_that_is_kept_above_is_read_than_asked() {
+    let (pool, data) = (pool(128 << 20), pattern(7, 0, 4 * MIB));
+    let tenant = group(&pool, "t", 64 << 20);
+    let file = pool.open_file(MemStore::with(&data), data.len() as u64).unwrap();
+    file.set_kept_above(true);
+    let readahead = Readahead::new();
+    for at in (0..data.len()).step_by(STEP) {
+        let pages = file.read(&tenant, at as u64, STEP, &readahead).unwrap();
+        assert!(pages.to_vec() == data[at..at + STEP]);
+        drop(pages);
+        assert_eq!(file.give_up_clean(at as u64, STEP as u64), (STEP / PAGE) as u64);
+        assert_eq!(file.nr_cached_pages(), 0, "beyond {at}");
+    }
 }
 
 #[test]
