@@ -201,7 +201,9 @@ impl File {
         claim: Option<&mut RequestClaim>,
     ) -> Result<Option<NewPages<'_>>, FileError> {
         let is_within = claim.as_ref().is_none_or(|claim| !claim.is_made());
-        let within = if is_within { self.new_pages(group, first, missing, 1, claim.is_some()) } else { None };
+        // None of them is a surplus: the reserve below the limit of a group with marks is theirs.
+        let new_pages = || self.new_pages(group, first, missing, missing, claim.is_some());
+        let within = if is_within { new_pages() } else { None };
         match claim {
             Some(claim) if within.is_none() && !self.is_memory() => {
                 if is_within {

@@ -11,15 +11,16 @@ use umemcg_group::{Group, StatItem};
 
 const PAGE: u64 = 4096;
 
-/// This many pages and no more.
+/// This many pages and no more, and how often it was asked.
 #[derive(Debug)]
 struct Quota {
     free: AtomicU64,
+    nr_asked: AtomicU64,
 }
 
 impl Quota {
     fn of(pages: u64) -> Arc<Self> {
-        Arc::new(Self { free: AtomicU64::new(pages) })
+        Arc::new(Self { free: AtomicU64::new(pages), nr_asked: AtomicU64::new(0) })
     }
     fn free(&self) -> u64 {
         self.free.load(Ordering::Relaxed)
@@ -29,6 +30,7 @@ impl Quota {
 impl PageQuota for Quota {
     fn take_up_to(&self, nr: u64) -> u64 {
         let mut taken = 0;
+        self.nr_asked.fetch_add(1, Ordering::Relaxed);
         let _ = self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| {
             taken = nr.min(free);
             Some(free - taken)
@@ -67,6 +69,28 @@ fn written_data_is_read_back_and_is_unevictable_shmem() {
     pool.force_empty(&tenant);
     assert_eq!(stat(&tenant, StatItem::Shmem), bytes);
     assert_eq!(read_all(&file, &tenant), all);
+}
+
+/// A round of its own for each page, after larger ones that were refused, would cost more than the
+/// copy.
+#[test]
+fn a_write_in_the_reserve_of_the_marks_is_one_round() {
+    const MIB: u64 = 1 << 20;
+    let pool = pool(16 << 20);
+    let tenant = group(&pool, "tenant", 12 * MIB);
+    pool.reclaimer().set_high_wmark_distance(&tenant, 6 * MIB).unwrap();
+    pool.reclaimer().set_low_wmark_distance(&tenant, 5 * MIB).unwrap();
+    let quota = Quota::of(u64::MAX / 2);
+    let file = file(&pool, &quota);
+    let text = pattern(1, 0, 128 << 10);
+    let mut rounds = Vec::new();
+    // The workers can free nothing of it.
+    for offset in (0..11 * MIB).step_by(text.len()) {
+        let before = quota.nr_asked.load(Ordering::Relaxed);
+        assert_eq!(file.write(&tenant, offset, &text).unwrap(), text.len());
+        rounds.push(quota.nr_asked.load(Ordering::Relaxed) - before);
+    }
+    assert!(rounds.iter().all(|&nr| nr == 1), "{rounds:?}");
 }
 
 #[test]
