@@ -10,8 +10,8 @@
 //! If it gets less, the window ends there, and the rest is tried again a little later.
 //!
 //! Where another cache above has the pages, that cache reads ahead, and its requests may come out
-//! of order: pages beyond a request may be in it already. So here only what is requested is read;
-//! or where a request costs a round trip, the window around it.
+//! of order: pages beyond a request may be in it already. So here only what is requested is read,
+//! of requests past that cache, too; or where a request costs a round trip, the window around it.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -91,6 +91,7 @@ fn a_write_in_the_reserve_of_the_marks_is_one_round() {
         rounds.push(quota.nr_asked.load(Ordering::Relaxed) - before);
     }
     assert!(rounds.iter().all(|&nr| nr == 1), "{rounds:?}");
+    assert_eq!(stat(&tenant, StatItem::AllocStall), 0);
 }
 
 #[test]
