@@ -84,7 +84,7 @@ fn the_transcript_of_a_limited_shell() {
          echo $$ > A/tasks\n\
          cat A/memory.limit_in_bytes A/memory.usage_in_bytes A/memory.failcnt\n\
          grep -c ^total_ A/memory.stat\n\
-         [ \"$(head -1 A/cgroup.procs)\" = $$ ] && echo member\n\
+         grep -qx $$ A/cgroup.procs && echo member\n\
          cat A/memory.use_hierarchy");
     let lines: Vec<&str> = shown.lines().collect();
     assert_eq!(lines[..3], ["67108864", "0", "0"]);
