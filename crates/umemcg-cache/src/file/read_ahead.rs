@@ -9,9 +9,10 @@
 //!
 //! If it gets less, the window ends there, and the rest is tried again a little later.
 //!
-//! Where another cache above has the pages, that cache reads ahead, and its requests may come out
-//! of order: pages beyond a request may be in it already. So here only what is requested is read,
-//! of requests past that cache, too; or where a request costs a round trip, the window around it.
+//! A cache above reads ahead itself, and its requests may come out of order: pages beyond a request
+//! may have been handed over already. So for such a file only the requested pages are read, or,
+//! where a request costs a round trip, a window around them. A request past that cache has no
+//! read-ahead of its own either.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,7 +32,7 @@ impl File {
         self.begins_reads() && !self.is_kept_above()
     }
 
-    /// Returns whether nothing is read but what is requested, as a cache above reads ahead.
+    /// Returns whether to read requested pages only, because a cache above reads ahead.
     pub(super) fn is_read_ahead_above(&self) -> bool {
         self.is_kept_above() && !self.begins_reads()
     }

@@ -201,7 +201,7 @@ impl File {
         claim: Option<&mut RequestClaim>,
     ) -> Result<Option<NewPages<'_>>, FileError> {
         let is_within = claim.as_ref().is_none_or(|claim| !claim.is_made());
-        // None of them is a surplus: the reserve below the limit of a group with marks is theirs.
+        // All of them are requested, so none is refused for the reserve of a group with marks.
         let new_pages = || self.new_pages(group, first, missing, missing, claim.is_some());
         let within = if is_within { new_pages() } else { None };
         match claim {

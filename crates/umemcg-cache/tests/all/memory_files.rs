@@ -71,8 +71,7 @@ fn written_data_is_read_back_and_is_unevictable_shmem() {
     assert_eq!(read_all(&file, &tenant), all);
 }
 
-/// A round of its own for each page, after larger ones that were refused, would cost more than the
-/// copy.
+/// One round for each page would cost more than the copy.
 #[test]
 fn a_write_in_the_reserve_of_the_marks_is_one_round() {
     const MIB: u64 = 1 << 20;

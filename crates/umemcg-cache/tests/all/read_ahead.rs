@@ -409,7 +409,7 @@ fn a_file_that_is_closed_beside_a_window_goes_with_it() {
     drop(pool);
 }
 
-/// The cache above reads ahead, and may have been given what lies beyond a request meanwhile.
+/// Pages beyond a request may have been handed over already.
 #[test]
 fn no_more_of_a_file_that_is_kept_above_is_read_than_asked() {
     let (pool, data) = (pool(128 << 20), pattern(7, 0, 4 * MIB));

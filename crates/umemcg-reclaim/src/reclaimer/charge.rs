@@ -155,9 +155,9 @@ impl Reclaimer {
     }
 
     /// Returns the lowest level with background reclaim where `bytes` more would use its reserve:
-    /// half of the memory between its low mark and its limit, kept for what a request has asked
-    /// for. Without a reserve, a burst of read-ahead fills a small group completely, and the next
-    /// page really needed finds no room before the workers have run.
+    /// half of the memory between its low mark and its limit, kept for requested pages. Without a
+    /// reserve, a burst of read-ahead fills a small group completely, and the next page really
+    /// needed finds no room before the workers have run.
     fn level_short_of_reserve(&self, group: &Arc<Group>, bytes: u64) -> Option<Arc<Group>> {
         let eats = |at: &&Arc<Group>| {
             let start = self.low_mark(at);
