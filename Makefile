@@ -78,7 +78,7 @@ test: deps-test ## unit, property and real-mount tests, and the examples of the 
 	$(NEXTEST)
 	$(CARGO) test $(ALL) --doc
 
-flaky: deps-test ## repeat the suite FLAKY_RUNS times, every second time beside load, and each short test program FLAKY_REPEATS times; names what failed once
+flaky: deps-test ## repeat the suite FLAKY_RUNS times, every second time beside load, which is each short test program FLAKY_REPEATS times; names what failed once
 	scripts/flaky.py $(FLAKY_RUNS) $(FLAKY_REPEATS) "$(TARGET)/flaky" $(NEXTEST)
 
 test-kernel-pages: deps-test ## the real-mount tests again, with the kernel's page cache in place of the daemon's

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Repeats the tests until one fails by chance, and names those that did.
 
-Runs the whole suite RUNS times, every second time beside processes that keep all processors busy, then each test
-program whose tests take less than ten seconds together REPEATS times. Every run's output is kept below the
-directory given; a test that failed is printed with the output of its first failure. Exits with 1 if any failed.
+Runs the whole suite RUNS times, every second time beside load, and each test program whose tests take less than ten
+seconds together REPEATS times. These repeats are the load; once none is left, processes that keep all processors busy
+are. Every run's output is kept below the directory given; a test that failed is printed with the output of its first
+failure. Exits with 1 if any failed.
 
 No session has the hours for many runs, so with CI_RECORD each run is a line of .ci/flaky.tsv, with its commit, and the
 end says how many there were since the last failure, at whichever commits.
@@ -17,9 +18,12 @@ import pathlib
 import re
 import subprocess
 import sys
+import threading
 import time
 
 SHORT_SECONDS = 10
+# As many repeats of a program as one command runs: the end of the suite waits for no more.
+NR_AT_ONCE = 5
 ENDED = re.compile(r"^ +(?:TRY \d+ )?([A-Z]+)(?: \+ LEAK)? \[ *>?([0-9.]+)s\] (?:[(\[][^)\]]*[)\]] )*(\S+)(?: (\S+))?$")
 
 
@@ -68,7 +72,7 @@ def main():
     directory.mkdir(parents=True, exist_ok=True)
     failures = collections.defaultdict(list)
     nr_bad = 0
-    seconds = collections.Counter()
+    nr_left = collections.Counter()
 
     def count(what, log, outcome, kind, nr):
         nonlocal nr_bad
@@ -81,29 +85,48 @@ def main():
         print(f"{what}: {len(tests)} tests, {len(failed)} failed, exit code {code}", *failed, sep="\n    ", flush=True)
         return tests
 
+    def repeat():
+        """Runs the program with most repeats left a few times."""
+        program = max(sorted(nr_left), key=nr_left.get)
+        nr = min(NR_AT_ONCE, nr_left[program])
+        log = directory / f"{program.replace('::', '-').replace('/', '-')}-{nr_left[program]}.log"
+        nr_left[program] -= nr
+        repeated = ["--stress-count", str(nr), "-E", f"binary_id(={program})"]
+        count(f"{program}, {nr} times", log, run(command + repeated, log), program, nr)
+
+    def load(has_ended):
+        while not has_ended.is_set() and +nr_left:
+            repeat()
+        busy = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(os.cpu_count())]
+        has_ended.wait()
+        for process in busy:
+            process.kill()
+            process.wait()
+
     for number in range(1, nr_runs + 1):
         is_loaded = number % 2 == 0
-        busy = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(is_loaded * os.cpu_count())]
+        has_ended = threading.Event()
+        beside = threading.Thread(target=load, args=(has_ended,))
+        if is_loaded:
+            beside.start()
         started = time.monotonic()
         log = directory / f"run-{number}.log"
         try:
             outcome = run(command, log)
+            took = time.monotonic() - started
         finally:
-            for process in busy:
-                process.kill()
-                process.wait()
-        took = time.monotonic() - started
+            has_ended.set()
+            if is_loaded:
+                beside.join()
         where = SUITE[is_loaded]
         tests = count(f"run {number} of {nr_runs}, {where}, {took:.0f} s", log, outcome, where, 1)
-        if number == 1:
+        if number == 1 and nr_repeats:
+            seconds = collections.Counter()
             for program, _, test_seconds, _ in tests:
                 seconds[program] += test_seconds
-
-    short = sorted(program for program in seconds if seconds[program] < SHORT_SECONDS) if nr_repeats else []
-    for program in short:
-        log = directory / f"{program.replace('::', '-').replace('/', '-')}.log"
-        repeated = ["--stress-count", str(nr_repeats), "-E", f"binary_id(={program})"]
-        count(f"{program}, {nr_repeats} times", log, run(command + repeated, log), program, nr_repeats)
+            nr_left.update({program: nr_repeats for program in seconds if seconds[program] < SHORT_SECONDS})
+    while +nr_left:
+        repeat()
 
     for test, found in sorted(failures.items()):
         print(f"\n{test}: failed {len(found)} times: " + "; ".join(what for what, _ in found))
@@ -115,7 +138,7 @@ def main():
     nr_idle, nr_loaded = (counts[where] for where in SUITE)
     least = min((nr for what, nr in counts.items() if what not in SUITE), default=0)
     print(f"since the last failure: {nr_idle} runs idle, {nr_loaded} beside load, each program {least} times at least")
-    print(f"flaky: {nr_runs} runs and {len(short)} programs {nr_repeats} times, {nr_bad} with a failure, {len(failures)} tests")
+    print(f"flaky: {nr_runs} runs and {len(nr_left)} programs {nr_repeats} times, {nr_bad} with a failure, {len(failures)} tests")
     sys.exit(nr_bad != 0)
 
 
