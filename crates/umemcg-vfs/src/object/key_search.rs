@@ -11,11 +11,14 @@
 //!
 //! So a listing decides whether a name exists. A status of 404 alone may come from something
 //! between, such as a gateway without its route.
+//!
+//! An empty object with keys below it is a directory: other programs mark directories so, and as a
+//! file it would hide the keys. For a longer object the keys below are not looked for.
 
 use rustix::io::Errno;
 use umemcg_base::assert_no_locks_held;
 
-use super::bucket::{BucketError, ListedName, ObjectInfo};
+use super::bucket::{Bucket, BucketError, ListedName, ObjectInfo};
 use super::listing_place::{ListingPlace, Listings};
 use super::node::Facts;
 use super::shown_attributes::ShownAttributes;
@@ -25,6 +28,12 @@ const NR_NAMES: usize = 10;
 
 /// Most rounds for a listed object that is not found: others may make and remove it all the time.
 const NR_ROUNDS: usize = 10;
+
+/// Returns whether an object marks a directory if there are keys below it.
+pub(super) fn may_mark_directory(info: &ObjectInfo, bucket: &dyn Bucket) -> bool {
+    // In a store of directories no file is beside a directory of its name.
+    info.size == 0 && !bucket.knows_absence()
+}
 
 /// See the module text.
 pub(super) struct KeySearch<'a> {
@@ -36,12 +45,13 @@ pub(super) struct KeySearch<'a> {
 }
 
 impl KeySearch<'_> {
-    /// Asks the store. Where there are an object and keys below it, the keys cannot be shown.
+    /// Asks the store. Keys below an object that is not empty cannot be shown.
     pub(super) fn find(&self) -> Result<Facts, Errno> {
         assert_no_locks_held("a request to a store");
         for _ in 0..NR_ROUNDS {
             if let Some(info) = self.head(self.key)? {
-                return Ok(Facts::Object(self.shown.kept(&info)));
+                let is_marker = may_mark_directory(&info, self.listings.bucket) && self.has_keys_below()?;
+                return if is_marker { self.directory() } else { Ok(Facts::Object(self.shown.kept(&info))) };
             }
             if self.listings.bucket.knows_absence() {
                 return if self.has_keys_below()? { self.directory() } else { Err(Errno::NOENT) };
@@ -65,10 +75,12 @@ impl KeySearch<'_> {
     pub(super) fn find_again(&self) -> Result<Facts, Errno> {
         assert_no_locks_held("a request to a store");
         let part = self.listings.part(self.key, None, NR_NAMES)?;
+        let mut found = part.names.iter().filter(|listed| listed.name == self.name);
         // An object of this very key comes first, then the keys after it.
-        match part.names.iter().find(|listed| listed.name == self.name) {
-            Some(ListedName { object: None, .. }) => Ok(Facts::Directory(None)),
-            Some(ListedName { object: Some(info), .. }) if !self.shown.are_stored => {
+        match (found.next().map(|first| &first.object), found.next()) {
+            (Some(None), _) => Ok(Facts::Directory(None)),
+            (Some(Some(info)), Some(_)) if info.size == 0 => Ok(Facts::Directory(None)),
+            (Some(Some(info)), _) if !self.shown.are_stored && info.size > 0 => {
                 Ok(Facts::Object(info.clone()))
             }
             _ => self.find(),

@@ -19,6 +19,7 @@ use umemcg_base::LeafMutex;
 use super::asking::Asking;
 use super::bucket::{ListedName, ListedPart};
 use super::key_parts::is_path_name;
+use super::key_search::may_mark_directory;
 use super::listed_part::ListedNames;
 use super::listing_place::ListingPlace;
 use super::node::{Facts, Told};
@@ -68,8 +69,10 @@ struct Listing {
     /// When they were taken down: they may have been removed since.
     new_told: Told,
     /// Objects whose name may come again as a directory. Each is a prefix of the next, and the last
-    /// is a prefix of the latest name.
-    shown: Vec<String>,
+    /// is a prefix of the latest name. With the place of an empty one among the names.
+    beside: Vec<(String, Option<usize>)>,
+    /// The empty ones at the end of a part. They come with the next, unless they mark directories.
+    undecided: Vec<ListedName>,
 }
 
 impl Listing {
@@ -80,7 +83,8 @@ impl Listing {
             is_at_new: false,
             new_names: Vec::new(),
             new_told: Told { at: Instant::now(), thread: 0 },
-            shown: Vec::new(),
+            beside: Vec::new(),
+            undecided: Vec::new(),
         }
     }
 
@@ -109,9 +113,12 @@ impl Listing {
             at.ok().map(|at| self.new_names.remove(at));
         }
         drop(text);
-        let bytes = names.iter().map(bytes_of).sum::<u64>() + self.new_names.len() as u64 * NEW_NAME_BYTES;
+        let bytes = names.iter().chain(&self.undecided).map(bytes_of).sum::<u64>()
+            + self.new_names.len() as u64 * NEW_NAME_BYTES;
         let charge = HandleCharge::take(objects.reclaim_effort(), &objects.engine, group, bytes)?;
-        let names = names.into_iter().filter(|listed| self.can_show(prefix, listed, objects)).collect();
+        // Reported with the last part.
+        let told = if self.undecided.is_empty() { told } else { self.part.told };
+        let names = self.shown_of(prefix, names, objects);
         self.part = Arc::new(ListedNames::new(self.part.end(), names, told, charge));
         Ok(true)
     }
@@ -148,26 +155,51 @@ impl Listing {
         Ok(true)
     }
 
-    /// Returns whether a name can be shown as one of the directory.
-    fn can_show(&mut self, prefix: &str, listed: &ListedName, objects: &Objects) -> bool {
-        let name = &listed.name;
-        if name.is_empty() {
-            // The directory's own object.
-            return false;
+    /// Returns the names of a part that are shown. Of an object and a directory of the same name it
+    /// is the directory if the object is empty, else the object.
+    fn shown_of(&mut self, prefix: &str, names: Vec<ListedName>, objects: &Objects) -> Vec<ListedName> {
+        let mut shown = std::mem::take(&mut self.undecided);
+        for listed in names {
+            let name = &listed.name;
+            if name.is_empty() {
+                // The directory's own object.
+                continue;
+            }
+            while self.beside.last().is_some_and(|(object, _)| !may_come_again(object, name)) {
+                self.beside.pop();
+            }
+            let beside = self.beside.last().filter(|(object, _)| listed.object.is_none() && object == name);
+            if matches!(beside, Some((_, None))) || !is_path_name(name) {
+                let slash = if listed.object.is_none() { "/" } else { "" };
+                objects.hidden.add(&format!("{prefix}{name}{slash}"));
+                continue;
+            }
+            if let Some(&(_, Some(at))) = beside {
+                // The later ones of `beside` were before the name, and are gone.
+                shown.remove(at);
+                self.beside.pop();
+            }
+            if let Some(info) = &listed.object {
+                let may_mark = may_mark_directory(info, &*objects.bucket);
+                self.beside.push((name.clone(), may_mark.then_some(shown.len())));
+            }
+            shown.push(listed);
         }
-        while self.shown.last().is_some_and(|shown| !name.starts_with(shown.as_str())) {
-            self.shown.pop();
+        if !self.place.is_at_end() {
+            let places = self.beside.iter_mut().rev().filter_map(|(_, at)| at.as_mut());
+            self.undecided = places.map(|at| shown.remove(*at)).collect();
+            self.undecided.reverse();
+            let places = self.beside.iter_mut().filter_map(|(_, at)| at.as_mut());
+            places.zip(0..).for_each(|(at, nr)| *at = nr);
         }
-        let is_below_an_object = listed.object.is_none() && self.shown.last() == Some(name);
-        if is_below_an_object || !is_path_name(name) {
-            objects.hidden.add(&format!("{prefix}{name}{}", if listed.object.is_none() { "/" } else { "" }));
-            return false;
-        }
-        if listed.object.is_some() {
-            self.shown.push(name.clone());
-        }
-        true
+        shown
     }
+}
+
+/// Returns whether a directory with the name of an object may still be listed after a name, which
+/// comes after the object or is its own.
+fn may_come_again(object: &str, latest: &str) -> bool {
+    latest.strip_prefix(object).is_some_and(|rest| rest.as_bytes().first().is_none_or(|&byte| byte < b'/'))
 }
 
 fn bytes_of(listed: &ListedName) -> u64 {

@@ -10,16 +10,23 @@ use rustix::fs::RenameFlags;
 use rustix::io::Errno;
 
 use super::ObjectVolume;
-use super::bucket::BucketError;
+use super::bucket::{BucketError, ObjectInfo};
 use super::create::new_key_part;
 use super::key_parts::key_part;
+use super::key_search::may_mark_directory;
 use super::node::Facts;
-use super::rename::Renaming;
+use super::objects::Objects;
+use super::rename::{Renaming, left_alone};
 use super::turns::Claim;
 use crate::attr::{Entry, FileKind, NodeId};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::volume::{Lookup, Names};
+
+/// Returns the key of a directory's marker.
+fn marker_key(prefix: &str) -> &str {
+    prefix.strip_suffix('/').unwrap_or(prefix)
+}
 
 /// Most attempts of a rename while others take the new name.
 const NR_ATTEMPTS_MAX: usize = 8;
@@ -79,6 +86,8 @@ impl ObjectVolume {
         if !self.is_empty(node, &prefix)? {
             return Err(Errno::NOTEMPTY.into());
         }
+        // First: a failure leaves a directory.
+        self.delete_marker(&prefix, self.marker_of(&prefix)?)?;
         match self.objects.bucket.delete(&prefix) {
             // A store of directories has no object for a directory.
             Ok(()) | Err(BucketError::NotFound(_)) => {}
@@ -97,6 +106,25 @@ impl ObjectVolume {
         // The directory's own object has no name.
         let is_empty = part.names.iter().all(|listed| listed.name.is_empty());
         Ok(is_empty && part.hidden.is_empty() && part.next.is_none())
+    }
+
+    /// Returns the empty object with the name of a directory. It marks the directory, and would be
+    /// a file without it.
+    pub(super) fn marker_of(&self, prefix: &str) -> Result<Option<ObjectInfo>, Errno> {
+        let Objects { bucket, failures, .. } = &*self.objects;
+        if bucket.knows_absence() {
+            return Ok(None);
+        }
+        let found = bucket.find(marker_key(prefix)).map_err(|error| failures.report(&error))?;
+        Ok(found.filter(|info| may_mark_directory(info, &**bucket)))
+    }
+
+    /// Deletes the [marker](Self::marker_of) of a removed or renamed directory, unless another
+    /// program has replaced it.
+    pub(super) fn delete_marker(&self, prefix: &str, marker: Option<ObjectInfo>) -> Result<(), Errno> {
+        let Some(info) = marker else { return Ok(()) };
+        let deleted = self.objects.bucket.delete_version(marker_key(prefix), &info);
+        left_alone(deleted).map_err(|error| self.objects.failures.report(&error))
     }
 
     /// Notes that a node has lost its name, unless another program has made a file of that name

@@ -234,14 +234,18 @@ impl Objects {
         }
         let search = KeySearch { listings: self.listings(), shown: &self.shown, key: &key, name };
         let found = if was_directory { search.find_again() } else { search.find() };
+        // A directory whose last key was removed here stays one, also with an object that marks it.
+        let found = match found {
+            Err(Errno::NOENT) if self.counts_empty(parent, name) => Ok(Facts::Directory(None)),
+            Ok(Facts::Object(info)) if info.size == 0 && self.counts_empty(parent, name) => {
+                Ok(Facts::Directory(None))
+            }
+            found => found,
+        };
         match found {
             Ok(facts) => {
                 let told = Told { at, thread: caller.thread };
                 self.enter(self.reclaim_effort(), &caller.group, (parent, name), (facts, told))
-            }
-            Err(Errno::NOENT) if self.counts_empty(parent, name) => {
-                let known = (Facts::Directory(None), Told { at, thread: caller.thread });
-                self.enter(self.reclaim_effort(), &caller.group, (parent, name), known)
             }
             Err(errno) => {
                 if errno == Errno::NOENT {

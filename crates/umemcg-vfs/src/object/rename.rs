@@ -246,6 +246,7 @@ impl Renaming<'_> {
             return Err(Errno::NOTEMPTY.into());
         }
         self.store_below(&prefix, until)?;
+        let marker = self.volume.marker_of(&prefix)?;
         let keys = self.keys_below(&prefix)?;
         let bytes = keys.iter().map(|(key, _)| (2 * key.len() + 2 * size_of::<ObjectInfo>()) as u64).sum();
         let _charge = HandleCharge::take(objects.reclaim_effort(), &objects.engine, self.group, bytes)?;
@@ -274,6 +275,7 @@ impl Renaming<'_> {
         self.move_known(node, &moved);
         self.follow_below(&prefix)?;
         self.delete_copied(&prefix, &keys)?;
+        self.volume.delete_marker(&prefix, marker)?;
         self.forget_old();
         Ok(())
     }
@@ -373,7 +375,7 @@ impl Renaming<'_> {
 }
 
 /// Accepts that another program has stored another object meanwhile, which stays.
-fn left_alone(deleted: Result<(), BucketError>) -> Result<(), BucketError> {
+pub(super) fn left_alone(deleted: Result<(), BucketError>) -> Result<(), BucketError> {
     match deleted {
         Err(BucketError::Changed(_)) => Ok(()),
         deleted => deleted,

@@ -1,6 +1,7 @@
 //! Names that are made, removed and changed on a volume of objects, above a bucket that the test
 //! plays.
 
+use std::ffi::OsStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -8,7 +9,7 @@ use crate::common::memory_bucket::ChangeFault;
 use crate::common::object_world::{World, errno, pattern};
 use rustix::io::Errno;
 use umemcg_vfs::object::BucketError;
-use umemcg_vfs::{Attributes, OFlags, RenameFlags, Volume};
+use umemcg_vfs::{Attributes, Names, NodeId, OFlags, RenameFlags, Volume};
 
 const NEW: OFlags = OFlags::RDWR.union(OFlags::CREATE);
 
@@ -107,6 +108,38 @@ fn directories_are_objects_that_end_with_a_slash() {
     w.unlink("implicit/f").unwrap();
     assert!(w.names("implicit").is_empty());
     w.rmdir("implicit").unwrap();
+    umemcg_vfs::Lookup::forget(&*w.volume, known.node, 1);
+}
+
+#[test]
+fn the_mark_of_a_directory_goes_with_it() {
+    let w = World::new();
+    for key in ["d", "d/f", "e", "e/f"] {
+        w.bucket.put(key, "");
+    }
+    w.rename("d", "moved", RenameFlags::empty()).unwrap();
+    assert_eq!(w.bucket.keys(), ["e", "e/f", "moved/f"]);
+    let known = w.find("e").unwrap();
+    w.unlink("e/f").unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    assert!(w.attr("e").unwrap().mode & 0o040_000 != 0, "it is known as a directory");
+    w.rmdir("e").unwrap();
+    assert_eq!(w.bucket.keys(), ["moved/f"]);
+    umemcg_vfs::Lookup::forget(&*w.volume, known.node, 1);
+    // What another program stores in place of the mark stays.
+    w.bucket.put("g", "");
+    w.bucket.put("g/f", "");
+    let known = w.find("g").unwrap();
+    w.unlink("g/f").unwrap();
+    let bucket = Arc::clone(&w.bucket);
+    *w.bucket.hook.lock().unwrap() = Some(Arc::new(move |method, key| {
+        if (method, key) == ("HEAD", "g") {
+            bucket.put("g", "new");
+        }
+    }));
+    Names::rmdir(&*w.volume, NodeId::ROOT, OsStr::new("g")).unwrap();
+    *w.bucket.hook.lock().unwrap() = None;
+    assert_eq!(w.stored("g").unwrap(), b"new");
     umemcg_vfs::Lookup::forget(&*w.volume, known.node, 1);
 }
 

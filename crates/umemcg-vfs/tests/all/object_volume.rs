@@ -200,6 +200,42 @@ fn what_is_no_path_is_hidden_and_told() {
 }
 
 #[test]
+fn an_empty_object_marks_a_directory_of_its_name() {
+    let w = World::new(Freshness::CloseToOpen);
+    for key in ["m", "m/", "m/deep", "mm", "mm/m", "mm/m/deep", "empty", "none"] {
+        w.bucket.put(key, "");
+    }
+    // Each is the last object of a part that ends before the directory.
+    for (key, nr) in [("far", 999), ("near", 2000), ("none", 3000)] {
+        (0..nr).for_each(|nr| w.bucket.put(&format!("p/{key}-{nr:04}"), "1"));
+        w.bucket.put(&format!("p/{key}"), "");
+    }
+    w.bucket.put("p/far/deep", "1");
+    w.bucket.put("p/near/deep", "1");
+    for plus in [false, true] {
+        let directories = |path: &str| {
+            let listed = w.list(path, plus).into_iter();
+            let directories = listed.filter(|(_, kind, _)| *kind == Some(FileKind::Directory));
+            directories.map(|(name, ..)| name).collect::<Vec<_>>()
+        };
+        assert_eq!(directories(""), [".", "..", "m", "mm", "p"]);
+        assert_eq!(directories("p"), [".", "..", "far", "near"]);
+        assert_eq!(directories("mm"), [".", "..", "m"]);
+    }
+    let mut names = w.names("p");
+    assert_eq!(names.len(), 999 + 2000 + 3000 + 3);
+    names.dedup();
+    assert_eq!(names.len(), 999 + 2000 + 3000 + 3, "each once");
+    for (path, mode) in [("m", 0o040_755), ("mm/m", 0o040_755), ("p/far", 0o040_755), ("p/none", 0o100_644)] {
+        assert_eq!(w.find(path).unwrap().1.mode, mode, "{path}");
+    }
+    assert_eq!(w.whole("empty").unwrap(), b"");
+    assert_eq!(w.whole("p/near/deep").unwrap(), b"1");
+    let VolumeKind::Objects(state) = w.volume.kind() else { panic!("another kind") };
+    assert!(state.hidden_keys.is_empty(), "{:?}", state.hidden_keys);
+}
+
+#[test]
 fn a_listing_comes_in_parts_and_asks_for_no_attributes() {
     let w = World::new(Freshness::CloseToOpen);
     (0..3_500).for_each(|nr| w.bucket.put(&format!("d/{nr:05}"), "1"));
