@@ -20,7 +20,7 @@ CRASH_FIO_MIB ?= 48
 OBJECT_CRASH_ROUNDS ?= 300
 ODD_STORE_ROUNDS ?= 1000
 # How long each part of `make test-together` makes new rounds, and the seed of one round to repeat
-# instead. CI takes 360 and 180; an hour by hand is `make test-together TOGETHER_SECONDS=1200`.
+# instead. CI takes 30 on each kind of mount and 120 for the engine; an hour by hand is `make test-together TOGETHER_SECONDS=1200`.
 TOGETHER_SECONDS ?= 600
 TOGETHER_SEED ?=
 # The seed of the first new round; from the clock if it is not given. `make test` repeats the same

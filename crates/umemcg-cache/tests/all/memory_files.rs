@@ -91,6 +91,16 @@ fn a_write_in_the_reserve_of_the_marks_is_one_round() {
     }
     assert!(rounds.iter().all(|&nr| nr == 1), "{rounds:?}");
     assert_eq!(stat(&tenant, StatItem::AllocStall), 0);
+    // At the limit a write takes what fits, in a few rounds.
+    let (mut end, mut nr_written) = (11 * MIB, text.len());
+    while nr_written > 0 {
+        let before = quota.nr_asked.load(Ordering::Relaxed);
+        nr_written = file.write(&tenant, end, &text).unwrap_or(0);
+        rounds.push(quota.nr_asked.load(Ordering::Relaxed) - before);
+        end += nr_written as u64;
+    }
+    assert!(tenant.usage_bytes() + 2 * PAGE >= 12 * MIB, "{}", tenant.usage_bytes());
+    assert!(rounds.iter().all(|&nr| nr <= 8), "{rounds:?}");
 }
 
 #[test]
