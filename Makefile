@@ -317,6 +317,8 @@ install: build ## install the program, its man pages and completions below PREFI
 # What CI leaves out while its inputs are those of a run that passed, and everything at length.
 nightly: ## all checks of CI, whatever has changed, and the long ones: hundreds of kills, full POSIX suites, packages, an hour of everything at once
 	CI_EVERYTHING=1 .ci/run
+	@# Links in comments lead somewhere.
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc $(ALL) --no-deps --document-private-items
 	@$(MAKE) bench package test-crash test-object-crash test-odd-store test-names scale
 	@$(MAKE) test-posix PROFILE=release
 	@$(MAKE) test-together TOGETHER_SECONDS=1200

@@ -18,6 +18,10 @@ pub struct Machine {
     pub kernel: String,
     /// Load average of the last minute when the run started: other work makes figures worse.
     pub load: f64,
+    /// A thread of the kernel's DAMON runs: it may page out what has been idle for a while, which no
+    /// counter of `/proc/vmstat` shows.
+    #[serde(default)]
+    pub has_damon: bool,
 }
 
 impl Machine {
@@ -36,6 +40,10 @@ impl Machine {
                 .ok()
                 .and_then(|text| text.split_whitespace().next()?.parse().ok())
                 .unwrap_or(0.0),
+            has_damon: fs::read_dir("/proc").into_iter().flatten().flatten().any(|process| {
+                let comm = fs::read_to_string(process.path().join("comm"));
+                comm.is_ok_and(|comm| comm.starts_with("kdamond"))
+            }),
         }
     }
 }
@@ -63,12 +71,13 @@ impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} × {}, {:.1} GiB, Linux {}, load {:.1}",
+            "{} × {}, {:.1} GiB, Linux {}, load {:.1}{}",
             self.nr_cores,
             self.processor,
             self.memory_bytes as f64 / f64::from(1 << 30),
             self.kernel,
-            self.load
+            self.load,
+            if self.has_damon { ", with DAMON" } else { "" }
         )
     }
 }

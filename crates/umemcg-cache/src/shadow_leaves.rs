@@ -1,5 +1,5 @@
 //! Index leaves with shadow entries only: memory for pages evicted long ago, on lists by group. The
-//! shadows to drop under pressure are chosen in [`crate::shadow_shrinker`].
+//! shadows to drop under pressure are chosen by the page cache.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

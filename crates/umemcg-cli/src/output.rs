@@ -18,7 +18,7 @@ pub fn print(text: &str) -> Result<(), Failure> {
 /// Returns the result of a command from the result of printing.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print()`].
 pub fn told(printed: io::Result<()>) -> Result<(), Failure> {
     match printed {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {

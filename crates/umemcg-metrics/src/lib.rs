@@ -1,7 +1,7 @@
 //! The figures of umemcg in the [OpenMetrics](https://openmetrics.io/) text format, and a server
 //! for Prometheus to scrape.
 //!
-//! - [`exposition`] renders the text: at most 25 series for each group, and the series of the
+//! - [`exposition()`] renders the text: at most 25 series for each group, and the series of the
 //!   daemon.
 //! - [`MetricsListener`] serves it over HTTP, at a TCP address or a Unix socket, and falls back to
 //!   the older text format of Prometheus for clients without OpenMetrics support.

@@ -111,6 +111,10 @@ impl KernelCache for MemberKernel {
         self.kernel.is_exclusive()
     }
 
+    fn opens_silently(&self) -> bool {
+        self.kernel.opens_silently()
+    }
+
     fn attributes_changed(&self, node: NodeId) -> bool {
         self.ids.node(node).is_ok_and(|node| self.kernel.attributes_changed(node))
     }

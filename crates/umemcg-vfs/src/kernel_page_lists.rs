@@ -3,9 +3,8 @@
 //! Its objects are shares of a file's pages ([`PageHolder`]), in order of arrival, since the kernel
 //! does not report hits: see [`arrival_order`]. Where opens reach the daemon, a share whose file
 //! was opened meanwhile gets a second chance. The daemon cannot free this memory by itself: the
-//! shrinker asks the kernel to drop the pages
-//! ([`KernelCache::drop_pages`](crate::KernelCache::drop_pages)), and reports the bytes to be
-//! released.
+//! shrinker asks the kernel to drop the pages ([`KernelCache::drop_pages`]), and reports the bytes
+//! to be released.
 //!
 //! A share taken back by reclaim leaves a ghost, on a third list. A group may have as many ghosts
 //! as shares, or one for each [`PAGES_PER_GHOST`] of its pages, whichever is more. The oldest

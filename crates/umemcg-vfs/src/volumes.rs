@@ -175,7 +175,7 @@ impl Member {
     /// released.
     ///
     /// # Errors
-    /// As [`outward`](Self::to_kernel).
+    /// As [`to_kernel`](Self::to_kernel).
     pub fn entry_to_kernel(&self, entry: Entry) -> Result<Entry, Errno> {
         let node = self.to_kernel(entry.node).inspect_err(|_| self.volume.forget(entry.node, 1))?;
         Ok(Entry { node, attr: self.attr_to_kernel(entry.attr), ..entry })

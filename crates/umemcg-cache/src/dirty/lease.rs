@@ -1,5 +1,5 @@
-//! Leases: parts of a group's credit (see [`pause`](super::pause)) taken by a thread, so that not
-//! every write touches a cache line shared by all writers of the group.
+//! Leases: parts of a group's credit (see [`throttle`](super::throttle)) taken by a thread, so that
+//! not every write touches a cache line shared by all writers of the group.
 //!
 //! A thread has leases of a few groups at a time. They end when any limit is changed.
 

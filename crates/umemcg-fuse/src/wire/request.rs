@@ -44,7 +44,7 @@ wire_in! {
     BatchForgetIn { count: u32, dummy: u32 }
     /// GETATTR.
     GetattrIn { flags: u32, dummy: u32, fh: u64 }
-    /// SETATTR; [`setattr_valid`](super::setattr_valid) has the bits for its valid fields.
+    /// SETATTR; [`setattr_valid`] has the bits for its valid fields.
     SetattrIn {
         valid: u32, padding: u32, fh: u64, size: u64, lock_owner: u64, atime: u64, mtime: u64, ctime: u64,
         atimensec: u32, mtimensec: u32, ctimensec: u32, mode: u32, unused4: u32, uid: u32, gid: u32, unused5: u32,

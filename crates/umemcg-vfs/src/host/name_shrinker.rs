@@ -25,7 +25,7 @@ use crate::name_lists::{Listed, NODE, NameLists};
 
 /// The cost of recreating a name. To make room for one page, a dozen names must be forgotten, and
 /// each takes a request to forget it, the kernel's answer and a later lookup. A page's cost is
-/// [`DEFAULT_SEEKS`](umemcg_reclaim::shrinker::DEFAULT_SEEKS).
+/// [`DEFAULT_SEEKS`](umemcg::shrinker::DEFAULT_SEEKS).
 const NAME_SEEKS: u32 = 16;
 
 /// Names in the kernel's cache, each with its inode.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   HEAD key ──► an object
+//!     │     └──► an empty one: LIST key/* ──► a directory, or an empty object
 //!     │ 404
 //!   LIST key* ──► the object all the same? HEAD again ──► an object, or the store contradicts itself
 //!     │      └──► `key/`: a directory
@@ -12,8 +13,8 @@
 //! So a listing decides whether a name exists. A status of 404 alone may come from something
 //! between, such as a gateway without its route.
 //!
-//! An empty object with keys below it is a directory: other programs mark directories so, and as a
-//! file it would hide the keys. For a longer object the keys below are not looked for.
+//! Other programs mark directories with empty objects. For a longer object the keys below are not
+//! looked for.
 
 use rustix::io::Errno;
 use umemcg_base::assert_no_locks_held;

@@ -17,13 +17,14 @@ use rustix::io::Errno;
 use umemcg_base::LeafMutex;
 
 use super::asking::Asking;
-use super::bucket::{ListedName, ListedPart};
+use super::bucket::{ListedName, ListedPart, ObjectInfo};
 use super::key_parts::is_path_name;
 use super::key_search::may_mark_directory;
 use super::listed_part::ListedNames;
 use super::listing_place::ListingPlace;
 use super::node::{Facts, Told};
 use super::objects::Objects;
+use super::same_names::SameNames;
 use crate::allowance::ReclaimEffort;
 use crate::attr::{FileKind, NodeId};
 use crate::caller::Caller;
@@ -68,11 +69,7 @@ struct Listing {
     new_names: Vec<(Arc<str>, Facts)>,
     /// When they were taken down: they may have been removed since.
     new_told: Told,
-    /// Objects whose name may come again as a directory. Each is a prefix of the next, and the last
-    /// is a prefix of the latest name. With the place of an empty one among the names.
-    beside: Vec<(String, Option<usize>)>,
-    /// The empty ones at the end of a part. They come with the next, unless they mark directories.
-    undecided: Vec<ListedName>,
+    same_names: SameNames,
 }
 
 impl Listing {
@@ -83,8 +80,7 @@ impl Listing {
             is_at_new: false,
             new_names: Vec::new(),
             new_told: Told { at: Instant::now(), thread: 0 },
-            beside: Vec::new(),
-            undecided: Vec::new(),
+            same_names: SameNames::default(),
         }
     }
 
@@ -106,19 +102,31 @@ impl Listing {
         }
         let text = HandleCharge::take(objects.reclaim_effort(), &objects.engine, group, PART_BYTES)?;
         let _asking = Asking::of(group);
-        let ListedPart { names, hidden, .. } = self.place.next_part(objects.listings(), prefix, NR_NAMES)?;
+        let ListedPart { mut names, hidden, .. } =
+            self.place.next_part(objects.listings(), prefix, NR_NAMES)?;
         hidden.iter().for_each(|key| objects.hidden.add(key));
         for listed in &names {
             let at = self.new_names.binary_search_by(|(name, _)| (**name).cmp(&listed.name));
             at.ok().map(|at| self.new_names.remove(at));
         }
         drop(text);
-        let bytes = names.iter().chain(&self.undecided).map(bytes_of).sum::<u64>()
+        let bytes = names.iter().chain(self.same_names.undecided()).map(bytes_of).sum::<u64>()
             + self.new_names.len() as u64 * NEW_NAME_BYTES;
         let charge = HandleCharge::take(objects.reclaim_effort(), &objects.engine, group, bytes)?;
-        // Reported with the last part.
-        let told = if self.undecided.is_empty() { told } else { self.part.told };
-        let names = self.shown_of(prefix, names, objects);
+        let hide = |listed: &ListedName| {
+            let slash = if listed.object.is_none() { "/" } else { "" };
+            objects.hidden.add(&format!("{prefix}{}{slash}", listed.name));
+        };
+        names.retain(|listed| {
+            // The directory's own object has no name.
+            let is_shown = is_path_name(&listed.name);
+            if !is_shown && !listed.name.is_empty() {
+                hide(listed);
+            }
+            is_shown
+        });
+        let may_mark = |info: &ObjectInfo| may_mark_directory(info, &*objects.bucket);
+        let (names, told) = self.same_names.shown((names, told), self.place.is_at_end(), may_mark, hide);
         self.part = Arc::new(ListedNames::new(self.part.end(), names, told, charge));
         Ok(true)
     }
@@ -154,52 +162,6 @@ impl Listing {
         self.is_at_new = true;
         Ok(true)
     }
-
-    /// Returns the names of a part that are shown. Of an object and a directory of the same name it
-    /// is the directory if the object is empty, else the object.
-    fn shown_of(&mut self, prefix: &str, names: Vec<ListedName>, objects: &Objects) -> Vec<ListedName> {
-        let mut shown = std::mem::take(&mut self.undecided);
-        for listed in names {
-            let name = &listed.name;
-            if name.is_empty() {
-                // The directory's own object.
-                continue;
-            }
-            while self.beside.last().is_some_and(|(object, _)| !may_come_again(object, name)) {
-                self.beside.pop();
-            }
-            let beside = self.beside.last().filter(|(object, _)| listed.object.is_none() && object == name);
-            if matches!(beside, Some((_, None))) || !is_path_name(name) {
-                let slash = if listed.object.is_none() { "/" } else { "" };
-                objects.hidden.add(&format!("{prefix}{name}{slash}"));
-                continue;
-            }
-            if let Some(&(_, Some(at))) = beside {
-                // The later ones of `beside` were before the name, and are gone.
-                shown.remove(at);
-                self.beside.pop();
-            }
-            if let Some(info) = &listed.object {
-                let may_mark = may_mark_directory(info, &*objects.bucket);
-                self.beside.push((name.clone(), may_mark.then_some(shown.len())));
-            }
-            shown.push(listed);
-        }
-        if !self.place.is_at_end() {
-            let places = self.beside.iter_mut().rev().filter_map(|(_, at)| at.as_mut());
-            self.undecided = places.map(|at| shown.remove(*at)).collect();
-            self.undecided.reverse();
-            let places = self.beside.iter_mut().filter_map(|(_, at)| at.as_mut());
-            places.zip(0..).for_each(|(at, nr)| *at = nr);
-        }
-        shown
-    }
-}
-
-/// Returns whether a directory with the name of an object may still be listed after a name, which
-/// comes after the object or is its own.
-fn may_come_again(object: &str, latest: &str) -> bool {
-    latest.strip_prefix(object).is_some_and(|rest| rest.as_bytes().first().is_none_or(|&byte| byte < b'/'))
 }
 
 fn bytes_of(listed: &ListedName) -> u64 {

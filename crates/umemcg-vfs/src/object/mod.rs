@@ -3,8 +3,8 @@
 //!
 //! A key is a path, its slashes separate names. A prefix of further keys is a directory; so is a
 //! prefix with an object of its own whose key ends with a slash. If an object has keys below it
-//! (`a` and `a/b`), the object is shown and the keys below are not. They are counted as hidden, as
-//! are keys with an empty name, `.` or `..` in them.
+//! (`a` and `a/b`), an empty one marks the directory; else the object is shown and the keys below
+//! are not. They are counted as hidden, as are keys with an empty name, `.` or `..` in them.
 //!
 //! `bucket` is the seam to the store. `objects` holds the state of a volume and asks the store for
 //! more, `tree` holds the known names. `listing` is an open directory, `content` the cached bytes
@@ -55,6 +55,7 @@ mod parts_under_way;
 mod relabeling;
 mod rename;
 mod replay;
+mod same_names;
 mod shown_attributes;
 mod staged_file;
 mod staging;

@@ -23,8 +23,8 @@ use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::volume::{Lookup, Names};
 
-/// Returns the key of a directory's marker.
-fn marker_key(prefix: &str) -> &str {
+/// Returns the key of a directory's mark.
+fn mark_key(prefix: &str) -> &str {
     prefix.strip_suffix('/').unwrap_or(prefix)
 }
 
@@ -87,7 +87,7 @@ impl ObjectVolume {
             return Err(Errno::NOTEMPTY.into());
         }
         // First: a failure leaves a directory.
-        self.delete_marker(&prefix, self.marker_of(&prefix)?)?;
+        self.delete_mark(&prefix, self.mark_of(&prefix)?)?;
         match self.objects.bucket.delete(&prefix) {
             // A store of directories has no object for a directory.
             Ok(()) | Err(BucketError::NotFound(_)) => {}
@@ -110,21 +110,25 @@ impl ObjectVolume {
 
     /// Returns the empty object with the name of a directory. It marks the directory, and would be
     /// a file without it.
-    pub(super) fn marker_of(&self, prefix: &str) -> Result<Option<ObjectInfo>, Errno> {
-        let Objects { bucket, failures, .. } = &*self.objects;
-        if bucket.knows_absence() {
-            return Ok(None);
-        }
-        let found = bucket.find(marker_key(prefix)).map_err(|error| failures.report(&error))?;
-        Ok(found.filter(|info| may_mark_directory(info, &**bucket)))
+    pub(super) fn mark_of(&self, prefix: &str) -> Result<Option<ObjectInfo>, Errno> {
+        // A key comes before all that it is a prefix of.
+        let first = self.objects.listings().part(mark_key(prefix), None, 1)?.names.pop();
+        let name = mark_key(prefix).rsplit('/').next();
+        let object = first.filter(|first| Some(&*first.name) == name).and_then(|first| first.object);
+        Ok(object.filter(|info| may_mark_directory(info, &*self.objects.bucket)))
     }
 
-    /// Deletes the [marker](Self::marker_of) of a removed or renamed directory, unless another
-    /// program has replaced it.
-    pub(super) fn delete_marker(&self, prefix: &str, marker: Option<ObjectInfo>) -> Result<(), Errno> {
-        let Some(info) = marker else { return Ok(()) };
-        let deleted = self.objects.bucket.delete_version(marker_key(prefix), &info);
-        left_alone(deleted).map_err(|error| self.objects.failures.report(&error))
+    /// Deletes the [mark](Self::mark_of) of a removed or renamed directory, unless another program
+    /// has replaced it.
+    pub(super) fn delete_mark(&self, prefix: &str, mark: Option<ObjectInfo>) -> Result<(), Errno> {
+        let Objects { bucket, failures, .. } = &*self.objects;
+        let (Some(mark), key) = (mark, mark_key(prefix)) else { return Ok(()) };
+        // A store may have no condition for a deletion.
+        let there = bucket.find(key).map_err(|error| failures.report(&error))?;
+        if !there.is_some_and(|there| there.is_same(&mark)) {
+            return Ok(());
+        }
+        left_alone(bucket.delete_version(key, &mark)).map_err(|error| failures.report(&error))
     }
 
     /// Notes that a node has lost its name, unless another program has made a file of that name

@@ -18,7 +18,7 @@ use super::failure_log::FailureLog;
 use super::file_labels::FileLabels;
 use super::hidden_keys::HiddenKeys;
 use super::kernel_copy::KernelCopy;
-use super::key_search::KeySearch;
+use super::key_search::{KeySearch, may_mark_directory};
 use super::listed_part::OpenListings;
 use super::listing_place::Listings;
 use super::node::{Facts, KEY_BYTES_MAX, Node, NodeCharge, Told};
@@ -234,13 +234,10 @@ impl Objects {
         }
         let search = KeySearch { listings: self.listings(), shown: &self.shown, key: &key, name };
         let found = if was_directory { search.find_again() } else { search.find() };
-        // A directory whose last key was removed here stays one, also with an object that marks it.
         let found = match found {
             Err(Errno::NOENT) if self.counts_empty(parent, name) => Ok(Facts::Directory(None)),
-            Ok(Facts::Object(info)) if info.size == 0 && self.counts_empty(parent, name) => {
-                Ok(Facts::Directory(None))
-            }
-            found => found,
+            found => found
+                .map(|told| self.known_below_mark(&self.tree.lock(), (parent, name), &told).unwrap_or(told)),
         };
         match found {
             Ok(facts) => {
@@ -257,9 +254,20 @@ impl Objects {
         }
     }
 
+    /// Returns the facts about a directory known here that has no stored key left, if the store has
+    /// only reported the mark of it.
+    fn known_below_mark(&self, tree: &Tree, (parent, name): (NodeId, &str), told: &Facts) -> Option<Facts> {
+        let Facts::Object(info) = told else { return None };
+        let (_, found) = tree.child(parent, name)?;
+        let is_kept =
+            matches!(found.facts, Facts::Directory(_)) && (found.is_staged() || found.is_shown_empty());
+        (is_kept && may_mark_directory(info, &*self.bucket)).then(|| found.facts.clone())
+    }
+
     /// Returns the facts about a listed name, if all of them are known.
     pub(super) fn listed_facts(&self, tree: &Tree, directory: NodeId, listed: &ListedName) -> Option<Facts> {
         let told = listed.object.clone().map_or(Facts::Directory(None), Facts::Object);
+        let told = self.known_below_mark(tree, (directory, &listed.name), &told).unwrap_or(told);
         let must_know = self.shown.are_stored && told.attributes().is_none();
         if must_know { tree.known_facts(directory, &listed.name, &told) } else { Some(told) }
     }
@@ -375,7 +383,10 @@ impl Objects {
                     if found.is_staged() || found.facts.is_same(&facts) {
                         if told.at >= found.told.at && !found.is_staged() {
                             found.facts.learn(&facts);
-                            found.told = told;
+                            // An empty object may be a directory by now, which only a lookup finds.
+                            if !may_mark_directory(&info, &*self.bucket) {
+                                found.told = told;
+                            }
                         }
                         if let Some(content) = &found.content {
                             content.is_outdated.store(false, Ordering::Relaxed);

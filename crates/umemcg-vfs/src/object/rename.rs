@@ -246,7 +246,7 @@ impl Renaming<'_> {
             return Err(Errno::NOTEMPTY.into());
         }
         self.store_below(&prefix, until)?;
-        let marker = self.volume.marker_of(&prefix)?;
+        let mark = self.volume.mark_of(&prefix)?;
         let keys = self.keys_below(&prefix)?;
         let bytes = keys.iter().map(|(key, _)| (2 * key.len() + 2 * size_of::<ObjectInfo>()) as u64).sum();
         let _charge = HandleCharge::take(objects.reclaim_effort(), &objects.engine, self.group, bytes)?;
@@ -275,7 +275,7 @@ impl Renaming<'_> {
         self.move_known(node, &moved);
         self.follow_below(&prefix)?;
         self.delete_copied(&prefix, &keys)?;
-        self.volume.delete_marker(&prefix, marker)?;
+        self.volume.delete_mark(&prefix, mark)?;
         self.forget_old();
         Ok(())
     }

@@ -115,7 +115,7 @@ impl Tmpfs {
     /// for the charge.
     ///
     /// # Errors
-    /// `ENOSPC` and those of [`Tree::insert_new`].
+    /// `ENOSPC` and those of [`insert_new`](super::tree::Tree::insert_new).
     fn make(
         &self,
         caller: &Caller,

@@ -144,6 +144,21 @@ fn the_mark_of_a_directory_goes_with_it() {
 }
 
 #[test]
+fn a_directory_without_keys_is_no_file_in_a_listing() {
+    let w = World::uniform();
+    w.bucket.put("e", "");
+    w.bucket.put("e/f", "");
+    let known = w.find("e").unwrap();
+    w.unlink("e/f").unwrap();
+    assert_eq!(w.names(""), [("e".to_owned(), 0)]);
+    let again = w.find("e").unwrap();
+    assert_eq!((again.node, again.attr.mode & 0o040_000), (known.node, 0o040_000));
+    w.rmdir("e").unwrap();
+    assert!(w.bucket.keys().is_empty());
+    (0..2).for_each(|_| umemcg_vfs::Lookup::forget(&*w.volume, known.node, 1));
+}
+
+#[test]
 fn a_directory_with_what_is_not_stored_yet_is_there() {
     let w = World::new();
     w.bucket.put("d/e/f", "");

@@ -10,7 +10,7 @@
 //! the request, the group that opened the file pays ([`Classifier::payer`]).
 //!
 //! The [`Tracker`] follows descendants: the kernel does it in a private hierarchy, if one can be
-//! mounted ([`mirror`](super::mirror)); otherwise parents and sessions are examined
+//! mounted ([`mirror`]); otherwise parents and sessions are examined
 //! ([`ancestry`](super::ancestry)). Answers are kept in a [`ThreadCache`], so a repeated query
 //! costs next to nothing.
 

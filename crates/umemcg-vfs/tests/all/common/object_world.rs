@@ -63,6 +63,17 @@ impl World {
         Self { volume, bucket, engine, me, staging, config }
     }
 
+    /// Creates one whose files all have the same attributes, which a listing then has, too.
+    pub fn uniform() -> Self {
+        let mut w = Self::new();
+        let config = ObjectConfig { stores_attributes: false, ..config_with(&w.bucket, w.config.clone()) };
+        // The staging directory is locked.
+        w.staging = Arc::new(tempfile::tempdir().unwrap());
+        let staging = StagingConfig { dir: w.staging.path().to_owned(), ..w.config.clone() };
+        w.volume = open(&w.engine, &ObjectConfig { staging: Some(staging), ..config });
+        w
+    }
+
     /// Returns the same volume for another tenant.
     pub fn of_group(&self, name: &str) -> Self {
         let group = self.engine.create_group(self.engine.root(), OsStr::new(name)).unwrap();

@@ -67,7 +67,7 @@ pub(super) struct CachedObjects<K, V, S> {
     pub(super) reclaimer: Arc<Reclaimer>,
     pub(super) shards: Shards<K, V>,
     pub(super) hasher: S,
-    /// By [`Queue`].
+    /// By [`Queue`](super::queue::Queue).
     pub(super) lists: [ListLru; 2],
     pub(super) payers: Payers,
     pub(super) victim_hints: VictimHints,
