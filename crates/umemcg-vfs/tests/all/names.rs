@@ -257,7 +257,12 @@ fn removed_inodes_not_yet_forgotten_hold_few_descriptors() {
         });
         assert!(held.count() <= 2 * 16 + 2);
         assert_eq!(v.vfs.getattr(nodes[0]).unwrap().nlink, 0);
-        assert_eq!(errno(v.vfs.getattr(nodes[100])), Errno::STALE);
+        // Which of the others are held depends on the numbers of their inodes.
+        let is_stale = |&&node: &&NodeId| match v.vfs.getattr(node) {
+            Ok(attr) => attr.nlink != 0,
+            Err(error) => error.errno() == Errno::STALE,
+        };
+        assert!(nodes.iter().filter(is_stale).count() >= 500 - (2 * 16 + 2));
         // What is open is reached in any case.
         assert_eq!(v.vfs.getattr(open.node).unwrap().nlink, 0);
         v.set(open.node, SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();

@@ -26,6 +26,9 @@ const PATHS: [&str; 7] = ["a", "b", "c", "d/a", "d/b", "e/f/a", "e/f/b"];
 /// Stored by another program, and never changed here.
 const OTHERS: [&str; 4] = ["other", "d/other", "e/f/other", "e/f/other2"];
 
+/// Directories that another program has marked with an empty object, in half of the rounds.
+const MARKED: [&str; 3] = ["d", "e", "e/f"];
+
 /// Numbers as good as random (splitmix64).
 struct Dice(u64);
 
@@ -62,6 +65,7 @@ struct Model {
     dice: Dice,
     writes: Writes,
     stores_attributes: bool,
+    has_marks: bool,
     engine: Arc<Engine>,
     volume: Option<Arc<ObjectVolume>>,
     staging: tempfile::TempDir,
@@ -90,7 +94,15 @@ impl Model {
         let mut dice = Dice(seed);
         let writes = dice.of(&[Writes::Staged, Writes::Late, Writes::Streamed]);
         let stores_attributes = dice.below(4) > 0;
-        Self::with(dice, writes, stores_attributes)
+        let mut model = Self::with(dice, writes, stores_attributes);
+        model.has_marks = model.dice.below(2) == 0;
+        if model.has_marks {
+            model
+                .store
+                .state(|state| MARKED.iter().for_each(|mark| state.put(&format!("p/{mark}"), b"", &[])));
+            model.done.push("directories are marked".into());
+        }
+        model
     }
 
     fn with(dice: Dice, writes: Writes, stores_attributes: bool) -> Self {
@@ -110,6 +122,7 @@ impl Model {
             dice,
             writes,
             stores_attributes,
+            has_marks: false,
             engine,
             volume: None,
             staging,
@@ -163,6 +176,8 @@ impl Model {
         };
         let result = walk();
         looked_up.into_iter().for_each(|node| volume.forget(node, 1));
+        let errno = result.as_ref().err().map(|error| error.errno());
+        assert_ne!(errno, Some(Errno::NOTDIR), "what is below a directory of {path} is hidden");
         result
     }
 
@@ -425,6 +440,8 @@ impl Model {
                 });
                 assert!(is_as_it_was, "{other} of another program: {there:?}");
             }
+            let are_marked = MARKED.iter().all(|mark| state.objects.contains_key(&format!("p/{mark}")));
+            assert_eq!(are_marked, self.has_marks);
         });
     }
 }
