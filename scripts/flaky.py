@@ -73,6 +73,12 @@ def main():
     failures = collections.defaultdict(list)
     nr_bad = 0
     nr_left = collections.Counter()
+    nr_passed = collections.Counter()
+
+    def record_passed():
+        """Writes down the repeats that have passed: a line for each program."""
+        for program in sorted(+nr_passed):
+            record(program, nr_passed.pop(program), [])
 
     def count(what, log, outcome, kind, nr):
         nonlocal nr_bad
@@ -81,7 +87,12 @@ def main():
         for test in failed:
             failures[test].append((what, log))
         nr_bad += code != 0
-        record(kind, nr, failed or (["exit code"] if code else []))
+        if code == 0 and kind not in SUITE:
+            nr_passed[kind] += nr
+        else:
+            if code:
+                record_passed()
+            record(kind, nr, failed or (["exit code"] if code else []))
         print(f"{what}: {len(tests)} tests, {len(failed)} failed, exit code {code}", *failed, sep="\n    ", flush=True)
         return tests
 
@@ -103,30 +114,33 @@ def main():
             process.kill()
             process.wait()
 
-    for number in range(1, nr_runs + 1):
-        is_loaded = number % 2 == 0
-        has_ended = threading.Event()
-        beside = threading.Thread(target=load, args=(has_ended,))
-        if is_loaded:
-            beside.start()
-        started = time.monotonic()
-        log = directory / f"run-{number}.log"
-        try:
-            outcome = run(command, log)
-            took = time.monotonic() - started
-        finally:
-            has_ended.set()
+    try:
+        for number in range(1, nr_runs + 1):
+            is_loaded = number % 2 == 0
+            has_ended = threading.Event()
+            beside = threading.Thread(target=load, args=(has_ended,))
             if is_loaded:
-                beside.join()
-        where = SUITE[is_loaded]
-        tests = count(f"run {number} of {nr_runs}, {where}, {took:.0f} s", log, outcome, where, 1)
-        if number == 1 and nr_repeats:
-            seconds = collections.Counter()
-            for program, _, test_seconds, _ in tests:
-                seconds[program] += test_seconds
-            nr_left.update({program: nr_repeats for program in seconds if seconds[program] < SHORT_SECONDS})
-    while +nr_left:
-        repeat()
+                beside.start()
+            started = time.monotonic()
+            log = directory / f"run-{number}.log"
+            try:
+                outcome = run(command, log)
+                took = time.monotonic() - started
+            finally:
+                has_ended.set()
+                if is_loaded:
+                    beside.join()
+            where = SUITE[is_loaded]
+            tests = count(f"run {number} of {nr_runs}, {where}, {took:.0f} s", log, outcome, where, 1)
+            if number == 1 and nr_repeats:
+                seconds = collections.Counter()
+                for program, _, test_seconds, _ in tests:
+                    seconds[program] += test_seconds
+                nr_left.update({program: nr_repeats for program in seconds if seconds[program] < SHORT_SECONDS})
+        while +nr_left:
+            repeat()
+    finally:
+        record_passed()
 
     for test, found in sorted(failures.items()):
         print(f"\n{test}: failed {len(found)} times: " + "; ".join(what for what, _ in found))
