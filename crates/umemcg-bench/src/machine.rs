@@ -18,8 +18,8 @@ pub struct Machine {
     pub kernel: String,
     /// Load average of the last minute when the run started: other work makes figures worse.
     pub load: f64,
-    /// A thread of the kernel's DAMON runs: it may page out what has been idle for a while, which no
-    /// counter of `/proc/vmstat` shows.
+    /// A thread of the kernel's DAMON runs. It may page out what has been idle for a while, which
+    /// no counter of `/proc/vmstat` shows.
     #[serde(default)]
     pub has_damon: bool,
 }
