@@ -12,10 +12,12 @@ end says how many there were since the last failure, at whichever commits.
 usage: flaky.py RUNS REPEATS DIRECTORY COMMAND...   where COMMAND is `cargo nextest run` with its selection
 """
 import collections
+import concurrent.futures
 import datetime
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -58,10 +60,14 @@ def since_last_failure():
     return counts
 
 
-def run(command, log):
-    """Runs a command, and returns its exit code with each test's program, name, seconds and whether it passed."""
+def run(command, log, is_apart=False):
+    """Runs a command, and returns its exit code with each test's program, name, seconds and whether it passed.
+
+    Ctrl-C does not end a command that is apart: it would have failed by that.
+    """
     with open(log, "w") as file:
-        code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT).returncode
+        how = dict(stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=is_apart)
+        code = subprocess.run(command, **how).returncode
     ended = [ENDED.match(line) for line in log.read_text(errors="replace").splitlines()]
     return code, [(e[3], e[4], float(e[2]), e[1] in ("PASS", "LEAK")) for e in ended if e and e[1] not in ("SLOW", "SKIP")]
 
@@ -103,7 +109,7 @@ def main():
         log = directory / f"{program.replace('::', '-').replace('/', '-')}-{nr_left[program]}.log"
         nr_left[program] -= nr
         repeated = ["--stress-count", str(nr), "-E", f"binary_id(={program})"]
-        count(f"{program}, {nr} times", log, run(command + repeated, log), program, nr)
+        count(f"{program}, {nr} times", log, run(command + repeated, log, is_apart=True), program, nr)
 
     def load(has_ended):
         while not has_ended.is_set() and +nr_left:
@@ -114,22 +120,23 @@ def main():
             process.kill()
             process.wait()
 
+    # What has passed is written down at a SIGTERM, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         for number in range(1, nr_runs + 1):
             is_loaded = number % 2 == 0
             has_ended = threading.Event()
-            beside = threading.Thread(target=load, args=(has_ended,))
-            if is_loaded:
-                beside.start()
             started = time.monotonic()
             log = directory / f"run-{number}.log"
-            try:
-                outcome = run(command, log)
-                took = time.monotonic() - started
-            finally:
-                has_ended.set()
-                if is_loaded:
-                    beside.join()
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                beside = pool.submit(load, has_ended) if is_loaded else None
+                try:
+                    outcome = run(command, log)
+                    took = time.monotonic() - started
+                finally:
+                    has_ended.set()
+            if beside:
+                beside.result()
             where = SUITE[is_loaded]
             tests = count(f"run {number} of {nr_runs}, {where}, {took:.0f} s", log, outcome, where, 1)
             if number == 1 and nr_repeats:

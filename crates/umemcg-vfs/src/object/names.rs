@@ -14,6 +14,7 @@ use super::bucket::{BucketError, ObjectInfo};
 use super::create::new_key_part;
 use super::key_parts::key_part;
 use super::key_search::may_mark_directory;
+use super::listing_place::ListingPlace;
 use super::node::Facts;
 use super::objects::Objects;
 use super::rename::{Renaming, left_alone};
@@ -111,11 +112,15 @@ impl ObjectVolume {
     /// Returns the empty object with the name of a directory. It marks the directory, and would be
     /// a file without it.
     pub(super) fn mark_of(&self, prefix: &str) -> Result<Option<ObjectInfo>, Errno> {
-        // A key comes before all that it is a prefix of.
-        let first = self.objects.listings().part(mark_key(prefix), None, 1)?.names.pop();
-        let name = mark_key(prefix).rsplit('/').next();
+        let (objects, key) = (&self.objects, mark_key(prefix));
+        let (mut place, mut first) = (ListingPlace::default(), None);
+        // A key comes before all that it is a prefix of, but a part may be empty.
+        while first.is_none() && !objects.bucket.knows_absence() && !place.is_at_end() {
+            first = place.next_part(objects.listings(), key, 1)?.names.pop();
+        }
+        let name = key.rsplit('/').next();
         let object = first.filter(|first| Some(&*first.name) == name).and_then(|first| first.object);
-        Ok(object.filter(|info| may_mark_directory(info, &*self.objects.bucket)))
+        Ok(object.filter(|info| may_mark_directory(info, &*objects.bucket)))
     }
 
     /// Deletes the [mark](Self::mark_of) of a removed or renamed directory, unless another program

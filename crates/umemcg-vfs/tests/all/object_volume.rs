@@ -205,7 +205,7 @@ fn an_empty_object_marks_a_directory_of_its_name() {
     for key in ["m", "m/", "m/deep", "mm", "mm/m", "mm/m/deep", "empty", "none"] {
         w.bucket.put(key, "");
     }
-    // Each is the last object of a part that ends before the directory.
+    // Parts of the listing end before the directories.
     for (key, nr) in [("far", 999), ("near", 2000), ("none", 3000)] {
         (0..nr).for_each(|nr| w.bucket.put(&format!("p/{key}-{nr:04}"), "1"));
         w.bucket.put(&format!("p/{key}"), "");
