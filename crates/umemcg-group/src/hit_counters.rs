@@ -93,8 +93,9 @@ struct OwnCounters(Arc<HitCounters>);
 
 impl Drop for OwnCounters {
     fn drop(&mut self) {
-        ALL_COUNTERS.lock().retain(|counters| !Arc::ptr_eq(counters, &self.0));
+        // First: who collects meanwhile finds them in the list, or collected.
         self.0.collect();
+        ALL_COUNTERS.lock().retain(|counters| !Arc::ptr_eq(counters, &self.0));
     }
 }
 
