@@ -170,6 +170,10 @@ impl Tree {
             }
             found.facts.learn(facts);
             found.told = told;
+            // For the files that are open.
+            if let Some(content) = &found.content {
+                content.learn(found.facts.attributes());
+            }
         }
         self.note_below(parent, told);
         self.count(lists, node).ok()?;

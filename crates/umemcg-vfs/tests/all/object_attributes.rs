@@ -4,6 +4,7 @@
 use std::ffi::OsStr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use crate::common::memory_bucket::{ChangeFault, MemoryBucket};
 use crate::common::object_world::{World, config, errno, pattern};
@@ -171,16 +172,20 @@ fn a_store_that_cannot_replace_metadata_takes_the_object_anew() {
 
 #[test]
 fn what_another_program_changes_is_seen() {
-    let w = World::new();
-    w.bucket.put("a", b"a".to_vec());
-    let before = w.attr("a").unwrap();
-    let file = w.open("a", OFlags::RDONLY).unwrap();
-    shows_all(&other(&w).set("a", &all()).unwrap(), 0o100_000);
-    // An open asks again.
-    drop(w.open("a", OFlags::RDONLY).unwrap());
-    shows_all(&w.attr("a").unwrap(), 0o100_000);
-    shows_all(&file.getattr().unwrap(), 0o100_000);
-    assert_eq!(before.ino, w.attr("a").unwrap().ino, "the same file");
+    // After a second the look-up asks, and not the open.
+    for pause in [0, 1100] {
+        let w = World::new();
+        w.bucket.put("a", b"a".to_vec());
+        let before = w.attr("a").unwrap();
+        let file = w.open("a", OFlags::RDONLY).unwrap();
+        shows_all(&other(&w).set("a", &all()).unwrap(), 0o100_000);
+        std::thread::sleep(Duration::from_millis(pause));
+        // An open asks again.
+        drop(w.open("a", OFlags::RDONLY).unwrap());
+        shows_all(&w.attr("a").unwrap(), 0o100_000);
+        shows_all(&file.getattr().unwrap(), 0o100_000);
+        assert_eq!(before.ino, w.attr("a").unwrap().ino, "the same file");
+    }
 }
 
 #[test]
