@@ -276,7 +276,8 @@ mod tests {
                 let _ = ended.lock().unwrap().recv();
                 Ok(())
             };
-            requests.probe(Some(Duration::from_millis(20)), work)
+            // Long enough for its thread to begin.
+            requests.probe(Some(Duration::from_secs(2)), work)
         };
         for _ in 0..NR_PROBES_MAX {
             assert_eq!(hang().await.unwrap_err().code(), Code::DeadlineExceeded);

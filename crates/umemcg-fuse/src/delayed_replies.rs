@@ -201,7 +201,7 @@ mod tests {
     fn replies_go_when_due_in_whatever_order_they_came() {
         let (transport, sent) = recorder();
         let delays = DelayQueue::new().unwrap();
-        for (unique, rest_ms) in [(1, 60), (2, 30), (3, 0)] {
+        for (unique, rest_ms) in [(1, 2000), (2, 1000), (3, 0)] {
             delays.delay(
                 due(&transport, unique),
                 Answer::Written(100),

@@ -61,7 +61,8 @@ pub trait Resizable: Send + Sync {
 }
 
 /// Keeps a [`Resizable`] cache under a group's limit; see [`Engine::lease`](crate::Engine::lease).
-/// When it is dropped, the capacity becomes 0 and nothing stays charged.
+/// When it is dropped, the capacity becomes 0 and nothing stays charged: at once, or when a call of
+/// the cache by a worker returns.
 #[must_use = "a dropped lease ends immediately"]
 #[derive(Debug)]
 pub struct Lease {

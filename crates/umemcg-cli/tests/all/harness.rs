@@ -419,15 +419,19 @@ impl<'a> Stopped<'a> {
     pub fn new(mount: &'a Mount) -> Self {
         mount.signal(Signal::STOP);
         let stopped = Self(mount);
-        let tasks = format!("/proc/{}/task", mount.pid().as_raw_nonzero());
-        let stands =
-            |stat: String| stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['R', 'S']));
-        until("all threads of the daemon stand still", || {
-            let stats = fs::read_dir(&tasks).unwrap().flatten().map(|task| task.path().join("stat"));
-            stats.filter_map(|stat| fs::read_to_string(stat).ok()).all(stands)
-        });
+        until_all_stand_still(mount.pid());
         stopped
     }
+}
+
+/// Waits until all threads of a stopped process stand still.
+pub fn until_all_stand_still(pid: Pid) {
+    let tasks = format!("/proc/{}/task", pid.as_raw_nonzero());
+    let stands = |stat: String| stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['R', 'S']));
+    until("all threads of the daemon stand still", || {
+        let stats = fs::read_dir(&tasks).unwrap().flatten().map(|task| task.path().join("stat"));
+        stats.filter_map(|stat| fs::read_to_string(stat).ok()).all(stands)
+    });
 }
 
 impl Drop for Stopped<'_> {

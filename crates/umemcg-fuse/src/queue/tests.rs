@@ -269,7 +269,7 @@ fn further_requests_wait_for_a_processor_and_first_ones_do_not() {
     let mut queue = Queue::new(ConcurrencyLimits { computing_max: 3, ..PLACES });
     let mut running: Vec<Started> = (0..8).filter_map(|n| try_start(&mut queue, 1, 7, n)).collect();
     assert_eq!((running.len(), queue.len()), (3, 5));
-    assert!(queue.pick().is_none() && queue.wants_processor().is_some());
+    assert!(queue.pick().is_none() && queue.blocked.contains_key(&Obstacle::Processors));
     assert!(ask(&mut queue, 2, 7, 0), "the first of its pair");
     assert!(!ask(&mut queue, 2, 7, 1));
     // Two requests of the first group wait for their store: one processor too many was in use, one

@@ -261,12 +261,12 @@ fn fsync_reports_an_error_once_to_each_open_file_or_the_next() {
     drop((first, second, late));
 
     // No process has it open when write-back fails.
-    ground.write_soon();
     ground.store.write_errno.store(ENOSPC, Ordering::SeqCst);
     let refused = ground.store.nr_refused.load(Ordering::SeqCst);
     let writer = ground.open("a");
     writer.write_all_at(b"again", 0).unwrap();
     drop(writer);
+    ground.write_soon();
     let failed = || ground.store.nr_refused.load(Ordering::SeqCst) > refused;
     assert!(within(SOON, failed).is_some(), "write-back was tried");
     // The next open is the first to hear. Write-back may be told of the refusal a little after the

@@ -176,7 +176,8 @@ fn a_lost_race_is_found_in_the_background_and_told() {
     w.bucket.put("a", "theirs");
     w.bucket.gate.open();
     wait_for("it is lost", || w.staged().iter().any(|staged| staged.is_lost));
-    assert_eq!(errno(file.fsync(false)), Some(Errno::IO));
+    // Just after that.
+    wait_for("it is told", || errno(file.fsync(false)) == Some(Errno::IO));
     file.fsync(false).unwrap();
     assert_eq!(errno(w.write(&file, 0, b"more")), Some(Errno::IO));
     drop(file);

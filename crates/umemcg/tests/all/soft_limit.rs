@@ -125,9 +125,12 @@ fn a_reader_over_its_soft_limit_costs_others_nothing() {
         drop(file.read(&reader, at, 128 << 10, &readahead).unwrap());
     }
     assert!(stolen(&reader) > (32 * MIB / 4096) as i64);
-    assert_eq!((stolen(&holder), held.nr_cached_pages()), (0, 24 * MIB / 4096));
+    // The janitor, who comes every two seconds, may take pages that fill no block.
+    let by_janitor = holder.stat_total(StatItem::PgStealProactive);
+    assert_eq!(stolen(&holder), by_janitor);
+    assert_eq!(held.nr_cached_pages() + by_janitor as u64, 24 * MIB / 4096);
     read_all(&held, &holder);
-    assert_eq!(holder.stat_total(StatItem::WorkingsetRefault), 0);
+    assert!(holder.stat_total(StatItem::WorkingsetRefault) <= by_janitor);
 }
 
 /// A group in excess whose pages cannot be freed: not in use, but dirty on a store that hangs.

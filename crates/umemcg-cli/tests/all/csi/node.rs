@@ -329,7 +329,14 @@ impl PodCgroup {
         let tops = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
         let top = tops.iter().find(|top| Path::new(top).join("cgroup.procs").exists());
         let path = Path::new(top.copied().unwrap_or(tops[2])).join(name);
-        match fs::create_dir_all(&path) {
+        // Another test may be removing the levels above.
+        let mut made = fs::create_dir_all(&path);
+        for _ in 0..100 {
+            if made.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+                made = fs::create_dir_all(&path);
+            }
+        }
+        match made {
             Ok(()) => Some(Self(path)),
             Err(error) => {
                 cannot_run(&format!("{}: {error}", path.display()));

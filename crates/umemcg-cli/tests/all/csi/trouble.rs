@@ -6,13 +6,12 @@ use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
 use umemcg_csi::client::Client;
 
 use crate::csi::GROUP_LIMITS;
 use crate::csi::node::{Code, Node, Pod, code, until_not_aborted};
 use crate::csi::slow_daemon::Way;
-use crate::harness::{needs_mount, until};
+use crate::harness::{Stopped, needs_mount, until};
 
 /// Longest that the plugin takes to start, and to end: 20 seconds, and something for a busy
 /// machine.
@@ -22,22 +21,6 @@ const END_WITHIN: Duration = Duration::from_secs(35);
 /// be enough on a busy machine, and is more than the five seconds that a request waits for a place.
 const HASTE: Duration = Duration::from_secs(20);
 const TMPFS: [(&str, &str); 1] = [("type", "tmpfs")];
-
-/// A daemon that is stopped, as one that hangs is, until this is dropped.
-struct Stopped(Pid);
-
-impl Stopped {
-    fn new(node: &Node) -> Self {
-        node.mount.signal(Signal::STOP);
-        Self(node.mount.pid())
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        let _ = kill_process(self.0, Signal::CONT);
-    }
-}
 
 fn until_ready(client: &Client) {
     until("the plugin is ready", || client.probe().is_ok_and(|is_ready| is_ready));
@@ -77,7 +60,7 @@ fn a_hung_daemon_delays_neither_start_nor_end() {
         node.connect().stage(node.staged(&format!("v{number}"), &TMPFS)).unwrap();
     }
     node.kill_plugin();
-    let stopped = Stopped::new(&node);
+    let stopped = Stopped::new(&node.mount);
     let began = Instant::now();
     node.start_plugin();
     assert!(began.elapsed() < START_WITHIN, "{:?}", began.elapsed());
@@ -152,7 +135,7 @@ fn control_files_that_hang_are_left_in_time() {
     until_ready(&client);
     // Its socket answers, and its files do not.
     slow.set(Way::Made);
-    let stopped = Stopped::new(&node);
+    let stopped = Stopped::new(&node.mount);
     let request = node.ephemeral("inline", &pod, &GROUP_LIMITS);
     let hasty = node.connect().waiting(HASTE);
     assert_eq!(code(hasty.publish(request.clone())), Code::DeadlineExceeded);
@@ -190,7 +173,7 @@ fn requests_that_hang_leave_room_for_a_probe() {
         assert_eq!((nr(Code::DeadlineExceeded), nr(Code::Unavailable)), (6, 6), "{codes:?}");
     });
     assert!(client.probe().unwrap());
-    let stopped = Stopped::new(&node);
+    let stopped = Stopped::new(&node.mount);
     for _ in 0..3 {
         let unwell = client.probe().unwrap_err();
         assert_eq!(unwell.code(), Code::FailedPrecondition);

@@ -15,7 +15,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::harness::{PROGRAM, TIMEOUT, patiently};
+use crate::harness::{PROGRAM, TIMEOUT, patiently, until_all_stand_still};
 
 /// The daemon, its directories, and the socket of its service manager.
 pub struct Service {
@@ -140,6 +140,9 @@ impl Service {
 
     pub fn signal(&self, signal: Signal) {
         kill_process(self.pid(), signal).unwrap();
+        if signal == Signal::STOP {
+            until_all_stand_still(self.pid());
+        }
     }
 
     fn pid(&self) -> Pid {

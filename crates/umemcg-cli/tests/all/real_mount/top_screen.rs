@@ -284,7 +284,7 @@ fn a_daemon_that_is_silent_delays_no_key() {
     terminal.wait("it answers", |screen| !screen.contains("not answered"));
     terminal.keys(&["q"]);
     terminal.assert_restored(&mount, 0);
-    let ends = (0..5).any(|_| is_left_beside_silence(&mount));
+    let ends = (0..20).any(|_| is_left_beside_silence(&mount));
     assert!(ends, "a key ends it although the daemon is silent");
     mount.umount();
 }
@@ -297,7 +297,7 @@ fn is_left_beside_silence(mount: &Mount) -> bool {
     terminal.wait_for(&["▾ batch"]);
     let stopped = Stopped::new(mount);
     terminal.keys(&["q"]);
-    let ends = holds_within(Duration::from_secs(20), || terminal.screen().contains("ended with 0"));
+    let ends = holds_within(Duration::from_secs(10), || terminal.screen().contains("ended with 0"));
     drop(stopped);
     terminal.assert_restored(mount, 0);
     ends

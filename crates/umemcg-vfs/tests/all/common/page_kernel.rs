@@ -79,6 +79,10 @@ impl KernelCache for Kernel {
     fn keeps_pages(&self) -> bool {
         true
     }
+    /// Longer than a test takes: what is told of a file depends on how old its change is.
+    fn attribute_lifetime(&self) -> Duration {
+        Duration::from_secs(3600)
+    }
     fn opens_silently(&self) -> bool {
         self.opens_silently.load(Ordering::Relaxed)
     }
