@@ -411,16 +411,22 @@ impl Drop for Mount {
 
 /// A daemon that is stopped, and continues however the test ends. Made after the processes that
 /// wait for it, so that it continues before they are waited for.
-pub struct Stopped<'a>(&'a Mount);
+pub struct Stopped(Pid);
 
-impl<'a> Stopped<'a> {
+impl Stopped {
     /// Stops the daemon of a mount, and waits until none of its threads can take a request: a
     /// process that waits for one that was taken cannot be killed.
-    pub fn new(mount: &'a Mount) -> Self {
+    pub fn new(mount: &Mount) -> Self {
         mount.signal(Signal::STOP);
-        let stopped = Self(mount);
-        until_all_stand_still(mount.pid());
+        let stopped = Self(mount.pid());
+        until_all_stand_still(stopped.0);
         stopped
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::CONT);
     }
 }
 
@@ -432,12 +438,6 @@ pub fn until_all_stand_still(pid: Pid) {
         let stats = fs::read_dir(&tasks).unwrap().flatten().map(|task| task.path().join("stat"));
         stats.filter_map(|stat| fs::read_to_string(stat).ok()).all(stands)
     });
-}
-
-impl Drop for Stopped<'_> {
-    fn drop(&mut self) {
-        self.0.signal(Signal::CONT);
-    }
 }
 
 /// Waits for a condition that another process brings about.

@@ -116,7 +116,7 @@ fn a_thread_id_that_is_used_again_does_not_charge_a_stranger() {
 /// A thread of the tenant that has ended with requests under way, and a process of the stranger
 /// that has its id. Programs beside this one start threads, too, which may get that id first and
 /// keep it: then there is another thread.
-fn an_id_used_again(mount: &Mount) -> (Talker, Talker, Stopped<'_>) {
+fn an_id_used_again(mount: &Mount) -> (Talker, Talker, Stopped) {
     for _ in 0..20 {
         mount.sh("for group in tenant stranger; do echo 0 > $CG/$group/memory.force_empty; done").good();
         let mut stranger = Talker::start(
