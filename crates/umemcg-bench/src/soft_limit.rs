@@ -236,6 +236,16 @@ fn verdicts(figure: usize, sides: &[Samples]) -> Vec<Verdict> {
     }
 }
 
+/// Returns a note if the base reads too little again, in MiB, to judge the rework.
+fn no_fault_note(read_again: f64) -> Option<String> {
+    (read_again < BASE_READ_AGAIN_MIN_MIB).then(|| {
+        format!(
+            "the fault that the rework cures does not show here: with limit 0 the base reads {read_again:.1} MiB again, and at least \
+             {BASE_READ_AGAIN_MIN_MIB} MiB are needed for a comparison"
+        )
+    })
+}
+
 fn report(options: &Options, project: &ProjectSize, compulsory_mib: f64, runs: &[Vec<Run>]) -> Report {
     let mut report = Report::new("soft-limit", options.scale, options.rounds as usize);
     let nr = Mechanism::ALL.len();
@@ -273,13 +283,7 @@ fn report(options: &Options, project: &ProjectSize, compulsory_mib: f64, runs: &
     report.notes.push(format!(
         "of what came into the cache, {compulsory_mib:.1} MiB are what a pool in which everything fits reads as well; read again is what is beyond that"
     ));
-    let lost = samples(2 * nr - 1, READ_AGAIN).median;
-    if lost < BASE_READ_AGAIN_MIN_MIB {
-        report.notes.push(format!(
-            "the fault that the rework cures does not show here: with limit 0 the base reads {lost:.1} MiB again, and at least \
-             {BASE_READ_AGAIN_MIN_MIB} MiB are needed for a comparison"
-        ));
-    }
+    report.notes.extend(no_fault_note(samples(2 * nr - 1, READ_AGAIN).median));
     let of_full = &samples(0, ALL_CPU);
     let of_base = &samples(nr - 1, ALL_CPU);
     if let (Some(above), Some(below)) =

@@ -93,7 +93,7 @@ struct OwnCounters(Arc<HitCounters>);
 
 impl Drop for OwnCounters {
     fn drop(&mut self) {
-        // First: who collects meanwhile finds them in the list, or collected.
+        // First: a collector finds them in the list, or collected.
         self.0.collect();
         ALL_COUNTERS.lock().retain(|counters| !Arc::ptr_eq(counters, &self.0));
     }

@@ -48,7 +48,7 @@ fn stream(engine: &Engine, group: &Arc<Group>, bytes: u64) {
     }
 }
 
-/// The pages that workers and the janitor, who comes every two seconds, have taken.
+/// The pages taken by workers, and by the janitor, which comes every two seconds.
 fn stolen_in_background(group: &Group) -> i64 {
     group.stat_total(StatItem::PgStealKswapd) + group.stat_total(StatItem::PgStealProactive)
 }

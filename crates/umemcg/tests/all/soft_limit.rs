@@ -125,7 +125,7 @@ fn a_reader_over_its_soft_limit_costs_others_nothing() {
         drop(file.read(&reader, at, 128 << 10, &readahead).unwrap());
     }
     assert!(stolen(&reader) > (32 * MIB / 4096) as i64);
-    // The janitor, who comes every two seconds, may take pages that fill no block.
+    // The janitor comes every two seconds, and may take pages that fill no block.
     let by_janitor = holder.stat_total(StatItem::PgStealProactive);
     assert_eq!(stolen(&holder), by_janitor);
     assert_eq!(held.nr_cached_pages() + by_janitor as u64, 24 * MIB / 4096);

@@ -124,7 +124,7 @@ fn force_empty_leaves_nothing_that_can_go() {
         mount
             .sh_in(group, "head -c 8M /dev/urandom > $MNT/file; sync $MNT/file; cat $MNT/file > /dev/null")
             .good();
-        // The janitor, who comes every two seconds, may take pages that fill no block.
+        // The janitor comes every two seconds, and may take pages that fill no block.
         assert!(mount.value(group, "memory.stat", "cache") >= 7 << 20);
         mount.sh("echo 0 > $CG/g/memory.force_empty").good();
         // Pages that the kernel keeps may be on their way out for longer than that waits.
@@ -151,7 +151,8 @@ fn directories_that_find_removes_leave_their_charge_above() {
     on_a_fresh_group(|mount, _| {
         mount.sh("mkdir -p $CG/g/a/b/c $CG/g/a/d $CG/g/e").good();
         mount.sh_in("g/a/b/c", "head -c 5M /dev/urandom > $MNT/file; sync $MNT/file").good();
-        // No whole number of blocks: the janitor, who comes every two seconds, would take what fills none.
+        // No whole number of blocks. The janitor comes every two seconds, and takes pages that fill
+        // none.
         let before = mount.value("g", "memory.stat", "total_cache");
         assert!(before >= 5 << 20);
         mount.sh("rmdir $CG/g/a").bad("busy");

@@ -235,7 +235,7 @@ fn sync_on_a_full_store_names_what_is_not_durable() {
 fn files_removed_soon_after_their_close_leave_no_byte_below() {
     needs_mount!();
     let mut mount = Mount::start();
-    // No whole number of them fills a block: the janitor would write what is in an almost empty one.
+    // No whole number of them fills a block: the janitor writes the pages of an almost empty one.
     mount.sh("for n in {1..40}; do head -c 260K /dev/urandom > $MNT/f$n; done").good();
     let below: Vec<File> =
         (1..=40).map(|n| File::open(mount.data().join(format!("f{n}"))).unwrap()).collect();
