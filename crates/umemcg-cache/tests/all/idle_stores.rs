@@ -63,7 +63,7 @@ fn stores_take_turns_at_threads_and_a_few_may_hang() {
         file.write(pool.root(), 0, &[n as u8; 3000]).unwrap();
         file.start_writeback();
     }
-    // One that ends is a thread of the process for a moment longer.
+    // An ending flusher is listed for a moment longer.
     until("there are 128 at most", || nr_flushers() <= 128);
     until("all but those that hang are written", || files[20..].iter().all(|file| file.is_stable()));
     assert!(files[..20].iter().all(|file| !file.is_stable()));

@@ -67,7 +67,7 @@ fn a_killed_reader_is_gone_even_if_its_turn_has_not_come() {
     memory.gate.open();
     assert!(within(TIMEOUT, || pool_counts().nr_running + pool_counts().nr_waiting == 0).is_some());
     let nr_run = memory.nr_reads.load(Ordering::Relaxed) as usize;
-    // One that runs may be answered before it reads.
+    // A running request may be answered before it reads.
     assert!(nr_run <= nr_running && nr_run < 40, "what waited was run in vain: {nr_run} of {nr_running}");
     assert!(within(TIMEOUT, || mount.session.nr_inflight() == 0).is_some());
 }

@@ -153,7 +153,7 @@ fn a_parked_read_makes_room_for_what_it_keeps() {
         })
         .collect();
     assert!(peaks.iter().all(|&peak| peak > limit - (256 << 10)), "{peaks:?} bytes: it was never full");
-    assert!(peaks.iter().filter(|&&peak| peak > most).count() <= 5, "{peaks:?} bytes of {most}");
+    assert!(peaks.iter().filter(|&&peak| peak > most).count() <= 4, "{peaks:?} bytes of {most}");
 }
 
 #[test]

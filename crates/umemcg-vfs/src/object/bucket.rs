@@ -306,8 +306,8 @@ impl Drop for PartEnd {
 }
 
 /// A prefix of a bucket. Keys are relative to it. All calls may sleep for as long as the store
-/// does, within its time limits, except the figures, `knows_absence` and `begin_read`. None of
-/// those that may sleep is made with a lock held.
+/// does, within its time limits, except the figures, `knows_absence` and `begin_read`. No lock is
+/// held during a call that may sleep.
 #[allow(clippy::missing_errors_doc)]
 pub trait Bucket: Send + Sync + fmt::Debug {
     /// Returns the place as a URL, without credentials.

@@ -114,7 +114,7 @@ impl ObjectVolume {
     pub(super) fn mark_of(&self, prefix: &str) -> Result<Option<ObjectInfo>, Errno> {
         let (objects, key) = (&self.objects, mark_key(prefix));
         let (mut place, mut first) = (ListingPlace::default(), None);
-        // A key comes before all that it is a prefix of, but a part may be empty.
+        // The listing begins with the object of this key, if there is one. A part may be empty.
         while first.is_none() && !objects.bucket.knows_absence() && !place.is_at_end() {
             first = place.next_part(objects.listings(), key, 1)?.names.pop();
         }

@@ -257,11 +257,12 @@ impl Objects {
     /// Returns the facts about a directory known here that has no stored key left, if the store has
     /// only reported the mark of it.
     fn known_below_mark(&self, tree: &Tree, (parent, name): (NodeId, &str), told: &Facts) -> Option<Facts> {
-        let Facts::Object(info) = told else { return None };
-        let (_, found) = tree.child(parent, name)?;
+        // First: most objects are not empty, and are not looked for.
+        let is_mark = matches!(told, Facts::Object(info) if may_mark_directory(info, &*self.bucket));
+        let (_, found) = is_mark.then(|| tree.child(parent, name))??;
         let is_kept =
             matches!(found.facts, Facts::Directory(_)) && (found.is_staged() || found.is_shown_empty());
-        (is_kept && may_mark_directory(info, &*self.bucket)).then(|| found.facts.clone())
+        is_kept.then(|| found.facts.clone())
     }
 
     /// Returns the facts about a listed name, if all of them are known.

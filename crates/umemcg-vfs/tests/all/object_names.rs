@@ -126,7 +126,7 @@ fn the_mark_of_a_directory_goes_with_it() {
     w.rmdir("e").unwrap();
     assert_eq!(w.bucket.keys(), ["moved/f"]);
     umemcg_vfs::Lookup::forget(&*w.volume, known.node, 1);
-    // What another program stores in place of the mark stays.
+    // Another program replaces the mark: its object stays.
     w.bucket.put("g", "");
     w.bucket.put("g/f", "");
     let known = w.find("g").unwrap();

@@ -79,7 +79,7 @@ impl KernelCache for Kernel {
     fn keeps_pages(&self) -> bool {
         true
     }
-    /// Longer than a test takes: what is told of a file depends on how old its change is.
+    /// Longer than a test takes: an open notifies the kernel only of changes younger than this.
     fn attribute_lifetime(&self) -> Duration {
         Duration::from_secs(3600)
     }
