@@ -388,7 +388,7 @@ impl Stream {
     /// Begins to send the full part.
     fn send(&self, payer: &Payer<'_>, key: &str) -> Result<(), StreamError> {
         assert_no_locks_held("a part of an upload");
-        let upload = self.begin(key)?;
+        let upload = self.begin(payer, key)?;
         self.under_way.wait_below(NR_UNDER_WAY_MAX)?;
         if self.progress.lock().nr_parts.is_multiple_of(NR_RECORDS) {
             let bytes = NR_RECORDS * PART_RECORD_BYTES;
@@ -405,13 +405,14 @@ impl Stream {
     }
 
     /// Returns the multipart upload; begins it if there is none.
-    fn begin(&self, key: &str) -> Result<Arc<dyn PartedUpload>, StreamError> {
+    fn begin(&self, payer: &Payer<'_>, key: &str) -> Result<Arc<dyn PartedUpload>, StreamError> {
         if let Some(upload) = self.progress.lock().upload.clone() {
             return Ok(upload);
         }
         self.find_own(key)?;
         let (metadata, expected) = self.conditions();
-        let note = self.notes.as_ref().map_or_else(|| Arc::new(NoNote) as _, |notes| notes.of(key));
+        let noted = |notes: &Arc<UploadNotes>| notes.of(key, payer.group);
+        let note = self.notes.as_ref().map_or_else(|| Arc::new(NoNote) as _, noted);
         let upload = self.bucket.begin_upload(key, &metadata, &expected, note)?;
         self.progress.lock().upload = Some(Arc::clone(&upload));
         Ok(upload)
@@ -493,7 +494,7 @@ impl Stream {
             self.send(payer, key)?;
         }
         self.under_way.wait_below(1)?;
-        let upload = self.begin(key)?;
+        let upload = self.begin(payer, key)?;
         let info = upload.complete()?;
         let (old, is_relabelled) = {
             let mut progress = self.progress.lock();

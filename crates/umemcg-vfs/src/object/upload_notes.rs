@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FlockOperation, flock};
+use umemcg::Group;
 use umemcg_base::LeafMutex;
 
 use super::bucket::{Bucket, BucketError, UploadNote};
@@ -25,6 +26,7 @@ use super::draft_record::DraftRecord;
 use super::failure_log::FailureLog;
 use super::own_directory::check_own;
 use super::staging::subdirectory_of;
+use crate::host::descriptor_share::{DescriptorShare, Purpose};
 
 /// The extension of a record's file name.
 const RECORD: &str = "record";
@@ -45,6 +47,8 @@ pub(super) struct UploadNotes {
 #[derive(Debug)]
 struct Noted {
     notes: Arc<UploadNotes>,
+    /// The group of the writer.
+    group: Arc<Group>,
     key: String,
     record: LeafMutex<Option<Arc<Record>>>,
 }
@@ -54,6 +58,8 @@ struct Noted {
 struct Record {
     path: PathBuf,
     file: File,
+    /// For its descriptor.
+    _share: DescriptorShare,
 }
 
 impl UploadNotes {
@@ -73,14 +79,16 @@ impl UploadNotes {
         Arc::new(Self { dir, failures: FailureLog::new() })
     }
 
-    /// Returns the note of an upload of this key, without making a record yet.
-    pub(super) fn of(self: &Arc<Self>, key: &str) -> Arc<dyn UploadNote> {
-        Arc::new(Noted { notes: Arc::clone(self), key: key.to_owned(), record: LeafMutex::default() })
+    /// Returns the note of an upload of this key by a group, without making a record yet.
+    pub(super) fn of(self: &Arc<Self>, key: &str, group: &Arc<Group>) -> Arc<dyn UploadNote> {
+        let (notes, group, key) = (Arc::clone(self), Arc::clone(group), key.to_owned());
+        Arc::new(Noted { notes, group, key, record: LeafMutex::default() })
     }
 
-    fn make(&self) -> io::Result<Record> {
+    fn make(&self, group: &Arc<Group>) -> io::Result<Record> {
         /// (A) Relaxed: only uniqueness matters.
         static NEXT: AtomicU64 = AtomicU64::new(0);
+        let share = DescriptorShare::take(group, 1, Purpose::Open, None)?;
         for _ in 0..NR_TRIES {
             DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
             check_own(&self.dir)?;
@@ -100,7 +108,7 @@ impl UploadNotes {
             flock(&file, FlockOperation::LockExclusive)?;
             // A new record looks left over, and may have been removed before it was locked.
             if file.metadata()?.nlink() > 0 {
-                return Ok(Record { path, file });
+                return Ok(Record { path, file, _share: share });
             }
         }
         Err(io::ErrorKind::ResourceBusy.into())
@@ -111,7 +119,7 @@ impl Noted {
     fn write(&self, upload: &str) -> io::Result<()> {
         let known = self.record.lock().clone();
         let is_new = known.is_none();
-        let record = known.map_or_else(|| self.notes.make().map(Arc::new), Ok)?;
+        let record = known.map_or_else(|| self.notes.make(&self.group).map(Arc::new), Ok)?;
         if is_new {
             *self.record.lock() = Some(Arc::clone(&record));
         }
@@ -199,6 +207,8 @@ fn end_one(path: &Path, abort: Abort<'_>) -> io::Result<()> {
 mod tests {
     use std::cell::{Cell, RefCell};
 
+    use umemcg::{Engine, EngineConfig};
+
     use super::*;
     use crate::object::UNKNOWN_UPLOAD;
 
@@ -223,7 +233,8 @@ mod tests {
     }
 
     fn under_way(notes: &Arc<UploadNotes>, key: &str, upload: Option<&str>) -> Arc<dyn UploadNote> {
-        let note = notes.of(key);
+        let engine = Engine::new(EngineConfig::new(16 << 20)).unwrap();
+        let note = notes.of(key, engine.root());
         note.note(Some(UNKNOWN_UPLOAD)).unwrap();
         if upload.is_some() {
             note.note(upload).unwrap();
