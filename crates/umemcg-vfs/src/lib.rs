@@ -22,6 +22,7 @@ mod kernel_pages;
 mod metadata_charge;
 mod name;
 mod name_lists;
+mod name_reclaim;
 pub mod object;
 mod page_windows;
 mod privileges;

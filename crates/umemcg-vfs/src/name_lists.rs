@@ -1,20 +1,22 @@
 //! The lists of a volume's two shrinkers: inodes by paying group, oldest first.
 //!
-//! Every charged entry of the inode table is on one of two lists. While the kernel refers to it, it
+//! Every charged entry of the inode table is on one of three lists. While the kernel refers to it, it
 //! is a *name* in the kernel's cache, and is dropped when the kernel forgets it. Otherwise it is an
-//! *inode* kept only by the daemon (for its cached content, a child's name or an open file). The
+//! *inode* kept only by the daemon (for its cached content, a child's name or an open file). A name
+//! that the kernel was asked to forget in vain is a *pinned* one until it is looked up again. The
 //! lists are made, and the shrinkers registered, with a volume's first entry: an idle volume costs
 //! nothing.
 //!
 //! Lists are changed with the entry's shard locked, and their locks rank behind it; walks only
 //! collect node ids and look at the entries afterwards.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use umemcg::Group;
 use umemcg::OwnerId;
-use umemcg::internal::{ListLru, ListSlot, Verdict};
-use umemcg::shrinker::Registration;
+use umemcg::internal::{ListLru, ListSlot, Reclaimer, Verdict};
+use umemcg::shrinker::{Count, Registration, ShrinkTarget, Shrinker, Usage};
 
 use crate::attr::NodeId;
 
@@ -26,6 +28,9 @@ const RETRY_INTERVAL_MS: u32 = 1000;
 /// The most doublings of that time.
 const NR_DOUBLINGS_MAX: u8 = 3;
 
+/// The most pinned names that one scan asks for again.
+pub(crate) const NR_PINNED_ASKED: u64 = 32;
+
 /// All objects are on the lists of this memory node.
 pub(crate) const NODE: usize = 0;
 
@@ -36,6 +41,8 @@ pub(crate) enum Listed {
     Nowhere,
     /// The kernel refers to the inode.
     Names,
+    /// The kernel refers to the inode, and did not forget it when it was asked.
+    Pinned,
     /// Only the daemon refers to the inode.
     Inodes,
 }
@@ -62,6 +69,8 @@ pub(crate) struct ListEntry {
     /// The number of requests since then.
     nr_asked: u8,
     on: Listed,
+    /// The kernel was asked in vain since the last lookup.
+    is_pinned: bool,
     /// Looked up again since a walk last visited the entry.
     is_used: bool,
 }
@@ -70,6 +79,7 @@ pub(crate) struct ListEntry {
 #[derive(Debug)]
 pub(crate) struct NameLists {
     names: ListLru,
+    pinned: ListLru,
     inodes: ListLru,
     started: Instant,
     /// The registrations of the shrinkers; dropped first when the volume is dropped.
@@ -77,9 +87,19 @@ pub(crate) struct NameLists {
 }
 
 impl NameLists {
-    /// Creates the lists behind two shrinkers, of names and of inodes.
-    pub(crate) fn new(names: ListLru, inodes: ListLru, registrations: [Registration; 2]) -> Self {
-        Self { names, inodes, started: Instant::now(), registrations: Some(registrations) }
+    /// Makes the lists of two shrinkers, of names and of inodes, and registers these.
+    pub(crate) fn new(
+        reclaimer: &Arc<Reclaimer>,
+        dentry: Arc<dyn Shrinker>,
+        inode: Arc<dyn Shrinker>,
+    ) -> Self {
+        let (of_names, of_inodes) = (reclaimer.reserve_shrinker(), reclaimer.reserve_shrinker());
+        let names = ListLru::new(reclaimer, &of_names, 0);
+        let pinned = ListLru::new(reclaimer, &of_names, 1);
+        let inodes = ListLru::new(reclaimer, &of_inodes, 0);
+        let registrations =
+            [reclaimer.register_shrinker(of_names, dentry), reclaimer.register_shrinker(of_inodes, inode)];
+        Self { names, pinned, inodes, started: Instant::now(), registrations: Some(registrations) }
     }
 
     /// Unregisters the shrinkers. Afterwards none of them uses the lists.
@@ -91,6 +111,7 @@ impl NameLists {
         match on {
             Listed::Nowhere => None,
             Listed::Names => Some(&self.names),
+            Listed::Pinned => Some(&self.pinned),
             Listed::Inodes => Some(&self.inodes),
         }
     }
@@ -100,9 +121,30 @@ impl NameLists {
         (self.started.elapsed().as_millis() as u32).max(1)
     }
 
-    /// Returns the number of a group's entries on a list.
-    pub(crate) fn count(&self, on: Listed, group: &Group) -> u64 {
+    fn nr(&self, on: Listed, group: &Group) -> u64 {
         self.list(on).map_or(0, |list| list.count(group, NODE))
+    }
+
+    /// Returns the number of a group's entries on a list for a shrinker to scan, among the names
+    /// the pinned ones to ask for again.
+    pub(crate) fn count(&self, on: Listed, target: &ShrinkTarget<'_>) -> Count {
+        let nr_pinned = if on == Listed::Names { self.nr(Listed::Pinned, target.group) } else { 0 };
+        match self.nr(on, target.group) + nr_pinned.min(NR_PINNED_ASKED) {
+            nr @ 1.. if target.node == NODE => Count::Objects(nr),
+            _ => Count::Empty,
+        }
+    }
+
+    /// Returns what a group has on a list, in entries of this size. Pinned names are names that
+    /// cannot be freed now.
+    pub(crate) fn usage(&self, on: Listed, target: &ShrinkTarget<'_>, entry_bytes: u64) -> Usage {
+        if target.node != NODE {
+            return Usage::default();
+        }
+        let nr_pinned = if on == Listed::Names { self.nr(Listed::Pinned, target.group) } else { 0 };
+        let reclaimable = self.nr(on, target.group);
+        let objects = reclaimable + nr_pinned;
+        Usage { objects, reclaimable, bytes: objects * entry_bytes }
     }
 
     /// Returns the oldest `nr` entries of a group and moves them to the young end: a remaining
@@ -120,14 +162,18 @@ impl NameLists {
 }
 
 impl ListEntry {
-    /// Decides whether to ask the kernel now, and records the request if so.
+    /// Decides whether to ask the kernel now, and records the request if so. The caller calls
+    /// [`update`](Self::update) next: the name may be a pinned one.
     pub(crate) fn ask(&mut self, now_ms: u32) -> Asking {
         if self.asked_ms != 0 {
             let again_after_ms = RETRY_INTERVAL_MS << (self.nr_asked - 1);
-            match now_ms.wrapping_sub(self.asked_ms) {
-                ..FORGET_TIMEOUT_MS => return Asking::Expected,
-                since_ms if since_ms < again_after_ms => return Asking::InVain,
-                _ => {}
+            let since_ms = now_ms.wrapping_sub(self.asked_ms);
+            if since_ms < FORGET_TIMEOUT_MS {
+                return Asking::Expected;
+            }
+            self.is_pinned = true;
+            if since_ms < again_after_ms {
+                return Asking::InVain;
             }
         }
         self.asked_ms = now_ms;
@@ -147,11 +193,17 @@ impl ListEntry {
 
     /// Notes a lookup of the inode, `again` if the kernel referred to it before.
     pub(crate) fn looked_up(&mut self, again: bool) {
-        (self.asked_ms, self.nr_asked, self.is_used) = (0, 0, again);
+        (self.asked_ms, self.nr_asked, self.is_pinned, self.is_used) = (0, 0, false, again);
     }
 
-    /// Moves the entry to the list `on`. The caller holds the entry's shard.
-    pub(crate) fn update(&mut self, lists: &NameLists, node: NodeId, owner: OwnerId, on: Listed) {
+    /// Moves the entry to the right list, given whether the kernel refers to it. The caller holds
+    /// the entry's shard.
+    pub(crate) fn update(&mut self, lists: &NameLists, node: NodeId, owner: OwnerId, is_name: bool) {
+        let on = match is_name {
+            true if self.is_pinned => Listed::Pinned,
+            true => Listed::Names,
+            false => Listed::Inodes,
+        };
         if self.on == on {
             return;
         }

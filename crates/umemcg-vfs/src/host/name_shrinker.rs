@@ -14,14 +14,12 @@
 
 use std::sync::{Arc, Weak};
 
-use umemcg::internal::ListLru;
 use umemcg::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
 
-use crate::attr::FileKind;
-use crate::host::inode_table::{LeaveOutcome, NODE_BYTES};
+use crate::host::inode_table::NODE_BYTES;
 use crate::host::inodes::HostInodes;
-use crate::kernel_cache::IdleInode;
-use crate::name_lists::{Listed, NODE, NameLists};
+use crate::name_lists::{Listed, NameLists};
+use crate::name_reclaim;
 
 /// The cost of recreating a name. To make room for one page, a dozen names must be forgotten, and
 /// each takes a request to forget it, the kernel's answer and a later lookup. A page's cost is
@@ -38,15 +36,9 @@ struct InodeShrinker(Weak<HostInodes>);
 
 /// Registers the shrinkers of a volume.
 pub(crate) fn register(inodes: &Arc<HostInodes>) -> NameLists {
-    let reclaimer = inodes.engine.reclaimer();
-    let (dentry, inode) = (reclaimer.reserve_shrinker(), reclaimer.reserve_shrinker());
-    let name_list = ListLru::new(reclaimer, &dentry, 0);
-    let inode_list = ListLru::new(reclaimer, &inode, 0);
-    let registrations = [
-        reclaimer.register_shrinker(dentry, Arc::new(DentryShrinker(Arc::downgrade(inodes)))),
-        reclaimer.register_shrinker(inode, Arc::new(InodeShrinker(Arc::downgrade(inodes)))),
-    ];
-    NameLists::new(name_list, inode_list, registrations)
+    let [dentry, inode] = [Arc::downgrade(inodes), Arc::downgrade(inodes)];
+    let (dentry, inode) = (Arc::new(DentryShrinker(dentry)), Arc::new(InodeShrinker(inode)));
+    NameLists::new(inodes.engine.reclaimer(), dentry, inode)
 }
 
 /// Calls `look` with the inodes of a volume and their lists.
@@ -57,18 +49,11 @@ fn lists_of<R>(inodes: &Weak<HostInodes>, look: impl FnOnce(&Arc<HostInodes>, &N
 }
 
 fn count(inodes: &Weak<HostInodes>, target: &ShrinkTarget<'_>, on: Listed) -> Count {
-    let nr = lists_of(inodes, |_, lists| lists.count(on, target.group));
-    match nr {
-        Some(nr @ 1..) if target.node == NODE => Count::Objects(nr),
-        _ => Count::Empty,
-    }
+    lists_of(inodes, |_, lists| lists.count(on, target)).unwrap_or(Count::Empty)
 }
 
 fn usage(inodes: &Weak<HostInodes>, target: &ShrinkTarget<'_>, on: Listed) -> Usage {
-    match count(inodes, target, on) {
-        Count::Objects(nr) => Usage { objects: nr, reclaimable: nr, bytes: nr * NODE_BYTES },
-        _ => Usage::default(),
-    }
+    lists_of(inodes, |_, lists| lists.usage(on, target, NODE_BYTES)).unwrap_or_default()
 }
 
 impl Shrinker for DentryShrinker {
@@ -117,31 +102,9 @@ impl Shrinker for InodeShrinker {
 /// Asks the kernel to forget the oldest names of a group.
 fn ask_for_names(inodes: &HostInodes, lists: &NameLists, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
     let Some(kernel) = inodes.kernel.get() else { return Scan::Stop };
-    let nodes = lists.oldest(Listed::Names, target.group, nr);
-    let (now_ms, by_name) = (lists.now_ms(), kernel.asks_by_name());
-    let mut done = Scanned { scanned: nodes.len() as u64, ..Scanned::default() };
-    let (mut idle, mut releasing_bytes) = (Vec::<IdleInode>::new(), 0);
-    for node in nodes {
-        match inodes.table.ask_to_leave(node, now_ms, by_name, inodes.max_kept > 0) {
-            LeaveOutcome::Kept => {}
-            LeaveOutcome::ContentDropped(bytes) => done.freed_bytes += bytes,
-            LeaveOutcome::Requested(bytes) => done.releasing_bytes += bytes,
-            LeaveOutcome::Idle { kind: FileKind::Directory, .. } if by_name => {}
-            LeaveOutcome::Idle { kind, names, bytes } => {
-                releasing_bytes += bytes;
-                idle.push(IdleInode { node, is_directory: kind == FileKind::Directory, names });
-            }
-        }
-    }
-    if !idle.is_empty() && kernel.let_go(idle) {
-        done.releasing_bytes += releasing_bytes;
-    }
-    if by_name {
-        // The thread reporting the release may be waiting for the very request reclaiming here, so
-        // reclaim must not wait for it.
-        done.freed_bytes += std::mem::take(&mut done.releasing_bytes);
-    }
-    Scan::Done(done)
+    let (now_ms, by_name, keep) = (lists.now_ms(), kernel.asks_by_name(), inodes.max_kept > 0);
+    let leave = |node| inodes.table.ask_to_leave(node, now_ms, by_name, keep);
+    name_reclaim::ask_for_names(lists, &**kernel, (target.group, nr), leave)
 }
 
 /// Drops the oldest inodes of a group kept only by the daemon, if no page of them is left.

@@ -4,15 +4,12 @@
 
 use std::sync::{Arc, Weak};
 
-use umemcg::internal::ListLru;
 use umemcg::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
 
 use super::node::{NODE_BYTES, Node};
 use super::objects::Objects;
-use super::tree::Leaving;
-use crate::attr::FileKind;
-use crate::kernel_cache::IdleInode;
-use crate::name_lists::{Listed, NODE, NameLists};
+use crate::name_lists::{Listed, NameLists};
+use crate::name_reclaim::{self, LeaveOutcome};
 
 /// The cost of recreating a name: a request to a store.
 const NAME_SEEKS: u32 = 32;
@@ -27,15 +24,9 @@ struct InodeShrinker(Weak<Objects>);
 
 /// Registers the shrinkers of a volume.
 pub(super) fn register(objects: &Arc<Objects>) -> NameLists {
-    let reclaimer = objects.engine.reclaimer();
-    let (dentry, inode) = (reclaimer.reserve_shrinker(), reclaimer.reserve_shrinker());
-    let name_list = ListLru::new(reclaimer, &dentry, 0);
-    let inode_list = ListLru::new(reclaimer, &inode, 0);
-    let registrations = [
-        reclaimer.register_shrinker(dentry, Arc::new(DentryShrinker(Arc::downgrade(objects)))),
-        reclaimer.register_shrinker(inode, Arc::new(InodeShrinker(Arc::downgrade(objects)))),
-    ];
-    NameLists::new(name_list, inode_list, registrations)
+    let [dentry, inode] = [Arc::downgrade(objects), Arc::downgrade(objects)];
+    let (dentry, inode) = (Arc::new(DentryShrinker(dentry)), Arc::new(InodeShrinker(inode)));
+    NameLists::new(objects.engine.reclaimer(), dentry, inode)
 }
 
 fn lists_of<R>(objects: &Weak<Objects>, look: impl FnOnce(&Arc<Objects>, &NameLists) -> R) -> Option<R> {
@@ -45,17 +36,11 @@ fn lists_of<R>(objects: &Weak<Objects>, look: impl FnOnce(&Arc<Objects>, &NameLi
 }
 
 fn count(objects: &Weak<Objects>, target: &ShrinkTarget<'_>, on: Listed) -> Count {
-    match lists_of(objects, |_, lists| lists.count(on, target.group)) {
-        Some(nr @ 1..) if target.node == NODE => Count::Objects(nr),
-        _ => Count::Empty,
-    }
+    lists_of(objects, |_, lists| lists.count(on, target)).unwrap_or(Count::Empty)
 }
 
 fn usage(objects: &Weak<Objects>, target: &ShrinkTarget<'_>, on: Listed) -> Usage {
-    match count(objects, target, on) {
-        Count::Objects(nr) => Usage { objects: nr, reclaimable: nr, bytes: nr * NODE_BYTES },
-        _ => Usage::default(),
-    }
+    lists_of(objects, |_, lists| lists.usage(on, target, NODE_BYTES)).unwrap_or_default()
 }
 
 impl Shrinker for DentryShrinker {
@@ -94,40 +79,17 @@ impl Shrinker for InodeShrinker {
 /// Asks the kernel to forget the oldest names of a group.
 fn ask_for_names(objects: &Objects, lists: &NameLists, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
     let Some(kernel) = objects.kernel.get() else { return Scan::Stop };
-    let nodes = lists.oldest(Listed::Names, target.group, nr);
-    let (now_ms, by_name) = (lists.now_ms(), kernel.asks_by_name());
-    let mut done = Scanned { scanned: nodes.len() as u64, ..Scanned::default() };
-    let (mut idle, mut releasing_bytes) = (Vec::<IdleInode>::new(), 0);
-    for node in nodes {
+    let now_ms = lists.now_ms();
+    let leave = |node| {
         let cached = objects.tree.lock().idle(node);
         if cached.is_none_or(|cached| cached.has_pages()) {
-            continue;
+            return LeaveOutcome::Kept;
         }
-        let leaving = objects.tree.lock().ask_to_leave(node, now_ms);
-        match leaving {
-            Leaving::Kept => {}
-            Leaving::ContentDropped(content, bytes) => {
-                drop(content);
-                done.freed_bytes += bytes;
-            }
-            Leaving::Requested(bytes) => done.releasing_bytes += bytes,
-            Leaving::Idle(FileKind::Directory, ..) if by_name => {}
-            Leaving::Idle(kind, (parent, name), bytes) => {
-                releasing_bytes += bytes;
-                let names = if by_name { vec![(parent, name.as_bytes().into())] } else { Vec::new() };
-                idle.push(IdleInode { node, is_directory: kind == FileKind::Directory, names });
-            }
-        }
-    }
-    if !idle.is_empty() && kernel.let_go(idle) {
-        done.releasing_bytes += releasing_bytes;
-    }
-    if by_name {
-        // The thread reporting the release may be waiting for the very request that reclaims here,
-        // so reclaim must not wait for it.
-        done.freed_bytes += std::mem::take(&mut done.releasing_bytes);
-    }
-    Scan::Done(done)
+        let (outcome, content) = objects.tree.lock().ask_to_leave(lists, node, now_ms);
+        drop(content);
+        outcome
+    };
+    name_reclaim::ask_for_names(lists, &**kernel, (target.group, nr), leave)
 }
 
 /// Drops the oldest names of a group kept by us only, if no page of them is left.

@@ -13,7 +13,7 @@ use super::kernel_copy::KernelCopy;
 use super::stream::Stream;
 use crate::attr::{FileKind, NodeId};
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
-use crate::name_lists::{ListEntry, Listed, NameLists};
+use crate::name_lists::{ListEntry, NameLists};
 
 /// The cost of a name with its inode, its place in a list and the longest name and ETag, in bytes.
 pub(super) const NODE_BYTES: u64 = 832;
@@ -214,8 +214,7 @@ impl Node {
     /// Puts it on the list where it belongs.
     pub(super) fn list(&mut self, lists: &NameLists, node: NodeId) {
         if let Some(charge) = &self.charge {
-            let on = if self.nlookup > 0 { Listed::Names } else { Listed::Inodes };
-            self.place.update(lists, node, charge.list_owner(), on);
+            self.place.update(lists, node, charge.list_owner(), self.nlookup > 0);
         }
     }
 }

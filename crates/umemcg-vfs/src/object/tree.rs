@@ -18,6 +18,7 @@ use super::stream::Stream;
 use crate::attr::{FileKind, NodeId};
 use crate::metadata_charge::CONTENT_BYTES;
 use crate::name_lists::{Asking, NameLists};
+use crate::name_reclaim::LeaveOutcome;
 
 /// The remains of names without references; dropped without the lock.
 #[derive(Debug)]
@@ -36,19 +37,6 @@ impl Removed {
         let (content, kernel_copy) = (gone.content.take(), gone.kernel_copy.take());
         Self { _content: content, _kernel_copy: kernel_copy, _charge: gone.charge.take(), asked }
     }
-}
-
-/// The outcome of an attempt to make a name leave.
-#[derive(Debug)]
-pub(super) enum Leaving {
-    /// It is in use, or the kernel did not forget it when it was last asked.
-    Kept,
-    /// It stays, but its content was dropped, which freed this many bytes.
-    ContentDropped(Arc<Content>, u64),
-    /// The kernel was asked before, and is expected to release this many bytes.
-    Requested(u64),
-    /// The kernel should be asked: the kind, its directory and name, and the bytes freed with it.
-    Idle(FileKind, (NodeId, Arc<str>), u64),
 }
 
 /// See the module text.
@@ -555,22 +543,32 @@ impl Tree {
     }
 
     /// Decides whether to ask the kernel to forget a node. Its content, if it has any, has no
-    /// pages.
-    pub(super) fn ask_to_leave(&mut self, node: NodeId, now_ms: u32) -> Leaving {
+    /// pages, and is dropped by the caller without the tree's lock.
+    pub(super) fn ask_to_leave(
+        &mut self,
+        lists: &NameLists,
+        node: NodeId,
+        now_ms: u32,
+    ) -> (LeaveOutcome, Option<Arc<Content>>) {
         let found = self.nodes.get_mut(&node).filter(|found| found.nlookup > 0 && found.pins == 0);
-        let Some(found) = found else { return Leaving::Kept };
+        let Some(found) = found else { return (LeaveOutcome::Kept, None) };
         if let Some(content) = found.content.take() {
             let is_payers = found.charge.as_ref().is_some_and(|charge| charge.owner() == content.owner());
-            return Leaving::ContentDropped(content, if is_payers { CONTENT_BYTES } else { 0 });
+            let bytes = if is_payers { CONTENT_BYTES } else { 0 };
+            return (LeaveOutcome::ContentDropped(bytes), Some(content));
         }
-        match found.place.ask(now_ms) {
-            Asking::Expected => Leaving::Requested(found.bytes()),
-            Asking::InVain => Leaving::Kept,
-            Asking::Now => {
-                let name = (found.parent, Arc::clone(&found.name));
-                Leaving::Idle(found.facts.kind(), name, found.bytes())
-            }
-        }
+        let asking = found.place.ask(now_ms);
+        found.list(lists, node);
+        let outcome = match asking {
+            Asking::Expected => LeaveOutcome::Requested(found.bytes()),
+            Asking::InVain => LeaveOutcome::Kept,
+            Asking::Now => LeaveOutcome::Idle {
+                kind: found.facts.kind(),
+                names: vec![(found.parent, found.name.as_bytes().into())],
+                bytes: found.bytes(),
+            },
+        };
+        (outcome, None)
     }
 
     /// Forgets all but the root, for good.

@@ -137,6 +137,38 @@ fn names_in_use_stay_and_are_not_asked_for_repeatedly() {
 }
 
 #[test]
+fn names_that_the_kernel_keeps_are_not_scanned_each_time() {
+    const NR: usize = 1000;
+    let v = Fixture::new();
+    let kernel = FakeKernel::above(&v, false);
+    let ann = tenant(&v, "ann", LIMIT);
+    let names = fill(&v, "d", NR);
+    let dir = kernel.uses(kernel.lookup(&ann, ROOT, "d").node);
+    let nodes: Vec<NodeId> = names.iter().map(|n| kernel.uses(kernel.lookup(&ann, dir, n).node)).collect();
+    let usage = || {
+        let table = v.engine.reclaimer().slab_usage(&ann.group);
+        table.into_iter().find(|line| line.name == "dentry").unwrap().usage
+    };
+    assert_eq!((usage().objects, usage().reclaimable), (1 + NR as u64, 1 + NR as u64));
+    let reclaims = |what: &str, condition: &dyn Fn() -> bool| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !condition() {
+            assert!(Instant::now() < deadline, "{what}: {:?}", usage());
+            let _ = v.engine.reclaim(&ann.group, 64 << 10, &|| false);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    // The directory is in use by what is known in it.
+    reclaims("all were asked for in vain", &|| usage().reclaimable <= 1);
+    assert_eq!(usage().objects, 1 + NR as u64);
+    kernel.lookup(&ann, dir, &names[0]);
+    assert!(usage().reclaimable >= 2, "it was used: {:?}", usage());
+    nodes.iter().for_each(|&node| kernel.no_longer_uses(node));
+    reclaims("all go when they may", &|| !nodes.iter().any(|&node| kernel.knows(node)));
+    ends_with_nothing(&v, &kernel);
+}
+
+#[test]
 fn a_name_that_is_looked_up_again_stays_longer() {
     let v = Fixture::new();
     let kernel = FakeKernel::above(&v, false);

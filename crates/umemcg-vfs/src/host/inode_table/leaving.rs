@@ -9,29 +9,11 @@
 use std::sync::Arc;
 
 use super::{InodeEntry, InodeTable, Removed};
-use crate::attr::{FileKind, NodeId};
+use crate::attr::NodeId;
 use crate::host::content::Content;
 use crate::metadata_charge::CONTENT_BYTES;
 use crate::name_lists::Asking;
-
-/// The outcome of an attempt to make an inode leave.
-#[derive(Debug)]
-pub(crate) enum LeaveOutcome {
-    /// The inode is in use, or the kernel did not forget it when it was last asked.
-    Kept,
-    /// The inode stays, but its cached content was dropped, freeing this many bytes.
-    ContentDropped(u64),
-    /// The kernel was asked before, and is expected to release this many bytes.
-    Requested(u64),
-    /// The inode is idle: the kernel should be asked to forget it.
-    Idle {
-        kind: FileKind,
-        /// Its names, if the caller wants them.
-        names: Vec<(NodeId, Box<[u8]>)>,
-        /// The bytes freed with the inode.
-        bytes: u64,
-    },
-}
+use crate::name_reclaim::LeaveOutcome;
 
 impl InodeEntry {
     /// Returns the number of pins held by cached content, as opposed to users.
@@ -109,8 +91,9 @@ impl InodeTable {
             if !entry.is_idle_name() {
                 return LeaveOutcome::Kept;
             }
-            let bytes = entry.bytes();
-            match entry.place.ask(now_ms) {
+            let (bytes, asking) = (entry.bytes(), entry.place.ask(now_ms));
+            self.update_list(node, entry);
+            match asking {
                 Asking::Expected => return LeaveOutcome::Requested(bytes),
                 Asking::InVain => return LeaveOutcome::Kept,
                 Asking::Now => {}

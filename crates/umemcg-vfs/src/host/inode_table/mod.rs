@@ -30,7 +30,7 @@ use crate::host::content::Content;
 use crate::host::inode_names::{InodeNames, NAMES_MAX, Name, NameCharge};
 use crate::host::syscalls::InodeKey;
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge, NAME_BYTES};
-use crate::name_lists::{ListEntry, Listed, NameLists};
+use crate::name_lists::{ListEntry, NameLists};
 use crate::volume_config::NR_SHARDS_MAX;
 
 /// The number of low bits of a node id, which identify the shard.
@@ -194,8 +194,7 @@ impl InodeTable {
     /// Moves an entry to the right list after a change of its references.
     fn update_list(&self, node: NodeId, entry: &mut InodeEntry) {
         if let (Some(lists), Some(charge)) = (self.lists.get(), &entry.charge) {
-            let on = if entry.nlookup > 0 { Listed::Names } else { Listed::Inodes };
-            entry.place.update(lists, node, charge.list_owner(), on);
+            entry.place.update(lists, node, charge.list_owner(), entry.nlookup > 0);
         }
     }
 
@@ -567,7 +566,6 @@ impl InodeEntry {
 mod leaving;
 mod take_over;
 mod to_tell;
-pub(crate) use leaving::LeaveOutcome;
 pub(crate) use take_over::InodeCharges;
 
 #[cfg(test)]
