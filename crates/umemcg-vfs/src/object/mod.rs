@@ -57,6 +57,7 @@ mod rename;
 mod replay;
 mod same_names;
 mod shown_attributes;
+mod side_by_side;
 mod staged_file;
 mod staging;
 mod staging_room;

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use umemcg::Group;
+use umemcg_base::LeafMutex;
 
 use super::ObjectVolume;
 use super::bucket::{BucketError, Expected, ObjectInfo};
@@ -13,6 +14,7 @@ use super::content::Content;
 use super::draft_upload::has_own;
 use super::listing_place::ListingPlace;
 use super::node::{Facts, Told};
+use super::side_by_side::side_by_side;
 use super::tree::Tree;
 use super::turns::Claim;
 use crate::attr::{Entry, NodeId};
@@ -24,6 +26,9 @@ const NR_KEYS_MAX: usize = 1000;
 
 /// Longest object to copy: the limit of one request.
 const COPY_BYTES_MAX: u64 = 5 << 30;
+
+/// By new key, the version that was copied, and the copy.
+type Moved = BTreeMap<String, (ObjectInfo, ObjectInfo)>;
 
 /// See the module text.
 pub(super) struct Renaming<'a> {
@@ -257,19 +262,20 @@ impl Renaming<'_> {
                 made => made?,
             }
         }
-        let mut moved = BTreeMap::new();
-        for (key, info) in &keys {
+        let moved = LeafMutex::new(Moved::new());
+        let copied: Result<(), Errno> = side_by_side(self.group, &keys, |(key, info)| {
             let to = format!("{new_prefix}{}", &key[prefix.len()..]);
-            match self.copy(key, info, &to, &Expected::Anything) {
-                Ok(copied) => drop(moved.insert(to, (info.clone(), copied))),
-                Err(errno) => {
-                    // The object of an existing directory stays.
-                    let is_new = |key: &str| target.is_none() || key != new_prefix;
-                    let copies = moved.iter().map(|(key, (_, copied))| (key.as_str(), copied));
-                    self.delete_all(copies.filter(|(key, _)| is_new(key)));
-                    return Err(errno.into());
-                }
-            }
+            let copied = self.copy(key, info, &to, &Expected::Anything)?;
+            moved.lock().insert(to, (info.clone(), copied));
+            Ok(())
+        });
+        let moved = std::mem::take(&mut *moved.lock());
+        if let Err(errno) = copied {
+            // The object of an existing directory stays.
+            let is_new = |key: &str| target.is_none() || key != new_prefix;
+            let copies = moved.iter().map(|(key, (_, copied))| (key.as_str(), copied));
+            let _ = self.delete_all(copies.filter(|(key, _)| is_new(key)));
+            return Err(errno.into());
         }
         self.rename_in_tree(node, None);
         self.move_known(node, &moved);
@@ -286,7 +292,7 @@ impl Renaming<'_> {
         let is_same =
             |(key, info): &&(String, ObjectInfo)| there.get(key).is_some_and(|there| there.is_same(info));
         let ours = copied.iter().filter(is_same).map(|(key, info)| (key.as_str(), info));
-        self.delete_all(ours).map_or(Ok(()), Err)
+        self.delete_all(ours)
     }
 
     /// Stores unsaved files below a prefix; waits for room `until` then.
@@ -338,20 +344,18 @@ impl Renaming<'_> {
         Ok(keys)
     }
 
-    /// Deletes objects, up to the first failure. Returns its error.
-    fn delete_all<'k>(&self, objects: impl Iterator<Item = (&'k str, &'k ObjectInfo)>) -> Option<Errno> {
-        for (key, info) in objects {
-            if let Err(error) = left_alone(self.volume.objects.bucket.delete_version(key, info)) {
-                // Each further request may take its longest time, and others wait.
-                return Some(self.volume.objects.failures.report(&error));
-            }
-        }
-        None
+    /// Deletes objects, up to the first failure: each further request may take its longest time,
+    /// and others wait.
+    fn delete_all<'k>(&self, objects: impl Iterator<Item = (&'k str, &'k ObjectInfo)>) -> Result<(), Errno> {
+        side_by_side(self.group, &objects.collect::<Vec<_>>(), |(key, info)| {
+            let deleted = left_alone(self.volume.objects.bucket.delete_version(key, info));
+            deleted.map_err(|error| self.volume.objects.failures.report(&error))
+        })
     }
 
     /// Makes the known nodes below a renamed directory stand for their copies, except nodes of
     /// another version, stored meanwhile by another program.
-    fn move_known(&self, node: NodeId, moved: &BTreeMap<String, (ObjectInfo, ObjectInfo)>) {
+    fn move_known(&self, node: NodeId, moved: &Moved) {
         let below = self.volume.objects.tree.lock().below(node);
         for node in below {
             let known = {

@@ -248,6 +248,28 @@ fn a_directory_that_is_renamed_has_its_copies() {
     drop(directory);
 }
 
+#[test]
+fn a_directory_is_renamed_with_several_requests_at_a_time() {
+    let w = world();
+    (0..20).for_each(|nr| w.bucket.put(&format!("e/{nr}"), "1"));
+    let begun = ["COPY", "DELETE"].map(|method| (method, AtomicUsize::new(0)));
+    let others = Arc::new(begun);
+    let (counts, deadline) = (Arc::clone(&others), Instant::now() + Duration::from_secs(60));
+    w.bucket.on_request(move |method, _| {
+        let Some((_, nr)) = counts.iter().find(|(counted, _)| *counted == method) else { return };
+        nr.fetch_add(1, Ordering::Relaxed);
+        // The first request waits for another one.
+        while nr.load(Ordering::Relaxed) < 2 && Instant::now() < deadline {
+            thread::yield_now();
+        }
+    });
+    w.rename("e", "f", RenameFlags::empty()).unwrap();
+    w.bucket.on_request(|_, _| {});
+    assert!(Instant::now() < deadline, "one request at a time");
+    assert!(others.iter().all(|(_, nr)| nr.load(Ordering::Relaxed) == 20), "{others:?}");
+    assert!((0..20).all(|nr| w.attr(&format!("f/{nr}")).is_ok()));
+}
+
 /// How long names are believed beside rivals.
 const BELIEVED: Duration = Duration::from_millis(100);
 
