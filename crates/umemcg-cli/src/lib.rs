@@ -95,7 +95,10 @@ pub fn run() -> ExitCode {
         Command::Demo(demo) => demo::demo(demo),
         Command::TouchControl(touch) => touch_helper::run(touch),
         Command::OrphanGuard(guard) => {
-            umemcg_fuse::orphan_guard::run(&guard.point, &guard.device, guard.daemon)
+            let run = |()| umemcg_fuse::orphan_guard::run(&guard.point, &guard.device, guard.daemon);
+            // They may be meant for the daemon and its helpers alike, and the daemon ends last.
+            signals::outlast()
+                .and_then(run)
                 .map_err(|error| exit::Failure::at("cannot guard", &guard.point, &error))
         }
     };

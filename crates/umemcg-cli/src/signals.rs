@@ -2,6 +2,7 @@
 //! again on SIGHUP; other commands end, as on SIGINT and SIGTERM.
 
 use std::io;
+use std::sync::Arc;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -35,6 +36,15 @@ pub fn forward_told(forward: impl Fn(Told) -> bool + Send + 'static) -> io::Resu
         }
     })?;
     Ok(())
+}
+
+/// Has SIGINT, SIGTERM and SIGHUP end this process no more.
+///
+/// # Errors
+/// When a handler cannot be installed.
+pub(crate) fn outlast() -> io::Result<()> {
+    let ignored = |signal| signal_hook::flag::register(signal, Arc::default()).map(drop);
+    [SIGINT, SIGTERM, SIGHUP].into_iter().try_for_each(ignored)
 }
 
 /// The meaning of a signal for a daemon.

@@ -1,10 +1,12 @@
 //! The helper that ends the mount of a killed daemon.
 
+use std::fs;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
 use umemcg_fuse::mountinfo::mount_at;
 
 use crate::harness::{Mount, PROGRAM, needs_mount, patiently, until};
@@ -22,6 +24,15 @@ sys.stdin.read(1)
 ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[platform.machine()], 0)
 ";
 
+/// Returns whether a process has handlers for the three signals that end a service.
+fn catches_signals(process: Pid) -> bool {
+    let status = fs::read_to_string(format!("/proc/{}/status", process.as_raw_nonzero())).unwrap();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+    let of = |signal: Signal| 1 << (signal.as_raw() - 1);
+    let ending = of(Signal::TERM) | of(Signal::INT) | of(Signal::HUP);
+    u64::from_str_radix(caught.trim(), 16).unwrap() & ending == ending
+}
+
 #[test]
 fn the_helper_waits_for_the_main_thread_alone() {
     needs_mount!();
@@ -37,6 +48,13 @@ fn the_helper_waits_for_the_main_thread_alone() {
     assert_eq!(daemon.stdout.as_mut().unwrap().read(&mut [0]).unwrap(), 1);
     std::thread::sleep(Duration::from_millis(300));
     assert!(helper.try_wait().unwrap().is_none(), "another thread has ended");
+    let of_helper = Pid::from_child(&helper);
+    until("it catches signals", || catches_signals(of_helper));
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        kill_process(of_helper, signal).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(helper.try_wait().unwrap().is_none(), "a signal for all processes of a service");
     mount.mnt().metadata().unwrap();
     daemon.stdin.as_mut().unwrap().write_all(b".").unwrap();
     assert!(patiently(None, &mut helper).success());
