@@ -6,6 +6,7 @@ mod spare_thread;
 mod volume_admin;
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +17,6 @@ use thiserror::Error;
 use umemcg::Engine;
 use umemcg::files::LostData;
 use umemcg_base::{LeafMutex, PAGE_SIZE_U64, Rank, assert_may_wait};
-use umemcg_vfs::object::StagedFile;
 use umemcg_vfs::volumes::Member;
 use umemcg_vfs::{VolumeConfig, VolumeError, VolumeKind, VolumeSpec, Volumes};
 
@@ -304,17 +304,12 @@ impl Daemon {
         // failure of one volume's store, because the others may be fine.
         let filesystem = Arc::clone(&self.filesystem);
         let synced = self.in_background("umemcg-sync", deadline, progress, move || filesystem.sync_volumes());
-        match synced {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) if lost.is_empty() => {
-                let members = self.volumes.list(0, usize::MAX);
-                lost = members.iter().flat_map(|member| staged_of(member, &error.to_string())).collect();
-                if lost.is_empty() {
-                    lost.push(self.name_all(&error.to_string()));
-                }
+        if let Some(error) = failure_of(synced) {
+            let members = self.volumes.list(0, usize::MAX);
+            members.iter().for_each(|member| add_staged(&mut lost, member, &error));
+            if lost.is_empty() {
+                lost.push(self.name_all(&error));
             }
-            Err(error) if lost.is_empty() => lost.push(self.name_all(&error)),
-            _ => {}
         }
         lost
     }
@@ -391,16 +386,24 @@ impl Daemon {
     }
 }
 
-/// Lists the staged files of a volume not yet in its store.
-fn staged_of(member: &Member, error: &str) -> Vec<Lost> {
-    let VolumeKind::Objects(state) = member.volume().kind() else { return Vec::new() };
-    let staged = state.staged.iter().filter(|staged| !staged.is_lost);
-    let named = |staged: &StagedFile| Lost {
-        path: Path::new(member.name()).join(&staged.key),
-        bytes: staged.bytes,
-        error: error.to_owned(),
-    };
-    staged.map(named).collect()
+/// Returns why a sync in the background has failed, or did not end in time.
+fn failure_of(synced: Result<Result<(), impl fmt::Display>, String>) -> Option<String> {
+    match synced {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some(error.to_string()),
+        Err(error) => Some(error),
+    }
+}
+
+/// Adds the staged files of a volume not yet in its store, unless they are listed already.
+fn add_staged(lost: &mut Vec<Lost>, member: &Member, error: &str) {
+    let VolumeKind::Objects(state) = member.volume().kind() else { return };
+    for staged in state.staged.iter().filter(|staged| !staged.is_lost) {
+        let path = Path::new(member.name()).join(&staged.key);
+        if !lost.iter().any(|lost| lost.path == path) {
+            lost.push(Lost { path, bytes: staged.bytes, error: error.to_owned() });
+        }
+    }
 }
 
 impl Drop for Daemon {

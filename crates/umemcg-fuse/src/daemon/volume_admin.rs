@@ -12,7 +12,7 @@ use thiserror::Error;
 use umemcg_vfs::volumes::{AddError, Member, RemoveError};
 use umemcg_vfs::{NodeId, VolumeKind, VolumeSpec};
 
-use super::{Daemon, Lost, staged_of};
+use super::{Daemon, Lost, add_staged, failure_of};
 
 /// The time allowed for the kernel to forget a name.
 const FORGOTTEN_WITHIN: Duration = Duration::from_secs(2);
@@ -183,22 +183,24 @@ impl Daemon {
     ) -> Vec<Lost> {
         let (engine, store) = (Arc::clone(&self.engine), member.volume().store_id());
         let timeout = deadline.saturating_duration_since(Instant::now());
-        let whole = |error: String| vec![Lost { path: member.name().into(), bytes: 0, error }];
         let synced =
             self.in_background("umemcg-sync", deadline, progress, move || engine.sync_store(store, timeout));
-        match synced {
-            Ok(lost) if lost.is_empty() => {}
-            Ok(lost) => return lost.iter().map(|lost| self.name(lost)).collect(),
-            Err(error) => return whole(error),
-        }
-        let syncing = Arc::clone(member);
-        match self.in_background("umemcg-sync", deadline, progress, move || syncing.volume().syncfs()) {
-            Ok(Ok(())) => Vec::new(),
-            Ok(Err(error)) => {
-                let staged = staged_of(member, &error.to_string());
-                if staged.is_empty() { whole(error.to_string()) } else { staged }
+        let (mut lost, failure) = match synced {
+            Ok(lost) if lost.is_empty() => {
+                let syncing = Arc::clone(member);
+                let synced =
+                    self.in_background("umemcg-sync", deadline, progress, move || syncing.volume().syncfs());
+                (Vec::new(), failure_of(synced))
             }
-            Err(error) => whole(error),
+            Ok(lost) => (lost.iter().map(|lost| self.name(lost)).collect(), None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        if let Some(error) = failure {
+            add_staged(&mut lost, member, &error);
+            if lost.is_empty() {
+                lost.push(Lost { path: member.name().into(), bytes: 0, error });
+            }
         }
+        lost
     }
 }

@@ -2,7 +2,8 @@
 //! rsync, tar and DuckDB, above SeaweedFS. What they leave is in the bucket, and they read what
 //! another client puts there. Built only with the feature `object`.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
 
 use crate::harness::needs_mount;
 use crate::real_mount::programs::write_c_project;
@@ -168,4 +169,29 @@ fn objects_are_queried_as_parquet() {
     volume.remove();
     assert!(volume.object("by_k.parquet").ends_with(b"PAR1") && volume.object("own.duckdb").len() > 4096);
     end(volume);
+}
+
+#[test]
+#[ignore = "needs SeaweedFS and the feature object (make test-object)"]
+fn an_end_in_time_names_each_file_that_is_not_stored() {
+    needs_mount!();
+    let mut volume = StagedVolume::start("64M");
+    let staging = tempfile::tempdir().unwrap();
+    volume.add("late", &["--staging", staging.path().to_str().unwrap(), "--write-back"]);
+    let (mnt, names) = (volume.mount.mnt(), ["one", "two", "three"]);
+    let files = names.map(|name| File::create(mnt.join("late").join(name)).unwrap());
+    // It does not answer any more, and is asked again for longer than the daemon may wait.
+    volume.weed.kill();
+    for mut file in files {
+        file.write_all(b"accepted").unwrap();
+    }
+    let ended = volume.mount.umemcg(&["umount", mnt.to_str().unwrap(), "--flush-timeout", "1s", "--json"]);
+    assert_eq!(ended.status.code(), Some(3), "{ended:?}");
+    let outcome: serde_json::Value = serde_json::from_str(ended.stdout.trim()).unwrap();
+    for name in names {
+        let path = format!("/late/{name}");
+        let lost = outcome["lost"].as_array().unwrap().iter().find(|lost| lost["path"] == path.as_str());
+        assert_eq!(lost.unwrap()["bytes"], 8, "{outcome}");
+    }
+    assert_eq!(volume.mount.wait().status.code(), Some(3));
 }
