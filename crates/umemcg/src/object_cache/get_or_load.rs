@@ -29,7 +29,10 @@ where
     /// to `group`. Of several threads and tasks of the group missing the same key, one loads and
     /// the others wait; if it panics, another one loads. A declined value is returned, too.
     ///
-    /// `load` runs with no lock held and may use the cache, but not load this key again.
+    /// `load` runs with no lock held and may use the cache, but not load this key again: it would
+    /// wait for itself. In the same way, two loads that each look up the key of the other wait for
+    /// ever, as with other caches. So loads look up the keys of others in one order only, from
+    /// composed values to their parts.
     pub fn get_or_insert_with(&self, group: &Arc<Group>, key: K, load: impl FnOnce() -> V) -> V {
         let loaded = self.get_or_try_insert_with(group, key, || Ok::<V, Infallible>(load()));
         loaded.unwrap_or_else(|never| match never {})
