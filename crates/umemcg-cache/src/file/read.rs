@@ -45,10 +45,25 @@ impl File {
         len: usize,
         readahead: &Readahead,
     ) -> Result<PinnedPages<'_>, FileError> {
+        self.read_within(group, (offset, len), readahead, u64::MAX)
+    }
+
+    /// Like [`read`](Self::read), with a window that ends before a page that a cache above has.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_within(
+        self: &Arc<Self>,
+        group: &Arc<Group>,
+        (offset, len): (u64, usize),
+        readahead: &Readahead,
+        window_end: u64,
+    ) -> Result<PinnedPages<'_>, FileError> {
         assert_no_locks_held("a read");
         let Some(mut state) = self.begin_reading(offset, len) else {
             return Ok(PinnedPages::new(&self.cache, 0));
         };
+        state.at.window_end = window_end;
         let wait = self.advance(group, &mut state, readahead, false)?;
         debug_assert!(wait.is_none(), "a read that may wait does so itself");
         self.read_ahead(group, state.at.first_and_last(), readahead);
@@ -72,7 +87,7 @@ impl File {
         readahead: &Readahead,
     ) -> Result<ReadStep<'_>, FileError> {
         assert_no_locks_held("a read");
-        let range = (read.offset(), read.len());
+        let (range, window_end) = ((read.offset(), read.len()), read.window_end());
         let state = match read.into_kept(self) {
             Some(kept) => Some(kept.resume(&self.cache)),
             None => self.begin_reading(range.0, range.1),
@@ -80,6 +95,7 @@ impl File {
         let Some(mut state) = state else {
             return Ok(ReadStep::Done(PinnedPages::new(&self.cache, 0)));
         };
+        state.at.window_end = window_end;
         let wait = self.advance(group, &mut state, readahead, self.begins_reads())?;
         if matches!(wait, None | Some(ReadWait::Fill(_) | ReadWait::OtherFill(_))) {
             self.read_ahead(group, state.at.first_and_last(), readahead);
@@ -93,7 +109,8 @@ impl File {
     /// Returns a read of the range at its first page; `None` when there is nothing to read.
     fn begin_reading(&self, offset: u64, len: usize) -> Option<ReadState<'_>> {
         let end = self.len().min(offset.saturating_add(len as u64));
-        let at = ReadPosition { offset, end, page: offset >> PAGE_SHIFT, nr_missed: 0 };
+        let page = offset >> PAGE_SHIFT;
+        let at = ReadPosition { offset, end, page, window_end: u64::MAX, nr_missed: 0 };
         (offset < end).then(|| ReadState::new(&self.cache, at))
     }
 
@@ -128,7 +145,7 @@ impl File {
                 begun => begun.flatten(),
             };
             let within = match state.claim.is_made() {
-                false => self.pages_within(group, (first, page, last), readahead),
+                false => self.pages_within(group, &state.at, readahead),
                 true => None,
             };
             let new = match within {
@@ -210,14 +227,15 @@ impl File {
         }
     }
 
-    /// Returns pages for a read of `first..=last` with `page` missing: with read-ahead, or fewer if
-    /// the group has no room for all of them. `None` when it has room for none.
+    /// Returns pages for a read whose next page is missing: with read-ahead, or fewer if the group
+    /// has no room for all of them. `None` when it has room for none.
     fn pages_within(
         self: &Arc<Self>,
         group: &Arc<Group>,
-        (first, page, last): (u64, u64, u64),
+        at: &ReadPosition,
         readahead: &Readahead,
     ) -> Option<NewPages<'_>> {
+        let ((first, last), page) = (at.first_and_last(), at.page);
         let needed = last - page + 1;
         // Only the requested pages: above its `memory.high` a group is slowed in proportion to its
         // charges.
@@ -226,7 +244,7 @@ impl File {
         let window = if is_exact { needed } else { readahead.plan(first, (page, needed), window_max) };
         // Up to the last page of the file; beyond it there is nothing to read ahead.
         let file_end = self.len().div_ceil(PAGE_SIZE_U64);
-        let window_end = (page + window).min(file_end).max(last + 1);
+        let window_end = (page + window).min(file_end).min(at.window_end).max(last + 1);
         let new = self.new_pages(group, page, window_end - page, needed, true);
         match &new {
             None => group.stat_add(StatItem::UncachedIo, 1),

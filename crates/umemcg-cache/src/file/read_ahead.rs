@@ -11,8 +11,8 @@
 //!
 //! A cache above reads ahead itself, and its requests may come out of order: pages beyond a request
 //! may have been handed over already. So for such a file only the requested pages are read, or,
-//! where a request costs a round trip, a window around them. A request past that cache has no
-//! read-ahead of its own either.
+//! where a request costs a round trip, a window that ends before a page of the cache above. A
+//! request past that cache has no read-ahead of its own either.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -32,6 +32,8 @@ pub(super) struct ReadPosition {
     pub(super) end: u64,
     /// The next page.
     pub(super) page: u64,
+    /// No page from here on is read ahead: a cache above has it.
+    pub(super) window_end: u64,
     /// Pages not cached, or only read ahead.
     pub(super) nr_missed: u64,
 }
@@ -132,6 +134,7 @@ pub struct StartedRead {
     file: u32,
     offset: u64,
     len: usize,
+    window_end: u64,
     /// `None` before the first step.
     kept: Option<KeptRead>,
 }
@@ -150,6 +153,15 @@ impl StartedRead {
     /// Returns whether it requests no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Ends the window of its next step before a page that a cache above has.
+    pub fn within(self, window_end: u64) -> Self {
+        Self { window_end, ..self }
+    }
+
+    pub(super) fn window_end(&self) -> u64 {
+        self.window_end
     }
 
     /// Returns the read so far, for a step on its file.
@@ -213,7 +225,7 @@ impl WaitingRead {
         let Some((mut kept, wait)) = self.kept.take() else { return };
         let (file, offset, len) = (Arc::clone(&self.file), self.offset, self.len);
         let started = move |file: u32, kept: KeptRead| {
-            let read = StartedRead { file, offset, len, kept: Some(kept) };
+            let read = StartedRead { file, offset, len, window_end: u64::MAX, kept: Some(kept) };
             if let Err(panic) = contained(|| then(read)) {
                 tracing::error!(%panic, "a callback of a read panicked");
             }
@@ -292,7 +304,7 @@ impl File {
     /// Returns a read of `len` bytes at `offset` for its first [step](Self::step_read). Does
     /// nothing yet.
     pub fn start_read(&self, offset: u64, len: usize) -> StartedRead {
-        StartedRead { file: self.id, offset, len, kept: None }
+        StartedRead { file: self.id, offset, len, window_end: u64::MAX, kept: None }
     }
 
     /// Returns a read that has to wait.

@@ -24,6 +24,7 @@ use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
 use crate::kernel_io::{KernelCaching, KernelIo, Subject};
+use crate::page_windows::page_range;
 use crate::volume::{VolumeFile, Whence};
 
 /// `O_DSYNC`, which `O_SYNC` includes.
@@ -220,6 +221,13 @@ impl OpenFile {
         Ok(())
     }
 
+    /// Returns where the window of a read has to end: before the first page behind the read that
+    /// the kernel has already.
+    fn window_end(&self, offset: u64, len: usize) -> u64 {
+        let copy = self.kernel_copy.as_ref().filter(|_| self.content.file().is_kept_above());
+        copy.map_or(u64::MAX, |copy| copy.pages.first_kept(page_range(offset, len as u64).end))
+    }
+
     fn attributes(&self) -> FileAttributes {
         let shown = self.content.shown();
         shown.attributes.unwrap_or(self.objects.shown.of_file(shown.modified))
@@ -257,13 +265,14 @@ impl VolumeFile for OpenFile {
         Some(pages)
     }
     fn read(&self, group: &Arc<Group>, offset: u64, len: usize) -> Result<PinnedPages<'_>, VfsError> {
-        let _asking = Asking::of(group);
-        Ok(self.content.file().read(group, offset, len, &self.readahead)?)
+        let (_asking, window_end) = (Asking::of(group), self.window_end(offset, len));
+        Ok(self.content.file().read_within(group, (offset, len), &self.readahead, window_end)?)
     }
     fn step_read(&self, group: &Arc<Group>, read: StartedRead) -> Result<ReadStep<'_>, VfsError> {
         let _asking = Asking::of(group);
+        let window_end = self.window_end(read.offset(), read.len());
         // A read begun before there was a draft goes on with the object.
-        Ok(self.content.file_of(&read).step_read(group, read, &self.readahead)?)
+        Ok(self.content.file_of(&read).step_read(group, read.within(window_end), &self.readahead)?)
     }
 
     fn try_write(&self, group: &Arc<Group>, offset: u64, data: &[u8], kill: bool) -> Option<usize> {

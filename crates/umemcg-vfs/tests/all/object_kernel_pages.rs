@@ -98,6 +98,33 @@ fn what_was_read_of_an_object_is_charged_once() {
 }
 
 #[test]
+fn a_window_ends_where_the_kernel_has_pages_already() {
+    let ground = Ground::with_object(600);
+    let node = ground.node();
+    let [file, other] = [0; 2].map(|_| ground.open(node, OFlags::RDONLY));
+    for file in [&file, &other] {
+        assert_eq!(file.kernel_caching(false), KernelCaching::Keep);
+    }
+    ground.read(&other, 300, 32);
+    // The second window begins at page 256.
+    (0..288).step_by(32).for_each(|first| ground.read(&file, first, 32));
+    assert_eq!((ground.kept(), file.content().nr_cached_pages()), (288 + 32, 300 - 288));
+}
+
+#[test]
+fn pages_that_the_kernel_has_leave_with_the_next_request() {
+    let ground = Ground::with_object(300);
+    let file = ground.open(ground.node(), OFlags::RDONLY);
+    assert_eq!(file.kernel_caching(false), KernelCaching::Keep);
+    ground.read(&file, 100, 32);
+    // As by a window that was planned before the kernel had them.
+    drop(file.read(ground.world.group(), 100 * PAGE, 32 * PAGE as usize).unwrap());
+    assert_eq!((ground.kept(), file.content().nr_cached_pages()), (32, 32), "two copies");
+    ground.read(&file, 40, 1);
+    assert_eq!((ground.kept(), file.content().nr_cached_pages()), (33, 0), "one copy");
+}
+
+#[test]
 fn a_closed_object_is_good_for_the_next_open() {
     let ground = Ground::with_object(64);
     let node = ground.node();
