@@ -58,8 +58,8 @@ pub(crate) fn is_of_change(body: &[u8]) -> bool {
     }
 }
 
-/// Returns whether a successful HEAD response describes an object: an object has an ETag or a
-/// modification time, a gateway's page has neither.
+/// Returns whether a successful HEAD response may describe an object: an object has an ETag or a
+/// modification time, most pages of gateways have neither.
 pub(crate) fn is_of_object(headers: &HeaderMap) -> bool {
     headers.contains_key(LAST_MODIFIED) || headers.contains_key(ETAG)
 }

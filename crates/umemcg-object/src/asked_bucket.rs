@@ -157,21 +157,25 @@ impl AskedBucket {
         })
     }
 
-    /// Confirms with a listing that an object is absent: 404 alone may come from a gateway that has
-    /// lost its route.
-    pub(crate) fn confirm_absent(&self, key: &str, place: &Place) -> Result<(), BucketError> {
-        if self.is_listed(key, place)? { Err(self.found_and_not(key)) } else { Ok(()) }
+    /// Confirms the result of a HEAD with a listing: a gateway that has lost its route answers 404,
+    /// and a page in place of the store may have an ETag.
+    pub(crate) fn confirm(
+        &self,
+        (key, place): (&str, &Place),
+        found: Option<&Found>,
+    ) -> Result<(), BucketError> {
+        if self.is_listed_as(found, (key, place))? { Ok(()) } else { Err(self.contradiction(key)) }
     }
 
-    fn found_and_not(&self, key: &str) -> BucketError {
-        BucketError::Unavailable(format!("HEAD of {key:?} in {}: it is not found, and listed", self.url))
+    fn contradiction(&self, key: &str) -> BucketError {
+        BucketError::Unavailable(format!("HEAD of {key:?} in {}: the listing contradicts it", self.url))
     }
 
-    /// Returns whether a listing has an object; `false` for a local directory, which has no gateway
-    /// in between.
-    fn is_listed(&self, key: &str, place: &Place) -> Result<bool, BucketError> {
+    /// Returns whether a listing has this version of an object, or for `None` no object. Always
+    /// `true` for a local directory, which has no gateway in between.
+    fn is_listed_as(&self, found: Option<&Found>, (key, place): (&str, &Place)) -> Result<bool, BucketError> {
         if self.store.lists.is_none() {
-            return Ok(false);
+            return Ok(true);
         }
         // The key sorts first among all keys with this prefix.
         let (whole, mut next) = (format!("{}{key}", self.prefix), None);
@@ -181,42 +185,50 @@ impl AskedBucket {
                 BucketError::NotFound(what) => BucketError::Unavailable(what),
                 error => error,
             })?;
-            let has_location = |meta: &ObjectMeta| meta.location == place.path;
-            if listed.objects.iter().any(has_location) || hidden.contains(&whole) {
-                return Ok(true);
+            if let Some(meta) = listed.objects.iter().find(|meta| meta.location == place.path) {
+                return Ok(found.is_some_and(|found| found.info.is_same(&info_of(meta))));
+            }
+            // Without its version.
+            if hidden.contains(&whole) {
+                return Ok(found.is_some());
             }
             next = goes_on;
             let is_empty =
                 listed.objects.is_empty() && listed.common_prefixes.is_empty() && hidden.is_empty();
             if next.is_none() || !is_empty {
-                return Ok(false);
+                return Ok(found.is_none());
             }
         }
         let url = &self.url;
         Err(BucketError::Unavailable(format!("HEAD of {key:?} in {url}: its listing has no end")))
     }
 
-    /// As [`find_any`](Self::find_any); `None` only if a listing confirms it.
-    pub(crate) fn find_for_sure(&self, key: &str, place: &Place) -> Result<Option<Found>, BucketError> {
+    /// As [`find_any`](Self::find_any), confirmed by a listing, except for an object that
+    /// `is_believed` without.
+    pub(crate) fn find_for_sure(
+        &self,
+        (key, place): (&str, &Place),
+        is_believed: impl Fn(&Found) -> bool,
+    ) -> Result<Option<Found>, BucketError> {
         for round in 1..=NR_ROUNDS {
             let found = self.find_any(key, place)?;
-            if found.is_some() || !self.is_listed(key, place)? {
+            if found.as_ref().is_some_and(&is_believed) || self.is_listed_as(found.as_ref(), (key, place))? {
                 return Ok(found);
             }
-            // Other programs may create and remove it repeatedly.
+            // Other programs may create, replace and remove it repeatedly.
             self.runtime.block_on(async { tokio::time::sleep(ROUND_PAUSE * round).await });
         }
-        Err(self.found_and_not(key))
+        Err(self.contradiction(key))
     }
 
-    /// As [`changed`](Self::changed), unless the object may exist after all.
+    /// As [`changed`](Self::changed), unless a listing contradicts it.
     pub(crate) fn changed_for_sure(
         &self,
         what: &str,
         (key, place): (&str, &Place),
         found: Option<&Found>,
     ) -> BucketError {
-        let confirmed = if found.is_none() { self.confirm_absent(key, place) } else { Ok(()) };
+        let confirmed = self.confirm((key, place), found);
         confirmed.map_or_else(|error| error, |()| self.changed(what, key, found))
     }
 

@@ -38,7 +38,7 @@ impl Copy<'_> {
     pub(crate) fn run(&self) -> Result<ObjectInfo, BucketError> {
         match self.try_to() {
             Err(BucketError::NotFound(text)) => {
-                self.asked.confirm_absent(self.from.0, &self.from.1)?;
+                self.asked.confirm((self.from.0, &self.from.1), None)?;
                 Err(BucketError::NotFound(text))
             }
             done => done,

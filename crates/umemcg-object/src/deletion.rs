@@ -52,7 +52,7 @@ impl Deletion<'_> {
             if !matches!(refusal.error, BucketError::Changed(_)) || round == NR_ROUNDS {
                 return Err(refusal.error);
             }
-            match asked.find_for_sure(self.key, &self.place)? {
+            match asked.find_for_sure((self.key, &self.place), |_| true)? {
                 None => break,
                 Some(there) if !there.info.is_same(info) => {
                     return Err(asked.changed("DELETE", self.key, Some(&there)));
@@ -93,7 +93,7 @@ impl Deletion<'_> {
             async { if is_deletion { objects.copy(path, path).await } else { objects.delete(path).await } };
         match self.asked.answer("DELETE", self.key, AMENDMENT.scope(amendment, deleted)) {
             Err(Refusal { error: BucketError::NotFound(_), .. }) => {
-                Ok(self.asked.confirm_absent(self.key, &self.place)?)
+                Ok(self.asked.confirm((self.key, &self.place), None)?)
             }
             deleted => deleted,
         }

@@ -14,7 +14,7 @@ use umemcg_vfs::object::{
 };
 use umemcg_vfs::volume::StoreId;
 
-use crate::asked_bucket::{AskedBucket, info_of};
+use crate::asked_bucket::{AskedBucket, Found, info_of};
 use crate::copy::Copy;
 use crate::deletion::Deletion;
 use crate::http_layer::{RequestCounts, for_this_tenant};
@@ -89,6 +89,25 @@ impl StoreBucket {
         let name = prefix.rsplit('/').next().unwrap_or_default().to_owned();
         Ok(ListedName { name, object: Some(ObjectInfo { metadata: None, ..found.info }) })
     }
+
+    /// As [`AskedBucket::find_for_sure`].
+    fn find_for_sure(
+        &self,
+        key: &str,
+        is_believed: impl Fn(&Found) -> bool,
+    ) -> Result<Option<ObjectInfo>, BucketError> {
+        match self.asked.place(key) {
+            Ok(place) if self.asked.store.lists.is_some() => {
+                Ok(self.asked.find_for_sure((key, &place), is_believed)?.map(|found| found.info))
+            }
+            // There is no gateway in between, or the store has no objects for directories.
+            _ => match self.head(key) {
+                Ok(info) => Ok(Some(info)),
+                Err(BucketError::NotFound(_)) => Ok(None),
+                Err(error) => Err(error),
+            },
+        }
+    }
 }
 
 /// Treats a missing object as removed.
@@ -124,17 +143,11 @@ impl Bucket for StoreBucket {
     }
 
     fn find(&self, key: &str) -> Result<Option<ObjectInfo>, BucketError> {
-        match self.asked.place(key) {
-            Ok(place) if self.asked.store.lists.is_some() => {
-                Ok(self.asked.find_for_sure(key, &place)?.map(|found| found.info))
-            }
-            // There is no gateway in between, or the store has no objects for directories.
-            _ => match self.head(key) {
-                Ok(info) => Ok(Some(info)),
-                Err(BucketError::NotFound(_)) => Ok(None),
-                Err(error) => Err(error),
-            },
-        }
+        self.find_for_sure(key, |_| true)
+    }
+
+    fn find_confirmed(&self, key: &str) -> Result<Option<ObjectInfo>, BucketError> {
+        self.find_for_sure(key, |_| false)
     }
 
     fn list(&self, prefix: &str, from: Option<&str>, max: usize) -> Result<ListedPart, BucketError> {

@@ -7,8 +7,8 @@
 //!    it is also checked with a HEAD: some stores ignore it there.
 //! 3. `object_store` retries a request with a lost response. A request that finally fails may have
 //!    taken effect. So a failure is judged by a HEAD. An object with this upload's mark is ours:
-//!    success. Another unexpected object is a lost race. If the precondition still holds, the
-//!    refused request is sent again.
+//!    success. Another unexpected object is a lost race, if a listing has it, too. If the
+//!    precondition still holds, the refused request is sent again.
 //! 4. A multipart upload is aborted before that HEAD, so that it cannot take effect later.
 
 use std::collections::VecDeque;
@@ -100,17 +100,18 @@ impl<'a> Upload<'a> {
     /// Returns the outcome of the upload.
     pub(crate) fn ended(&self, stored: Result<ObjectInfo, BucketError>) -> Result<ObjectInfo, BucketError> {
         let stored = match stored {
-            // Perhaps changed by the same upload, repeated by a caller unsure of its effect.
-            Err(BucketError::Changed(text)) => match self.asked.find_any(self.key, &self.place) {
-                Ok(Some(found)) if self.is_ours(&found) => found.info,
-                Ok(Some(_)) => return Err(BucketError::Changed(text)),
-                Ok(None) => {
-                    self.asked.confirm_absent(self.key, &self.place)?;
-                    return Err(BucketError::Changed(text));
+            // Perhaps changed by the same upload, repeated by a caller unsure of its effect. The
+            // caller gives up its bytes for another version.
+            Err(BucketError::Changed(text)) => {
+                let is_ours = |found: &Found| self.is_ours(found);
+                match self.asked.find_for_sure((self.key, &self.place), is_ours)? {
+                    Some(found) if self.is_ours(&found) => found.info,
+                    found if self.expected.is_met_by(found.as_ref().map(|found| &found.info)) => {
+                        return Err(BucketError::Unavailable(text));
+                    }
+                    _ => return Err(BucketError::Changed(text)),
                 }
-                // The object may be ours.
-                Err(error) => return Err(error),
-            },
+            }
             stored => stored?,
         };
         self.asked.counts.written_bytes.fetch_add(self.source.size(), Ordering::Relaxed);
@@ -182,7 +183,7 @@ impl<'a> Upload<'a> {
         if self.expected.is_met_by(found.as_ref().map(|found| &found.info)) {
             Ok(found)
         } else {
-            Err(self.asked.changed_for_sure(what, (self.key, &self.place), found.as_ref()))
+            Err(self.asked.changed(what, self.key, found.as_ref()))
         }
     }
 
@@ -207,7 +208,7 @@ impl<'a> Upload<'a> {
             Some(found) if self.is_ours(&found) => Ok(Some(found.info)),
             _ if is_denied => Err(self.failed(what, error)),
             found if !self.expected.is_met_by(found.as_ref().map(|found| &found.info)) => {
-                Err(self.asked.changed_for_sure(what, (self.key, &self.place), found.as_ref()))
+                Err(self.asked.changed(what, self.key, found.as_ref()))
             }
             _ if is_refused => Ok(None),
             _ => Err(self.failed(what, error)),

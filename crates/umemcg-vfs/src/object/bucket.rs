@@ -330,6 +330,11 @@ pub trait Bucket: Send + Sync + fmt::Debug {
             Err(error) => Err(error),
         }
     }
+    /// As [`find`](Self::find), with the version of an object confirmed, too: callers give up data
+    /// for another version.
+    fn find_confirmed(&self, key: &str) -> Result<Option<ObjectInfo>, BucketError> {
+        self.find(key)
+    }
     /// Lists names in parts of at most `max`, from the first name or from the `next` of an earlier
     /// part. It lists the names below the last slash of the prefix that begin with the text after
     /// this slash. An object whose key is the prefix itself, with a slash at its end, has the empty

@@ -68,7 +68,7 @@ impl DraftUpload<'_> {
             result => return result.map_err(|error| self.failed(&error)),
         };
         // An upload of this draft whose answer was lost may have changed it.
-        let there = bucket.find(key).map_err(|error| self.failed(&error))?;
+        let there = bucket.find_confirmed(key).map_err(|error| self.failed(&error))?;
         let number_of = |there: &ObjectInfo| upload.before.number_of_unknown(draft.mark(), there);
         match (there.as_ref().and_then(number_of), there) {
             // After a crash it may have more changes than were accepted.

@@ -435,7 +435,7 @@ impl Stream {
         let nr_stored = self.progress.lock().nr_stored;
         // Older numbers are in copies made by another program.
         let is_own = |there: &ObjectInfo| number_of(there, &self.marks).is_some_and(|nr| nr > nr_stored);
-        let own = self.bucket.find(key)?.filter(is_own);
+        let own = self.bucket.find_confirmed(key)?.filter(is_own);
         let mut progress = self.progress.lock();
         progress.is_unsure = false;
         if let Some(own) = own {

@@ -27,6 +27,8 @@ pub enum Instead {
     ErrorWithNamespace,
     /// A page that asks for a password.
     Html,
+    /// The same, with an ETag.
+    PageWithEtag,
     Nothing,
     /// The first two thirds of it.
     CutShort,
@@ -185,6 +187,16 @@ impl OddStore {
     /// Has all requests of a kind get odd answers.
     pub fn always(&self, asked: Asked, oddity: Oddity) {
         lock(&self.plan).always.push((asked, oddity));
+    }
+
+    /// Puts a page with an ETag in place of the store, for listings, too, or for all else.
+    pub fn be_behind_a_page(&self, hides_listings: bool) {
+        let page = Oddity::Instead(Instead::PageWithEtag);
+        self.always(Asked::Head, page);
+        self.always(Asked::Put, Oddity::Status(405));
+        if hides_listings {
+            self.always(Asked::List, page);
+        }
     }
 
     /// Ends the faults of single answers.

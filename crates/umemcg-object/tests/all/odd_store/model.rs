@@ -182,9 +182,15 @@ impl Model {
     }
 
     fn write(&self, path: &str, bytes: &[u8]) -> Result<(), VfsError> {
+        self.write_once(path, bytes, || {})
+    }
+
+    /// As [`write`](Self::write), and calls `opened` between the open and the first byte.
+    fn write_once(&self, path: &str, bytes: &[u8], opened: impl FnOnce()) -> Result<(), VfsError> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
         let (entry, file) =
             self.at(path, |parent, name| self.volume().create(&self.me, parent, name, 0o644, flags))?;
+        opened();
         let write = || {
             let mut done = 0;
             while done < bytes.len() {
@@ -294,7 +300,7 @@ impl Model {
             self.make_odd();
         }
         let path = self.dice.of(&PATHS);
-        match self.dice.below(12) {
+        match self.dice.below(13) {
             0..=3 => self.write_some(path),
             4 | 5 => self.read_some(path),
             6 => self.unlink_some(path),
@@ -309,8 +315,18 @@ impl Model {
                 self.done.push(format!("rmdir {directory}: {removed:?}"));
                 assert!(removed.is_err(), "{directory} has files of another");
             }
+            11 => self.sync_behind_a_page(),
             _ => self.remount(),
         }
+    }
+
+    /// Tries to store what waits, while a page is in place of the store.
+    fn sync_behind_a_page(&mut self) {
+        self.store.be_calm();
+        self.store.be_behind_a_page(self.dice.below(2) == 0);
+        let synced = self.volume().syncfs();
+        self.done.push(format!("sync behind a page: {synced:?}"));
+        self.store.be_calm();
     }
 
     fn write_some(&mut self, path: &'static str) {
@@ -491,6 +507,21 @@ fn a_change_in_place_keeps_what_others_stored_with_the_object() {
                 }
             });
         }
+    }
+}
+
+#[test]
+fn a_page_in_place_of_the_store_loses_no_accepted_write() {
+    for hides_listings in [true, false] {
+        let mut model = Model::with(Dice(1), Writes::Late, true);
+        let page = || model.store.be_behind_a_page(hides_listings);
+        model.write_once("a", b"accepted", page).unwrap();
+        let synced = model.volume().syncfs();
+        assert!(synced.is_err(), "it is stored behind the page");
+        model.store.be_calm();
+        model.unmount();
+        let there = model.store.state(|state| state.objects.get("p/a").map(|object| object.bytes.clone()));
+        assert_eq!(there.as_deref(), Some(&b"accepted"[..]), "{hides_listings}");
     }
 }
 

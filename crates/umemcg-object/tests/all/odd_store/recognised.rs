@@ -179,6 +179,23 @@ fn a_status_of_not_found_alone_is_no_absence() {
 }
 
 #[test]
+fn a_page_with_an_etag_is_no_other_version() {
+    let (store, bucket) = world();
+    let info = bucket.head("o").unwrap();
+    for hides_listings in [true, false] {
+        store.be_behind_a_page(hides_listings);
+        for (key, expected) in [("o", Expected::Same(info.clone())), ("new", Expected::Absent)] {
+            let done = bucket.upload(key, &Source::of(b"new"), &Metadata::new(), &expected);
+            assert!(matches!(done, Err(BucketError::Unavailable(_))), "{key}, {hides_listings}: {done:?}");
+            let found = bucket.find_confirmed(key);
+            assert!(matches!(found, Err(BucketError::Unavailable(_))), "{key}, {hides_listings}: {found:?}");
+        }
+        store.be_right();
+    }
+    assert_eq!(bucket.find_confirmed("o").unwrap(), Some(info));
+}
+
+#[test]
 fn any_form_of_an_answer_brings_the_bytes_or_an_error() {
     let (store, bucket) = world();
     let info = bucket.head("o").unwrap();

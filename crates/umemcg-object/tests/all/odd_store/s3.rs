@@ -38,6 +38,7 @@ pub struct State {
 }
 
 pub const TYPE: &str = ":content-type";
+const PAGE: &str = "<!DOCTYPE html><html><body>Password: <input></body></html>";
 
 /// Returns the metadata and the type of the content in a request.
 fn labels_in(request: &Request) -> BTreeMap<String, String> {
@@ -146,6 +147,7 @@ impl State {
         let form = if let Some(Oddity::Form(form)) = oddity { form } else { Form::Plain };
         let answer = match oddity {
             Some(Oddity::Status(status)) => error(status, "Odd"),
+            Some(Oddity::Instead(Instead::PageWithEtag)) => Answer::new(200, PAGE).with("ETag", "\"page\""),
             Some(Oddity::Instead(instead)) if instead != Instead::CutShort => Answer::new(
                 200,
                 match instead {
@@ -153,7 +155,7 @@ impl State {
                     Instead::ErrorWithNamespace => {
                         "\n <Error xmlns=\"http://s3.amazonaws.com/doc/\"><Code>ServiceUnavailable</Code></Error>"
                     }
-                    Instead::Html => "<!DOCTYPE html><html><body>Password: <input></body></html>",
+                    Instead::Html | Instead::PageWithEtag => PAGE,
                     Instead::Nothing | Instead::CutShort => "",
                 },
             ),
