@@ -41,6 +41,12 @@ pub(crate) enum Keys {
     Azure(AzureCredentialProvider, String),
 }
 
+/// The parameters of a listing of objects, and those of a list of uploads in their place.
+const UPLOAD_PARAMETERS: [(&str, &str); 3] = [
+    ("list-type=2", "uploads="),
+    ("start-after=", "key-marker="),
+    ("continuation-token=", "upload-id-marker="),
+];
 const CONTENT_HASH: &str = "x-amz-content-sha256";
 const SIGNATURE: &str = "AWS4-HMAC-SHA256 Credential=";
 /// A header of each request to Azure's blobs, signed or not.
@@ -91,7 +97,10 @@ pub(crate) async fn amend(mut request: HttpRequest, signer: &Signer) -> Result<H
     if !after_key.is_empty() || lists_uploads {
         let path = format!("{}{after_key}", request.uri().path());
         let query = request.uri().query().map(|query| match lists_uploads {
-            true => query.replace("list-type=2", "uploads="),
+            // No value has an equals sign.
+            true => UPLOAD_PARAMETERS
+                .into_iter()
+                .fold(query.to_owned(), |query, (objects, uploads)| query.replace(objects, uploads)),
             false => query.to_owned(),
         });
         let whole = query.map_or(path.clone(), |query| format!("{path}?{query}"));

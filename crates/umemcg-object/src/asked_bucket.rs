@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use object_store::list::PaginatedListOptions;
+use object_store::list::{PaginatedListOptions, PaginatedListStore};
+use object_store::multipart::MultipartStore;
 use object_store::path::Path;
-use object_store::{Attributes, Error, GetOptions, GetRange, ListResult, ObjectMeta};
+use object_store::{Attributes, Error, GetOptions, GetRange, ListResult, MultipartId, ObjectMeta};
 use tokio::runtime::Handle;
 use umemcg_vfs::Timestamp;
 use umemcg_vfs::object::{BucketError, ObjectInfo};
@@ -20,9 +21,9 @@ use crate::checksum::{ASKS_SUM, RunningSum, TOLD_SUM};
 use crate::http_layer::{HIDDEN, Hidden, RequestCounts, chain};
 use crate::metadata::{mark_of, metadata_of};
 use crate::pace::{PATIENCE, RETRY_TIMEOUT};
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, says_no_upload};
 use crate::store::Store;
-use crate::upload_list::UPLOADS;
+use crate::upload_list::uploads_of;
 
 /// Longest ETag, in bytes; the charge for a name leaves room for it.
 const ETAG_BYTES_MAX: usize = 128;
@@ -270,19 +271,32 @@ impl AskedBucket {
 
     /// Returns the unfinished multipart uploads of a key; none for a store without such lists.
     pub(crate) fn uploads(&self, key: &str, place: &Place) -> Result<Vec<String>, BucketError> {
-        let Some(store) = self.store.lists.as_ref().filter(|_| self.store.takes_conditions) else {
-            return Ok(Vec::new());
+        let Some(lists) = self.upload_lists() else { return Ok(Vec::new()) };
+        self.in_time("LIST", key, uploads_of(lists, place.path.as_ref()))
+    }
+
+    fn upload_lists(&self) -> Option<&dyn PaginatedListStore> {
+        self.store.lists.as_deref().filter(|_| self.store.takes_conditions)
+    }
+
+    /// Aborts a multipart upload. An upload that is over is no error, but a 404 alone may come from
+    /// a gateway that has lost its route.
+    pub(crate) async fn abort(
+        &self,
+        store: &Arc<dyn MultipartStore>,
+        path: &Path,
+        upload: &MultipartId,
+    ) -> Result<(), Error> {
+        let error = match store.abort_multipart(path, upload).await {
+            Err(error @ Error::NotFound { .. }) => error,
+            ended => return ended,
         };
-        let amendment = Amendment { lists_uploads: true, ..Amendment::default() };
-        let whole = place.path.as_ref();
-        let listed = async {
-            store.list_paginated(Some(whole), PaginatedListOptions::default()).await?;
-            Ok(UPLOADS.with(RefCell::take))
+        let is_over = match self.upload_lists() {
+            _ if says_no_upload(&error) => true,
+            Some(lists) => !uploads_of(lists, path.as_ref()).await?.contains(upload),
+            None => false,
         };
-        let listed = AMENDMENT.scope(amendment, UPLOADS.scope(RefCell::default(), listed));
-        let mut listed = self.in_time("LIST", key, listed)?;
-        listed.retain(|upload| upload.key == whole);
-        Ok(listed.into_iter().map(|upload| upload.id).collect())
+        if is_over { Ok(()) } else { Err(error) }
     }
 
     /// Reads a range of an object into `take`. A read of the whole object fails on a checksum

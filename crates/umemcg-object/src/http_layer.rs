@@ -27,7 +27,7 @@ use crate::listing_filter::without_hidden;
 use crate::pace::Lane;
 use crate::request_kind::{RequestKind, SILENCE_TIMEOUT};
 use crate::traffic::Traffic;
-use crate::upload_list::{UPLOADS, uploads_of};
+use crate::upload_list::{UPLOADS, page_of};
 
 /// The hidden keys of the listing requested by a task.
 #[derive(Debug)]
@@ -430,7 +430,7 @@ async fn filtered(response: HttpResponse) -> Result<HttpResponse, HttpError> {
     let (parts, body) = response.into_parts();
     let whole = read_bounded(body).await?;
     check_listing(&whole).map_err(|no_listing| HttpError::new(HttpErrorKind::Decode, no_listing))?;
-    let _ = UPLOADS.try_with(|uploads| uploads.borrow_mut().extend(uploads_of(&whole)));
+    let _ = UPLOADS.try_with(|uploads| *uploads.borrow_mut() = page_of(&whole));
     // Unset except in our own listings.
     let prefix = HIDDEN.try_with(|hidden| hidden.borrow().prefix.clone()).unwrap_or_default();
     let mut keys = Vec::new();

@@ -219,13 +219,13 @@ impl Drop for StoreUpload {
                 let _ = part.await;
             }
             let ended = match (way, asked.path(&key)) {
-                (Way::Parts(store, upload), Ok(path)) => store.abort_multipart(&path, &upload).await,
+                (Way::Parts(store, upload), Ok(path)) => asked.abort(&store, &path, &upload).await,
                 (Way::Stream(mut upload), _) => upload.abort().await,
                 (Way::Parts(..), Err(_)) => Ok(()),
             };
             match ended {
-                Ok(()) | Err(Error::NotFound { .. }) => _ = note.note(None),
-                Err(error) => _ = asked.failed("DELETE of an upload", &key, &error),
+                Ok(()) => _ = note.note(None),
+                Err(error) => _ = asked.refused("DELETE of an upload", &key, &error),
             }
         }));
     }

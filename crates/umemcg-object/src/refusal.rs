@@ -44,15 +44,27 @@ impl From<Refusal> for BucketError {
     }
 }
 
+/// Returns whether the store says that there is no such multipart upload: a 404 alone may come from
+/// a gateway that has lost its route.
+pub(crate) fn says_no_upload(error: &Error) -> bool {
+    answer_of(error).is_some_and(|answer| answer.split(": ").nth(1) == Some("NoSuchUpload"))
+}
+
 /// The start of the innermost error text of `object_store` for a failure with a response. The
 /// status is available in no other way.
 const STATUS: &str = "Server returned non-2xx status code: ";
 
 fn status_of(error: &Error) -> Option<StatusCode> {
+    StatusCode::from_bytes(answer_of(error)?.get(..3)?.as_bytes()).ok()
+}
+
+/// Returns the response behind a failure: the status, the store's code and its message, with colons
+/// between them.
+fn answer_of(error: &Error) -> Option<String> {
     let mut at = error.source();
     while let Some(cause) = at {
-        if let Some(status) = cause.to_string().strip_prefix(STATUS) {
-            return StatusCode::from_bytes(status.get(..3)?.as_bytes()).ok();
+        if let Some(answer) = cause.to_string().strip_prefix(STATUS) {
+            return Some(answer.to_owned());
         }
         at = cause.source();
     }

@@ -110,14 +110,6 @@ impl StoreBucket {
     }
 }
 
-/// Treats a missing object as removed.
-fn gone_is_well(result: Result<(), BucketError>) -> Result<(), BucketError> {
-    match result {
-        Err(BucketError::NotFound(_)) => Ok(()),
-        result => result,
-    }
-}
-
 impl Bucket for StoreBucket {
     fn url(&self) -> &str {
         &self.asked.url
@@ -234,8 +226,11 @@ impl Bucket for StoreBucket {
         let uploads =
             if upload == UNKNOWN_UPLOAD { self.asked.uploads(key, &place)? } else { vec![upload.to_owned()] };
         uploads.iter().try_for_each(|upload| {
-            let ended = store.abort_multipart(&place.path, upload);
-            gone_is_well(self.asked.in_time("DELETE of an upload", key, ended))
+            let ended = self.asked.abort(store, &place.path, upload);
+            self.asked.in_time("DELETE of an upload", key, ended).map_err(|error| match error {
+                BucketError::NotFound(text) => BucketError::Unavailable(text),
+                error => error,
+            })
         })
     }
 

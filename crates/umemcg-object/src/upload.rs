@@ -393,10 +393,10 @@ impl<'a> Upload<'a> {
 
     /// Aborts a multipart upload; returns whether it is over.
     fn give_up(&self, store: &Arc<dyn MultipartStore>, upload: &MultipartId) -> bool {
-        match self.wait(store.abort_multipart(&self.place.path, upload)) {
-            Ok(()) | Err(Error::NotFound { .. }) => true,
+        match self.wait(self.asked.abort(store, &self.place.path, upload)) {
+            Ok(()) => true,
             Err(error) => {
-                let _ = self.failed("DELETE of an upload", &error);
+                let _ = self.refused("DELETE of an upload", &error);
                 false
             }
         }

@@ -1,13 +1,28 @@
-//! Parses S3's lists of multipart uploads, which `object_store` does not support.
+//! S3's lists of multipart uploads, which `object_store` does not support.
 
 use std::cell::RefCell;
 
+use object_store::Error;
+use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use quick_xml::Reader;
 use quick_xml::events::Event;
 
+use crate::amendment::{AMENDMENT, Amendment};
+
+/// Most pages of a list.
+const NR_PAGES_MAX: usize = 100;
+
 tokio::task_local! {
-    /// The uploads in the list requested by this task.
-    pub(crate) static UPLOADS: RefCell<Vec<ListedUpload>>;
+    /// The page requested by this task.
+    pub(crate) static UPLOADS: RefCell<UploadPage>;
+}
+
+/// A page of a list.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct UploadPage {
+    uploads: Vec<ListedUpload>,
+    /// The next page begins after this upload; `None` in the last page.
+    next: Option<ListedUpload>,
 }
 
 /// A multipart upload in a list.
@@ -18,10 +33,46 @@ pub(crate) struct ListedUpload {
     pub(crate) id: String,
 }
 
-/// Returns the uploads of a list; none if the text is no list.
-pub(crate) fn uploads_of(body: &[u8]) -> Vec<ListedUpload> {
+/// Returns the ids of the unfinished uploads of a whole key.
+pub(crate) async fn uploads_of(store: &dyn PaginatedListStore, key: &str) -> Result<Vec<String>, Error> {
+    let (mut ids, mut after) = (Vec::new(), None);
+    for _ in 0..NR_PAGES_MAX {
+        let page = page_after(store, key, after.clone()).await?;
+        let of_key = page.uploads.into_iter().filter(|upload| upload.key == key);
+        ids.extend(of_key.map(|upload| upload.id));
+        if page.next.is_none() {
+            return Ok(ids);
+        }
+        if page.next == after {
+            break;
+        }
+        after = page.next;
+    }
+    Err(Error::Generic { store: "LIST", source: "the list of uploads has no end".into() })
+}
+
+async fn page_after(
+    store: &dyn PaginatedListStore,
+    prefix: &str,
+    after: Option<ListedUpload>,
+) -> Result<UploadPage, Error> {
+    let (offset, page_token) = after.map(|after| (after.key, after.id)).unzip();
+    // S3 refuses an empty one.
+    let page_token = page_token.filter(|id| !id.is_empty());
+    let options = PaginatedListOptions { offset, page_token, ..PaginatedListOptions::default() };
+    let amendment = Amendment { lists_uploads: true, ..Amendment::default() };
+    let listed = async {
+        store.list_paginated(Some(prefix), options).await?;
+        Ok::<_, Error>(UPLOADS.with(RefCell::take))
+    };
+    AMENDMENT.scope(amendment, UPLOADS.scope(RefCell::default(), listed)).await
+}
+
+/// Returns a page from its text; an empty one if the text is no list.
+pub(crate) fn page_of(body: &[u8]) -> UploadPage {
     let mut reader = Reader::from_reader(body);
     let (mut uploads, mut text) = (Vec::new(), String::new());
+    let (mut next, mut is_truncated) = (ListedUpload::default(), false);
     let mut upload: Option<ListedUpload> = None;
     while let Ok(event) = reader.read_event() {
         match event {
@@ -44,13 +95,16 @@ pub(crate) fn uploads_of(body: &[u8]) -> Vec<ListedUpload> {
                 (b"Key", Some(upload)) => upload.key = std::mem::take(&mut text),
                 (b"UploadId", Some(upload)) => upload.id = std::mem::take(&mut text),
                 (b"Upload", _) => uploads.extend(upload.take()),
+                (b"NextKeyMarker", None) => next.key = std::mem::take(&mut text),
+                (b"NextUploadIdMarker", None) => next.id = std::mem::take(&mut text),
+                (b"IsTruncated", None) => is_truncated = text.trim() == "true",
                 _ => {}
             },
             Event::Eof => break,
             _ => {}
         }
     }
-    uploads
+    UploadPage { uploads, next: is_truncated.then_some(next) }
 }
 
 #[cfg(test)]
@@ -63,9 +117,22 @@ mod tests {
             <Upload><Key>a&amp;&#98;</Key><UploadId>1</UploadId><Owner><ID>x</ID></Owner></Upload>
             <Upload><UploadId><![CDATA[2]]></UploadId><Key>a</Key></Upload></ListMultipartUploadsResult>";
         let upload = |key: &str, id: &str| ListedUpload { key: key.into(), id: id.into() };
-        assert_eq!(uploads_of(list), [upload("a&b", "1"), upload("a", "2")]);
+        assert_eq!(page_of(list).uploads, [upload("a&b", "1"), upload("a", "2")]);
         for other in ["", "x", "<Upload><Key>a", "<R><Upload/></R>", "<Upload><Key>&nothing;</Key"] {
-            assert_eq!(uploads_of(other.as_bytes()), [], "{other}");
+            assert_eq!(page_of(other.as_bytes()), UploadPage::default(), "{other}");
         }
+    }
+
+    #[test]
+    fn a_page_says_where_the_next_one_begins() {
+        let next = |is_truncated: bool| {
+            let list = format!(
+                "<L><NextKeyMarker>a&amp;</NextKeyMarker><NextUploadIdMarker>1</NextUploadIdMarker>\
+                 <IsTruncated>{is_truncated}</IsTruncated></L>"
+            );
+            page_of(list.as_bytes()).next
+        };
+        assert_eq!(next(true), Some(ListedUpload { key: "a&".into(), id: "1".into() }));
+        assert_eq!(next(false), None);
     }
 }

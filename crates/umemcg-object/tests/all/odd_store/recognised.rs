@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use umemcg_vfs::object::{
-    Bucket, BucketError, Expected, Metadata, ObjectInfo, UNKNOWN_UPLOAD, UNREADABLE, UploadNote,
+    Bucket, BucketError, Expected, Metadata, ObjectInfo, PartedUpload, UNKNOWN_UPLOAD, UNREADABLE, UploadNote,
 };
 
 use super::http::Form;
@@ -42,6 +42,10 @@ fn world() -> (OddStore, Arc<dyn Bucket>) {
     });
     let bucket = store.bucket();
     (store, bucket)
+}
+
+fn begin(bucket: &dyn Bucket) -> Arc<dyn PartedUpload> {
+    bucket.begin_upload("o", &Metadata::new(), &Expected::Anything, Arc::new(NoNote)).unwrap()
 }
 
 fn put(bucket: &dyn Bucket, bytes: &[u8], expected: &Expected) -> Result<ObjectInfo, BucketError> {
@@ -125,11 +129,31 @@ fn a_success_that_did_nothing_is_none() {
 #[test]
 fn uploads_that_a_crash_left_behind_are_found_in_their_list() {
     let (store, bucket) = world();
-    let begin = || bucket.begin_upload("o", &Metadata::new(), &Expected::Anything, Arc::new(NoNote)).unwrap();
-    std::mem::forget(begin());
-    assert_eq!(store.state(|state| state.nr_uploads_open()), 1);
+    store.set_character(Character { page: 2, ..Character::default() });
+    (0..5).for_each(|_| std::mem::forget(begin(&*bucket)));
+    assert_eq!(store.state(|state| state.nr_uploads_open()), 5);
     bucket.abort_upload("o", UNKNOWN_UPLOAD).unwrap();
     assert_eq!(store.state(|state| state.nr_uploads_open()), 0);
+}
+
+#[test]
+fn a_status_of_not_found_alone_ends_no_upload() {
+    let (store, bucket) = world();
+    let upload = begin(&*bucket);
+    let abort_behind_404 = || {
+        store.next(1, Asked::Delete, Oddity::Status(404));
+        bucket.abort_upload("o", "u1")
+    };
+    let aborted = abort_behind_404();
+    assert!(matches!(aborted, Err(BucketError::Unavailable(_))), "{aborted:?}");
+    store.next(1, Asked::Delete, Oddity::Status(404));
+    let aborted = upload.abort();
+    assert!(matches!(aborted, Err(BucketError::Unavailable(_))), "{aborted:?}");
+    assert_eq!(store.state(|state| state.nr_uploads_open()), 1);
+    bucket.abort_upload("o", "u1").unwrap();
+    bucket.abort_upload("o", "u1").unwrap();
+    // No list has it.
+    abort_behind_404().unwrap();
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The objects of an odd store, and its answers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use md5::{Digest, Md5};
@@ -303,20 +303,29 @@ impl State {
     }
 
     fn uploads(&self, request: &Request) -> Answer {
-        let prefix = request.query.get("prefix").map_or("", String::as_str);
-        let listed = self.uploads.iter().filter(|(_, upload)| upload.key.starts_with(prefix));
-        let listed: String = listed
-            .map(|(id, upload)| {
-                format!("<Upload><Key>{}</Key><UploadId>{id}</UploadId></Upload>", escaped(&upload.key))
-            })
-            .collect();
+        let of = |name: &str| request.query.get(name).cloned().unwrap_or_default();
+        let (prefix, after) = (of("prefix"), (of("key-marker"), of("upload-id-marker")));
+        let there = self.uploads.iter().map(|(id, upload)| (upload.key.clone(), id.clone()));
+        let there: BTreeSet<_> = there.filter(|(key, _)| key.starts_with(&prefix)).collect();
+        let mut page: Vec<_> = there.range(after.clone()..).filter(|place| **place != after).collect();
+        let is_truncated = page.len() > self.character.page;
+        page.truncate(self.character.page);
+        let listed = page.iter().map(|(key, id)| {
+            format!("<Upload><Key>{}</Key><UploadId>{id}</UploadId></Upload>", escaped(key))
+        });
+        let listed: String = listed.collect();
         // With a place to go on, also at the end, as S3 and Ceph say it.
-        let next = if listed.is_empty() { "" } else { "<NextKeyMarker>last</NextKeyMarker>" };
+        let next = page.last().map_or_else(String::new, |(key, id)| {
+            format!(
+                "<NextKeyMarker>{}</NextKeyMarker><NextUploadIdMarker>{id}</NextUploadIdMarker>",
+                escaped(key)
+            )
+        });
         Answer::new(
             200,
             format!(
-                "<ListMultipartUploadsResult><Bucket>bucket</Bucket><IsTruncated>false</IsTruncated>{next}{listed}\
-                 </ListMultipartUploadsResult>"
+                "<ListMultipartUploadsResult><Bucket>bucket</Bucket><IsTruncated>{is_truncated}</IsTruncated>\
+                 {next}{listed}</ListMultipartUploadsResult>"
             ),
         )
     }
