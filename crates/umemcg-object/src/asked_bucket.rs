@@ -254,6 +254,7 @@ impl AskedBucket {
                     let asked = Some(prefix).filter(|prefix| !prefix.is_empty());
                     let listed = store.list_paginated(asked, options).await?;
                     let keys = HIDDEN.with(|hidden| std::mem::take(&mut hidden.borrow_mut().keys));
+                    check_prefix(prefix, &listed.result, &keys)?;
                     Ok((listed.result, listed.page_token, keys))
                 };
                 HIDDEN.scope(RefCell::new(hidden), listing).await
@@ -415,6 +416,19 @@ impl Found {
     pub(crate) fn mark(&self) -> Option<&str> {
         self.info.metadata.as_deref().and_then(mark_of)
     }
+}
+
+/// Refuses a listing with keys that were not requested: names cut from them would be made up.
+fn check_prefix(prefix: &str, listed: &ListResult, hidden: &[String]) -> Result<(), Error> {
+    // The directory's own object has lost its slash.
+    let is_own = |path: &str| prefix.strip_suffix('/') == Some(path);
+    let objects = listed.objects.iter().map(|object| object.location.as_ref());
+    let others = listed.common_prefixes.iter().map(Path::as_ref).chain(hidden.iter().map(String::as_str));
+    if objects.filter(|path| !is_own(path)).chain(others).all(|key| key.starts_with(prefix)) {
+        return Ok(());
+    }
+    let what = format!("the store's listing of {prefix:?} has other keys");
+    Err(Error::Generic { store: "LIST", source: what.into() })
 }
 
 /// Returns advice for missing credentials; `object_store` looks for them last at the metadata

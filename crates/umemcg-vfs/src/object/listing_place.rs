@@ -6,6 +6,9 @@ use super::bucket::{Bucket, BucketError, ListedPart};
 use super::failure_log::FailureLog;
 use super::listed_part::ListedNames;
 
+/// Most empty parts in a row.
+const NR_EMPTY_PARTS_MAX: u32 = 100;
+
 /// A store as a source of listings.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Listings<'a> {
@@ -22,6 +25,8 @@ pub(super) struct ListingPlace {
     /// factorization algorithm", 1980, section 3): the place after 1, 2, 4, 8 … parts.
     marked: Option<String>,
     nr_parts: u64,
+    /// Empty parts since the last part with a key.
+    nr_empty: u32,
 }
 
 impl Listings<'_> {
@@ -55,7 +60,7 @@ impl ListingPlace {
     /// Asks for the next part.
     ///
     /// # Errors
-    /// The store's; `EIO` for a listing that goes round in a circle.
+    /// The store's; `EIO` for a listing that goes round in a circle, or on and on without a key.
     pub(super) fn next_part(
         &mut self,
         listings: Listings<'_>,
@@ -63,7 +68,9 @@ impl ListingPlace {
         max: usize,
     ) -> Result<ListedPart, Errno> {
         let part = listings.part(prefix, self.next.as_deref(), max)?;
-        if part.next.is_some() && part.next == self.marked {
+        let is_empty = part.names.is_empty() && part.hidden.is_empty();
+        self.nr_empty = if is_empty { self.nr_empty + 1 } else { 0 };
+        if part.next.is_some() && (part.next == self.marked || self.nr_empty > NR_EMPTY_PARTS_MAX) {
             let what = format!("LIST of {prefix:?} in {}: it has no end", listings.bucket.url());
             return Err(listings.failures.report(&BucketError::Corrupt(what)));
         }

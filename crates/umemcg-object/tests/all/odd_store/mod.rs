@@ -41,6 +41,10 @@ pub enum Listing {
     NoToken,
     /// It goes on for ever, with two places in turns and nothing there.
     Endless,
+    /// It goes on for a thousand parts, each at a new place, and nothing there.
+    EmptyParts,
+    /// The keys have any prefix.
+    AnyPrefix,
     /// With `NextMarker`, as of the first version of the protocol.
     OldToken,
     /// Each key comes twice.

@@ -266,6 +266,8 @@ impl Model {
             Listing::NoEtags,
             Listing::EmptyFirst,
             Listing::Endless,
+            Listing::EmptyParts,
+            Listing::AnyPrefix,
         ];
         let all =
             [Asked::Head, Asked::Get, Asked::List, Asked::Put, Asked::Copy, Asked::Delete, Asked::Complete];
@@ -286,7 +288,7 @@ impl Model {
         }
         let nr = 1 + dice.below(3) as usize;
         self.done.push(format!("    {nr} of {asked:?}: {oddity:?}"));
-        if oddity == Oddity::Listing(Listing::Endless) {
+        if matches!(oddity, Oddity::Listing(Listing::Endless | Listing::EmptyParts)) {
             // For as long as it is asked.
             self.store.always(asked, oddity);
         } else {
@@ -508,6 +510,14 @@ fn a_change_in_place_keeps_what_others_stored_with_the_object() {
             });
         }
     }
+}
+
+#[test]
+fn a_listing_of_empty_parts_has_an_end() {
+    let model = Model::with(Dice(1), Writes::Staged, false);
+    model.store.always(Asked::List, Oddity::Listing(Listing::EmptyParts));
+    let listed = model.list(".");
+    assert!(listed.as_ref().is_err_and(|error| error.errno() == Errno::IO), "{listed:?}");
 }
 
 #[test]

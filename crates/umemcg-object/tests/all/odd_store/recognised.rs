@@ -83,6 +83,10 @@ fn what_is_no_listing_is_no_empty_directory() {
     store.always(Asked::List, Oddity::Listing(Listing::NoToken));
     assert!(names(&*bucket).is_err(), "its end is not its end");
     store.be_right();
+    store.always(Asked::List, Oddity::Listing(Listing::AnyPrefix));
+    assert!(names(&*bucket).is_err(), "of another directory");
+    assert!(bucket.find("gone").is_err(), "what it lacks is not absent");
+    store.be_right();
     for listing in [Listing::OldToken, Listing::NoEtags, Listing::EmptyFirst] {
         store.always(Asked::List, Oddity::Listing(listing));
         match names(&*bucket) {

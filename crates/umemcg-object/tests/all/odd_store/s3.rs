@@ -332,7 +332,8 @@ impl State {
 
     fn list(&mut self, request: &Request, odd: Option<Listing>) -> Answer {
         let of = |name: &str| request.query.get(name).cloned().unwrap_or_default();
-        let (prefix, delimiter) = (of("prefix"), of("delimiter"));
+        let delimiter = of("delimiter");
+        let prefix = if odd == Some(Listing::AnyPrefix) { String::new() } else { of("prefix") };
         let token = of("continuation-token");
         let max = request.query.get("max-keys").map_or(1000, |max| max.parse().unwrap());
         let max = self.character.page.min(max);
@@ -355,6 +356,10 @@ impl State {
             Some(Listing::Endless) => {
                 page.clear();
                 (is_truncated, next) = (true, Some(format!("turn {turn}")));
+            }
+            Some(Listing::EmptyParts) if self.nr_listings <= 1000 => {
+                page.clear();
+                (is_truncated, next) = (true, Some(format!("listing {}", self.nr_listings)));
             }
             Some(Listing::EmptyFirst) if token.is_empty() => {
                 page.clear();
