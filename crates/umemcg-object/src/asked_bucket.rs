@@ -481,7 +481,7 @@ pub(crate) fn info_of(meta: &ObjectMeta) -> ObjectInfo {
 }
 
 fn found_of(meta: &ObjectMeta, attributes: &Attributes) -> Found {
-    let info = ObjectInfo { metadata: metadata_of(attributes), ..info_of(meta) };
+    let info = ObjectInfo { metadata: Some(Arc::new(metadata_of(attributes))), ..info_of(meta) };
     Found { info, version: meta.version.clone(), attributes: attributes.clone() }
 }
 

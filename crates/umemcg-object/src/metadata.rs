@@ -7,8 +7,8 @@
 //! of its own, and the store keeps it with the object.
 
 use std::hash::{BuildHasher, RandomState};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use object_store::{Attribute, Attributes};
 use umemcg_vfs::object::{Metadata, UNREADABLE, UPLOAD_MARK};
@@ -71,8 +71,8 @@ pub(crate) fn attributes_of(metadata: &Metadata) -> Option<Attributes> {
     metadata.iter().map(attribute).collect()
 }
 
-/// Returns the metadata from a response; `None` if they are longer than `METADATA_BYTES_MAX`.
-pub(crate) fn metadata_of(attributes: &Attributes) -> Option<Arc<Metadata>> {
+/// Returns the metadata from a response. Metadata longer than `METADATA_BYTES_MAX` are unreadable.
+pub(crate) fn metadata_of(attributes: &Attributes) -> Metadata {
     let mut metadata = Metadata::new();
     for (attribute, value) in attributes {
         let header = HEADERS.iter().find(|(_, header)| header == attribute);
@@ -84,7 +84,7 @@ pub(crate) fn metadata_of(attributes: &Attributes) -> Option<Arc<Metadata>> {
     }
     metadata.sort();
     let len: usize = metadata.iter().map(|(name, value)| name.len() + value.len()).sum();
-    (len <= METADATA_BYTES_MAX).then(|| Arc::new(metadata))
+    if len <= METADATA_BYTES_MAX { metadata } else { vec![(UNREADABLE.to_owned(), "1".to_owned())] }
 }
 
 #[cfg(test)]
@@ -100,8 +100,8 @@ mod tests {
         let metadata =
             pairs(&[("xattr", "{\"user.a\":\"YQ==\"}"), ("mode", "33188"), ("a.b+c~", "another's")]);
         let sent = marked(&metadata);
-        let found = metadata_of(&attributes_of(&sent).unwrap()).unwrap();
-        assert_eq!(*found, sent);
+        let found = metadata_of(&attributes_of(&sent).unwrap());
+        assert_eq!(found, sent);
         assert!(metadata.iter().all(|pair| found.contains(pair)) && found.len() == 4);
         assert_ne!(mark_of(&found), mark_of(&marked(&metadata)), "of another upload");
         assert_eq!(mark_of(&marked(&sent)), mark_of(&sent), "one that is given stays");
@@ -127,14 +127,15 @@ mod tests {
         let sent = pairs(&[(":content-type", "text/html"), ("a", "b")]);
         let attributes = attributes_of(&sent).unwrap();
         assert_eq!(attributes.get(&Attribute::ContentType).map(|value| &**value), Some("text/html"));
-        assert_eq!(*metadata_of(&attributes).unwrap(), sent);
+        assert_eq!(metadata_of(&attributes), sent);
         assert!(attributes_of(&pairs(&[(":content-length", "1")])).is_none());
     }
 
     #[test]
-    fn metadata_without_end_are_not_kept() {
+    fn metadata_too_long_to_keep_are_told() {
         let long = "x".repeat(METADATA_BYTES_MAX);
-        assert_eq!(metadata_of(&attributes_of(&pairs(&[("a", &long)])).unwrap()), None);
+        let attributes = attributes_of(&pairs(&[("a", &long)])).unwrap();
+        assert_eq!(metadata_of(&attributes), pairs(&[(UNREADABLE, "1")]));
     }
 
     #[test]
