@@ -64,6 +64,14 @@ impl ObjectInfo {
         };
         is_one_version && self.size == other.size
     }
+
+    /// Returns whether an object in a listing without ETags may be this version, although its time
+    /// is another: a version stored from here has the time of this machine's clock until the store
+    /// has reported its own.
+    pub(crate) fn may_be(&self, listed: &Self) -> bool {
+        let lacks_etag = self.etag.is_some() && listed.etag.is_none();
+        lacks_etag && self.size == listed.size && self.modified.seconds != listed.modified.seconds
+    }
 }
 
 /// One name below a prefix.

@@ -55,12 +55,13 @@ impl Facts {
         }
     }
 
-    /// Takes over attributes of the same version, newly reported by the store.
+    /// Takes over the time and the attributes of the same version, newly reported by the store.
     pub(super) fn learn(&mut self, told: &Self) {
         match (self, told) {
             (Self::Directory(known), Self::Directory(Some(told))) => *known = Some(*told),
-            (Self::Object(known), Self::Object(told)) if told.attributes.is_some() => {
-                (known.attributes, known.modified) = (told.attributes, told.modified);
+            (Self::Object(known), Self::Object(told)) => {
+                known.modified = told.modified;
+                known.attributes = told.attributes.or(known.attributes);
             }
             _ => {}
         }

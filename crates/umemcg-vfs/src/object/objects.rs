@@ -265,10 +265,17 @@ impl Objects {
         is_kept.then(|| found.facts.clone())
     }
 
-    /// Returns the facts about a listed name, if all of them are known.
+    /// Returns the facts about a listed name, if all of them are known, and the listing shows which
+    /// version it is.
     pub(super) fn listed_facts(&self, tree: &Tree, directory: NodeId, listed: &ListedName) -> Option<Facts> {
         let told = listed.object.clone().map_or(Facts::Directory(None), Facts::Object);
         let told = self.known_below_mark(tree, (directory, &listed.name), &told).unwrap_or(told);
+        let known = tree.child(directory, &listed.name).map(|(_, found)| &found.facts);
+        if let (Some(Facts::Object(known)), Facts::Object(info)) = (known, &told)
+            && known.may_be(info)
+        {
+            return None;
+        }
         let must_know = self.shown.are_stored && told.attributes().is_none();
         if must_know { tree.known_facts(directory, &listed.name, &told) } else { Some(told) }
     }

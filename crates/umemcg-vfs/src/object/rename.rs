@@ -278,7 +278,7 @@ impl Renaming<'_> {
             return Err(errno.into());
         }
         self.rename_in_tree(node, None);
-        self.move_known(node, &moved);
+        self.move_known(node, (&prefix, &new_prefix), &moved);
         self.follow_below(&prefix)?;
         self.delete_copied(&prefix, &keys)?;
         self.volume.delete_mark(&prefix, mark)?;
@@ -355,7 +355,7 @@ impl Renaming<'_> {
 
     /// Makes the known nodes below a renamed directory stand for their copies, except nodes of
     /// another version, stored meanwhile by another program.
-    fn move_known(&self, node: NodeId, moved: &Moved) {
+    fn move_known(&self, node: NodeId, (prefix, new_prefix): (&str, &str), moved: &Moved) {
         let below = self.volume.objects.tree.lock().below(node);
         for node in below {
             let known = {
@@ -366,7 +366,12 @@ impl Renaming<'_> {
                 }
             };
             let Some((key, info)) = known else { continue };
-            match moved.get(&key).filter(|(copied, _)| copied.is_same(&info)) {
+            let old_key = || format!("{prefix}{}", key.strip_prefix(new_prefix).unwrap_or_default());
+            let is_of_node = |copied: &ObjectInfo| {
+                copied.is_same(&info)
+                    || info.may_be(copied) && self.has_version(&old_key(), &info) == Ok(true)
+            };
+            match moved.get(&key).filter(|(copied, _)| is_of_node(copied)) {
                 Some((_, copy)) => {
                     self.move_object(&mut self.volume.objects.tree.lock(), node, (&key, copy));
                     self.rebase_streams(node, &info, copy);

@@ -521,6 +521,39 @@ fn a_listing_of_empty_parts_has_an_end() {
 }
 
 #[test]
+fn an_open_file_outlives_a_listing_without_etags() {
+    for seconds_ahead in [30, -30] {
+        let model = Model::with(Dice(1), Writes::Staged, false);
+        model.store.set_character(Character { seconds_ahead, ..Character::default() });
+        model.store.always(Asked::List, Oddity::Listing(Listing::NoEtags));
+        let (me, volume, flags) = (&model.me, model.volume(), OFlags::WRONLY | OFlags::CREATE);
+        let create = |parent, name: &OsStr| volume.create(me, parent, name, 0o644, flags);
+        let (entry, file) = model.at("d/a", create).unwrap();
+        let write = |at| {
+            file.write(&me.group, at, b"x", false).unwrap();
+            file.flush().unwrap();
+        };
+        write(0);
+        let listed = model.at("d/a", |parent, _| {
+            volume.opendir(me, parent)?.readdirplus(me, 0, &mut |entry| {
+                entry.entry.into_iter().for_each(|found| volume.forget(found.node, 1));
+                true
+            })
+        });
+        listed.unwrap();
+        write(1);
+        let (root, no_flags) = (NodeId::ROOT, RenameFlags::empty());
+        volume.rename(me, root, OsStr::new("d"), root, OsStr::new("g"), no_flags).unwrap();
+        write(2);
+        let there = model.store.state(|state| state.objects.get("p/g/a").map(|object| object.bytes.clone()));
+        assert_eq!(there.as_deref(), Some(&b"xxx"[..]), "{seconds_ahead}");
+        file.closed();
+        drop(file);
+        volume.forget(entry.node, 1);
+    }
+}
+
+#[test]
 fn a_page_in_place_of_the_store_loses_no_accepted_write() {
     for hides_listings in [true, false] {
         let mut model = Model::with(Dice(1), Writes::Late, true);
