@@ -74,7 +74,7 @@ Exit status:
   2  invalid command line or configuration
   3  some data could not be made durable; the files are listed
   4  the path is not a umemcg mount, or its daemon does not answer
-  5  the mount is busy, or the mount point is already in use";
+  5  the mount is busy, or the mount point or the directory is already in use";
 
 const TOP_HELP: &str = "\
 Show the groups and their activity, refreshed at an interval.

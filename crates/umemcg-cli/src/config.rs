@@ -116,8 +116,13 @@ impl Config {
 
     /// Returns a failure with the line of `at`.
     fn wrong<T>(&self, at: &Spanned<T>, what: impl fmt::Display) -> Failure {
+        Failure::Usage(self.message(at, what))
+    }
+
+    /// Returns a message with the line of `at`.
+    fn message<T>(&self, at: &Spanned<T>, what: impl fmt::Display) -> String {
         let line = 1 + self.text[..at.span().start].matches('\n').count();
-        Failure::Usage(format!("{}:{line}: {what}", self.path.display()))
+        format!("{}:{line}: {what}", self.path.display())
     }
 
     /// Returns the size of the pool, if the file sets one.
@@ -308,9 +313,14 @@ impl VolumeEntry<'_> {
         self.name.get_ref()
     }
 
-    /// Returns a failure with the line of this volume.
+    /// Returns a failure with the line of this volume, for a mistake in the file.
     pub fn wrong(&self, what: impl fmt::Display) -> Failure {
-        self.config.wrong(self.name, format!("volume `{}`: {what}", self.name()))
+        Failure::Usage(self.message(what))
+    }
+
+    /// Returns a message with the line of this volume.
+    pub fn message(&self, what: impl fmt::Display) -> String {
+        self.config.message(self.name, format_args!("volume `{}`: {what}", self.name()))
     }
 
     /// Returns the source of its data. A relative path is relative to the directory of the file.

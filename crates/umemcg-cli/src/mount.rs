@@ -152,7 +152,7 @@ fn live_config(
         let daemon = Arc::clone(daemon);
         let add = move || volumes::add_when_free(&daemon, &name, &spec, deadline);
         let Some(added) = start.wait(&format!("the volume {}", volume.name()), add)? else { return Ok(None) };
-        let added = added.map_err(|error| volume.wrong(error))?;
+        let added = added.map_err(|error| volumes::failure(&error, volume.message(&error)))?;
         in_force.add_volume(volume.name(), source, added.serial);
     }
     let Some(path) = &arguments.config else { return Ok(Some(None)) };
@@ -165,7 +165,7 @@ fn pool_bytes(arguments: &MountArguments, settings: &Config) -> Result<u64, Fail
     let usable = usable_memory()
         .map_err(|error| Failure::Failed(format!("cannot determine the available memory: {error}")))?;
     let pool = arguments.pool.or(settings.pool()?).unwrap_or(PoolSize::DEFAULT);
-    pool.to_bytes(&usable).map_err(Failure::Failed)
+    pool.to_bytes(&usable).map_err(Failure::Usage)
 }
 
 /// Raises the soft limit of descriptors to the hard limit, which is often far higher. Open files,

@@ -215,6 +215,22 @@ pub(crate) fn add_when_free(
     }
 }
 
+/// Returns the failure of a mount whose configured volume was not added. An absent directory, a
+/// store that does not answer, or another daemon's directory may be well at the next start, so
+/// these are no mistakes of the configuration.
+pub(crate) fn failure(error: &AddVolumeError, message: String) -> Failure {
+    match error {
+        AddVolumeError::Add(AddError::Volume(VolumeError::InUse { .. })) => Failure::Busy(message),
+        AddVolumeError::Add(AddError::Volume(_)) | AddVolumeError::Directory { .. } => {
+            Failure::Failed(message)
+        }
+        AddVolumeError::Add(
+            AddError::SingleVolume | AddError::Exists(_) | AddError::BadName(_) | AddError::TooMany,
+        )
+        | AddVolumeError::Nested { .. } => Failure::Usage(message),
+    }
+}
+
 /// Serves a request about volumes.
 pub fn serve(daemon: &Daemon, request: Request, deadline: Instant, progress: &mut dyn FnMut(u64)) -> Reply {
     match request {
@@ -314,6 +330,21 @@ fn row_of(info: &VolumeInfo) -> VolumeRow {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_mistake_of_the_file_is_a_wrong_configuration() {
+        let code = |error: AddVolumeError| failure(&error, error.to_string()).code();
+        let of_volume = |error| AddVolumeError::Add(AddError::Volume(error));
+        let (dir, errno) = (PathBuf::from("/d"), rustix::io::Errno::NOENT);
+        assert_eq!(code(AddVolumeError::Add(AddError::BadName("..".into()))), 2);
+        assert_eq!(code(AddVolumeError::Nested { dir: dir.clone(), point: dir.clone() }), 2);
+        let error = std::io::ErrorKind::NotFound.into();
+        assert_eq!(code(AddVolumeError::Directory { dir: dir.clone(), error }), 1);
+        assert_eq!(code(of_volume(VolumeError::Open { dir: dir.clone(), errno })), 1);
+        let error = umemcg_vfs::object::BucketError::Unavailable("no answer".into());
+        assert_eq!(code(of_volume(VolumeError::Bucket { url: "s3://b".into(), error })), 1);
+        assert_eq!(code(of_volume(VolumeError::InUse { dir })), 5);
+    }
 
     #[test]
     fn a_directory_is_the_nodes_or_refused() {

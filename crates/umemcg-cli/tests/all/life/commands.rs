@@ -25,6 +25,7 @@ fn exit_codes_are_those_of_the_help() {
     for (arguments, expected, meaning) in [
         (&["mount", "/absent", directory][..], 1, "failure"),
         (&["mount", directory, mnt, "--pool", "lots"], 2, "invalid command line or configuration"),
+        (&["mount", directory, mnt, "--pool", "99999G"], 2, "invalid command line or configuration"),
         (&["mount", "--config", "/absent", mnt], 2, "invalid command line or configuration"),
         (&["umount", directory], 4, "not a umemcg mount"),
         (&["mount", directory, mnt], 5, "already in use"),

@@ -136,6 +136,8 @@ fn what_cannot_be_mounted_is_said_with_the_code_of_mount() {
          code mount -t fuse.umemcg \"$PWD/data\" \"$PWD/mnt\" -o pool=lots
          code mount -t fuse.umemcg /absent \"$PWD/mnt\"
          code mount -t fuse.umemcg volumes \"$PWD/mnt\"
+         printf 'pool = \"64M\"\\n[volumes.gone]\\ndir = \"gone\"\\n' > gone.toml
+         code mount -t fuse.umemcg volumes \"$PWD/mnt\" -o config=\"$PWD/gone.toml\"
          code mount -f -t fuse.umemcg \"$PWD/data\" \"$PWD/mnt\"
          mounts
          code mount -s -t fuse.umemcg \"$PWD/data\" \"$PWD/mnt\" -o colour=red,pool=64M
@@ -145,9 +147,11 @@ fn what_cannot_be_mounted_is_said_with_the_code_of_mount() {
          ended > ended",
     );
     let said: Vec<&str> = ended.good().lines().collect();
-    let codes = ["code 1", "code 1", "code 32", "code 1", "code 0", "0", "code 0", "code 32", "code 1"];
+    let codes =
+        ["code 1", "code 1", "code 32", "code 1", "code 32", "code 0", "0", "code 0", "code 32", "code 1"];
     assert_eq!(said, codes, "{ended:?}");
-    let expected = ["unknown option `colour=red`", "--pool", "/absent", "DATA", "is busy", "mount -i"];
+    let expected =
+        ["unknown option `colour=red`", "--pool", "/absent", "DATA", "volume `gone`", "is busy", "mount -i"];
     for text in expected {
         assert!(ended.stderr.contains(text), "{text}: {ended:?}");
     }
