@@ -123,7 +123,7 @@ test-together-objects: deps-test ## the same for volumes of objects, above a buc
 
 test-metrics: deps-test ## a real Prometheus scrapes a mount, and answers queries
 	@scripts/deps.sh --metrics
-	$(NEXTEST) --run-ignored only -E 'test(prometheus)'
+	$(NEXTEST) --run-ignored only -E 'package(umemcg-cli) & test(/^real_mount::metrics::/)'
 
 # The key of the account that each Azurite has, from its documents.
 AZURITE_KEY = Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==

@@ -153,8 +153,14 @@ fn prometheus_takes_the_alerts_and_each_fires_when_it_should() {
 /// What a panel shows of [`FIGURES`]: labels and value of each line, query after query.
 type Shown = &'static [&'static [(&'static str, f64)]];
 
-/// Series, and what each has at its start and more of a minute.
-const FIGURES: [(&str, &str); 22] = [
+/// Series, and what each has at its start and more of a minute. The labels are those that a mount
+/// exports; the process of another job is no daemon.
+const FIGURES: [(&str, &str); 50] = [
+    ("process_resident_memory_bytes{I, job=\"umemcg\"}", "300+0"),
+    ("process_resident_memory_bytes{I, job=\"other\"}", "900+0"),
+    ("process_cpu_seconds_total{I, job=\"umemcg\"}", "0+30"),
+    ("umemcg_build_info{N, version=\"1\"}", "1+0"),
+    ("umemcg_resident_memory_bound_bytes{I, job=\"umemcg\"}", "500+0"),
     ("umemcg_memory_usage_bytes{ROOT}", "200+0"),
     ("umemcg_memory_usage_bytes{A}", "100+0"),
     ("umemcg_spec_memory_limit_bytes{ROOT}", "400+0"),
@@ -165,32 +171,98 @@ const FIGURES: [(&str, &str); 22] = [
     ("umemcg_memory_cache_bytes{A}", "80+0"),
     ("umemcg_memory_kernel_held_bytes{ROOT}", "50+0"),
     ("umemcg_memory_kernel_held_bytes{A}", "30+0"),
+    ("umemcg_memory_metadata_bytes{ROOT}", "30+0"),
+    ("umemcg_memory_metadata_bytes{A}", "15+0"),
+    ("umemcg_memory_reserved_bytes{ROOT}", "20+0"),
+    ("umemcg_memory_reserved_bytes{A}", "5+0"),
+    ("umemcg_memory_dirty_bytes{ROOT}", "12+0"),
+    ("umemcg_memory_dirty_bytes{A}", "6+0"),
     ("umemcg_cache_hits_total{ROOT}", "0+0"),
     ("umemcg_cache_misses_total{ROOT}", "0+0"),
     ("umemcg_cache_hits_total{A}", "0+60"),
     ("umemcg_cache_misses_total{A}", "0+20"),
     ("umemcg_cache_refaults_total{A}", "0+120"),
+    ("umemcg_pressure_memory_waiting_seconds_total{ROOT}", "0+60"),
+    ("umemcg_pressure_memory_waiting_seconds_total{A}", "0+30"),
+    ("umemcg_pressure_memory_stalled_seconds_total{ROOT}", "0+30"),
+    ("umemcg_pressure_memory_stalled_seconds_total{A}", "0+15"),
     ("umemcg_memory_reclaimed_bytes_total{ROOT, by=\"direct\"}", "0+120"),
     ("umemcg_memory_reclaimed_bytes_total{A, by=\"direct\"}", "0+60"),
-    ("umemcg_memory_events_total{ROOT, event=\"max\"}", "0+120"),
-    ("umemcg_memory_events_total{A, event=\"max\"}", "0+60"),
-    ("umemcg_store_up{N, volume=\"v\"}", "0+0"),
+    ("umemcg_memory_events_total{ROOT, event=\"high\"}", "0+120"),
+    ("umemcg_memory_events_total{A, event=\"high\"}", "0+60"),
+    ("umemcg_memory_failcnt_total{ROOT}", "0+180"),
+    ("umemcg_memory_failcnt_total{A}", "0+60"),
+    ("umemcg_groups{N, state=\"shown\"}", "2+0"),
+    ("umemcg_groups{N, state=\"idle\"}", "1+0"),
+    ("umemcg_volume_open{N, volume=\"v\", kind=\"objects\"}", "3+0"),
+    ("umemcg_store_requests_total{N, volume=\"v\", kind=\"get\"}", "0+120"),
+    ("umemcg_store_read_bytes_total{N, volume=\"v\"}", "0+600"),
+    ("umemcg_store_written_bytes_total{N, volume=\"v\"}", "0+300"),
+    ("umemcg_store_refusals_total{N, volume=\"v\"}", "0+60"),
+    ("umemcg_store_failures_total{N, volume=\"v\"}", "0+30"),
+    ("umemcg_store_up{N, volume=\"v\"}", "1+0"),
     ("umemcg_store_request_duration_seconds_bucket{N, store=\"s\", le=\"1\"}", "0+60"),
     ("umemcg_store_request_duration_seconds_bucket{N, store=\"s\", le=\"+Inf\"}", "0+60"),
+    ("umemcg_store_requests_under_way{N, store=\"s\"}", "4+0"),
+    ("umemcg_store_requests_waiting{N, store=\"s\"}", "2+0"),
+    ("umemcg_store_reads_waiting{N, store=\"s\"}", "1+0"),
 ];
 
-/// What the panels show of it. A group with what is below it is one line, and never added to those
-/// above it; where nothing is known there is no line.
-const SHOWN: [(&str, Shown); 9] = [
+/// What the panels show of it, in their order. A group with what is below it is one line, and never
+/// added to those above it; where nothing is known there is no line.
+const SHOWN: [(&str, Shown); 22] = [
     ("Pool in use", &[&[("{ROOT}", 0.5)]]),
+    (
+        "Resident memory",
+        &[
+            &[("process_resident_memory_bytes{I, job=\"umemcg\"}", 300.0)],
+            &[("umemcg_resident_memory_bound_bytes{I, job=\"umemcg\"}", 500.0)],
+        ],
+    ),
+    ("Processor time", &[&[("{I, job=\"umemcg\"}", 0.5)]]),
+    (
+        "Memory charged",
+        &[&[("umemcg_memory_usage_bytes{ROOT}", 200.0), ("umemcg_memory_usage_bytes{A}", 100.0)]],
+    ),
     ("Usage of the limit", &[&[("{A}", 0.8), ("{ROOT}", 0.5)]]),
     ("Above the soft limit", &[&[("{A}", 40.0)]]),
-    ("What it consists of", &[&[("{ROOT}", 100.0), ("{A}", 50.0)]]),
+    (
+        "What it consists of",
+        &[
+            &[("{ROOT}", 100.0), ("{A}", 50.0)],
+            &[("umemcg_memory_kernel_held_bytes{ROOT}", 50.0), ("umemcg_memory_kernel_held_bytes{A}", 30.0)],
+            &[("umemcg_memory_metadata_bytes{ROOT}", 30.0), ("umemcg_memory_metadata_bytes{A}", 15.0)],
+            &[("umemcg_memory_reserved_bytes{ROOT}", 20.0), ("umemcg_memory_reserved_bytes{A}", 5.0)],
+        ],
+    ),
     ("Hit ratio of reads", &[&[("{A}", 0.75)]]),
     ("Refaults", &[&[("{A}", 2.0)]]),
+    ("Waiting for memory", &[&[("{ROOT}", 1.0), ("{A}", 0.5)]]),
+    ("Stalled", &[&[("{ROOT}", 0.5), ("{A}", 0.25)]]),
     ("Reclaimed", &[&[("{I, group=\"/\", by=\"direct\"}", 2.0), ("{I, group=\"/a\", by=\"direct\"}", 1.0)]]),
-    ("Events", &[&[("{I, group=\"/\", event=\"max\"}", 2.0), ("{I, group=\"/a\", event=\"max\"}", 1.0)]]),
+    ("Dirty data", &[&[("umemcg_memory_dirty_bytes{ROOT}", 12.0), ("umemcg_memory_dirty_bytes{A}", 6.0)]]),
+    (
+        "Events",
+        &[
+            &[("{I, group=\"/\", event=\"high\"}", 2.0), ("{I, group=\"/a\", event=\"high\"}", 1.0)],
+            &[("{ROOT}", 3.0), ("{A}", 1.0)],
+        ],
+    ),
+    ("Groups", &[&[("umemcg_groups{N, state=\"shown\"}", 2.0), ("umemcg_groups{N, state=\"idle\"}", 1.0)]]),
+    ("Open on volumes", &[&[("umemcg_volume_open{N, volume=\"v\", kind=\"objects\"}", 3.0)]]),
+    ("Requests to stores", &[&[("{I, volume=\"v\", kind=\"get\"}", 2.0)]]),
+    ("Bytes from and to stores", &[&[("{I, volume=\"v\"}", 10.0)], &[("{I, volume=\"v\"}", 5.0)]]),
+    ("Trouble with stores", &[&[("{I, volume=\"v\"}", 1.0)], &[("{I, volume=\"v\"}", 0.5)]]),
+    ("Stores that answer", &[&[("umemcg_store_up{N, volume=\"v\"}", 1.0)]]),
     ("Time until a store answers", &[&[("{I, store=\"s\"}", 0.99)]]),
+    (
+        "Waiting for a store",
+        &[
+            &[("umemcg_store_requests_under_way{N, store=\"s\"}", 4.0)],
+            &[("umemcg_store_requests_waiting{N, store=\"s\"}", 2.0)],
+            &[("umemcg_store_reads_waiting{N, store=\"s\"}", 1.0)],
+        ],
+    ),
 ];
 
 /// Run by `make test-metrics`, which installs Prometheus.
@@ -206,10 +278,13 @@ fn each_panel_shows_what_is_so() {
         .map(|(series, values)| serde_json::json!({"series": labels(series), "values": format!("{values}x20")}))
         .collect();
     let queries = dashboard_queries();
+    let mut titles: Vec<&str> = queries.iter().map(|(title, _)| title.as_str()).collect();
+    titles.dedup();
+    assert_eq!(titles, SHOWN.map(|(title, _)| title), "each panel has its numbers");
     let mut tests = Vec::new();
     for (title, shown) in SHOWN {
         let of_panel: Vec<_> = queries.iter().filter(|(panel, _)| panel == title).collect();
-        assert!(of_panel.len() >= shown.len(), "no panel is called {title}");
+        assert_eq!(of_panel.len(), shown.len(), "each query of {title} has its numbers");
         for ((_, query), lines) in of_panel.iter().zip(shown) {
             let samples: Vec<_> = lines
                 .iter()
