@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use serde::Serialize;
 use umemcg_fuse::Unmount;
+use umemcg_fuse::mount::{is_dead, unmount};
 use umemcg_fuse::mountinfo::Mount;
 
 use crate::args::{SyncArguments, UmountArguments};
 use crate::ask::{AskError, ask, ask_to_end};
 use crate::endpoint::{Reply, Request};
 use crate::exit::{Failure, LostFile};
-use crate::mounts::{find_mount, is_umemcg};
+use crate::mounts::{control_mounts_of, find_mount, is_umemcg};
 use crate::table::human_bytes;
 
 /// Runs `umemcg sync MNT`.
@@ -36,7 +37,7 @@ pub fn umount(arguments: &UmountArguments) -> Result<(), Failure> {
     let request = Request::Umount { flush_timeout_ms: arguments.flush_timeout.map(milliseconds) };
     let mut result = last_reply(&mount, |progress| ask_to_end(&mount, &request, progress));
     if let Err(Failure::NotServed(_)) = result
-        && is_dead(&mount)
+        && is_dead(&mount.point)
     {
         result = Err(remove_dead(&mount));
     }
@@ -118,17 +119,15 @@ fn last_reply(
     }
 }
 
-/// Returns whether the mount's connection to its daemon is closed. No daemon serves such a mount,
-/// so removing it loses nothing more.
-pub(crate) fn is_dead(mount: &Mount) -> bool {
-    std::fs::symlink_metadata(&mount.point)
-        .is_err_and(|error| error.kind() == std::io::ErrorKind::NotConnected)
-}
-
-/// Removes the mount of a dead daemon, and returns the failure with a message about it.
+/// Removes the mount of a dead daemon with its control mount, and returns the failure with a
+/// message about it.
 fn remove_dead(mount: &Mount) -> Failure {
     let path = &mount.point;
-    let removed = umemcg_fuse::mount::unmount(path, Unmount::Lazily).is_ok();
+    let removed = unmount(path, Unmount::Lazily).is_ok();
+    // Another dead daemon of the same source loses nothing by this, either.
+    for control in control_mounts_of(&mount.source).iter().filter(|control| is_dead(&control.point)) {
+        let _ = unmount(&control.point, Unmount::Lazily);
+    }
     let path = path.display();
     Failure::NotServed(match removed {
         true => {

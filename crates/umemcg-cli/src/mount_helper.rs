@@ -13,9 +13,12 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::thread::JoinHandle;
 
 use clap::{ArgAction, Parser};
+use umemcg_fuse::Unmount;
+use umemcg_fuse::mount::{is_dead, unmount};
 
 use crate::detachment::has_journal;
 use crate::mount_options::{DaemonOptions, read_environment};
+use crate::mounts::{find_mount, is_control};
 use crate::stores::is_store_url;
 
 /// The name of this program when called by mount(8).
@@ -112,11 +115,23 @@ fn mount(arguments: &HelperArguments) -> Result<(), Refusal> {
     }
     // A directory below /run is gone after each boot, and no other program would create it in time.
     for control in options.arguments.iter().filter_map(|argument| argument.strip_prefix("--control=")) {
-        fs::create_dir_all(control)
+        make_control_directory(Path::new(control))
             .map_err(|error| Refusal::Failed(format!("cannot make {control}: {error}")))?;
     }
     let started = start(&mut command);
     started.map_err(|error| Refusal::Failed(format!("cannot start the daemon: {error}")))?
+}
+
+/// Makes the directory of the control files. Removes the control mount that a dead daemon has left
+/// there, because the system finds no directory at such a place.
+fn make_control_directory(path: &Path) -> io::Result<()> {
+    if let Ok((point, Some(mount))) = find_mount(path)
+        && is_control(&mount)
+        && is_dead(&point)
+    {
+        unmount(&point, Unmount::Lazily)?;
+    }
+    fs::create_dir_all(path)
 }
 
 /// Returns the command of the daemon.

@@ -1,14 +1,26 @@
 //! Finds the umemcg mount named by a path on the command line. Apart from resolving the path
 //! itself, nothing here sends a request to a file system with a possibly hung or dead daemon.
 
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use umemcg_fuse::mountinfo::{Mount, mount_at};
+use umemcg_fuse::mountinfo::{Mount, mount_at, parse};
 
 /// Returns whether a mount belongs to umemcg: a data mount or a control mount.
 pub fn is_umemcg(mount: &Mount) -> bool {
     mount.kind.strip_prefix("fuse.").is_some_and(|subtype| subtype.starts_with("umemcg"))
+}
+
+/// Returns whether a mount shows the control files of a daemon.
+pub fn is_control(mount: &Mount) -> bool {
+    mount.kind == "fuse.umemcg-control"
+}
+
+/// Returns the control mounts of daemons that serve this source, the topmost first.
+pub fn control_mounts_of(source: &OsStr) -> Vec<Mount> {
+    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    parse(&table).rev().filter(|mount| is_control(mount) && mount.source == source).collect()
 }
 
 /// Returns the topmost file system mounted exactly at `path`, and the path as the mount table

@@ -14,11 +14,11 @@ use std::time::Duration;
 
 use clap::Parser;
 use umemcg_fuse::Unmount;
-use umemcg_fuse::mount::unmount;
+use umemcg_fuse::mount::{is_dead, unmount};
 use umemcg_fuse::mountinfo::Mount;
 
 use crate::args::{SyncArguments, UmountArguments};
-use crate::client::{self, is_dead, our_mount};
+use crate::client::{self, our_mount};
 use crate::exit::Failure;
 
 /// The type of data mounts; it names their helper.
@@ -92,7 +92,7 @@ pub fn run() -> Result<(), Failure> {
                     eprintln!("umemcg: {failure}");
                     return Ok(());
                 }
-                Err(Failure::NotServed(_)) if !is_dead(&mount) => {
+                Err(Failure::NotServed(_)) if !is_dead(&mount.point) => {
                     eprintln!("umemcg: no daemon answers; it writes its remaining data after the unmount");
                     Unmount::IfIdle
                 }

@@ -327,8 +327,9 @@ fn fuse_at(point: &Path) -> Result<Option<Mount>, MountError> {
     Ok(found.filter(Mount::is_fuse))
 }
 
-/// Returns whether the daemon of the FUSE mount at `point` has died. A hanging daemon is alive.
-fn is_dead(point: &Path) -> bool {
+/// Returns whether the daemon of the FUSE mount at `point` has died. No daemon serves such a mount,
+/// so removing it loses nothing more. A hanging daemon is alive; it is waited for, for two seconds.
+pub fn is_dead(point: &Path) -> bool {
     let (said, heard) = mpsc::channel();
     let path = point.to_owned();
     // On a separate thread, because the answer may never come.

@@ -38,6 +38,7 @@ use umemcg_fuse::mountinfo;
 
 use crate::args::TopArguments;
 use crate::exit::Failure;
+use crate::mounts::is_control;
 
 /// Returns the control tree to use: the given tree, else the only mounted one.
 pub fn control_tree(given: Option<&Path>) -> Result<PathBuf, Failure> {
@@ -46,10 +47,8 @@ pub fn control_tree(given: Option<&Path>) -> Result<PathBuf, Failure> {
     }
     let text = std::fs::read("/proc/self/mountinfo")
         .map_err(|error| Failure::Failed(format!("cannot read the mount table: {error}")))?;
-    let mut points: Vec<PathBuf> = mountinfo::parse(&text)
-        .filter(|mount| mount.kind == "fuse.umemcg-control")
-        .map(|mount| mount.point)
-        .collect();
+    let mut points: Vec<PathBuf> =
+        mountinfo::parse(&text).filter(is_control).map(|mount| mount.point).collect();
     match points.len() {
         0 => Err(Failure::NotServed(
             "no control files are mounted; serve a mount with `umemcg mount DIR MNT --control CG`".into(),
