@@ -275,10 +275,16 @@ pub fn serve(daemon: &Daemon, request: Request, deadline: Instant, progress: &mu
     }
 }
 
-/// Checks that a path is a directory of the node. A container may have a directory of its own at
-/// the same path: data written to it would be lost with the container.
+/// Checks that the directory of a volume, or the staging directory of its store, is the node's. A
+/// container may have a directory of its own at the same path: data written to it would be lost
+/// with the container.
 fn check_on_node(data: &VolumeSource, node_root: &Path) -> Result<(), String> {
-    let VolumeSource::Dir { path } = data else { return Ok(()) };
+    let path = match data {
+        VolumeSource::Dir { path } => Some(path),
+        VolumeSource::Store(store) => store.options.staging.as_ref(),
+        VolumeSource::Tmpfs { .. } => None,
+    };
+    let Some(path) = path else { return Ok(()) };
     let identity = |root: &Path| {
         // Resolve absolute symlinks below that root, too.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -330,6 +336,7 @@ fn row_of(info: &VolumeInfo) -> VolumeRow {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stores::StoreOptions;
 
     #[test]
     fn only_a_mistake_of_the_file_is_a_wrong_configuration() {
@@ -364,6 +371,13 @@ mod tests {
         }
         check_on_node(&VolumeSource::Dir { path: link.clone() }, Path::new("/")).unwrap();
         assert!(check_on_node(&VolumeSource::Dir { path: link }, node.path()).is_err());
+        let store = |staging: Option<&Path>| {
+            let options = StoreOptions { staging: staging.map(Path::to_owned), ..StoreOptions::default() };
+            VolumeSource::Store(Box::new(StoreSource { url: "s3://b".into(), options, state: None }))
+        };
+        check_on_node(&store(Some(&path)), Path::new("/")).unwrap();
+        assert!(check_on_node(&store(Some(&path)), node.path()).unwrap_err().contains("hostPath"));
+        check_on_node(&store(None), node.path()).unwrap();
         check_on_node(&VolumeSource::Tmpfs { size_bytes: None, used_bytes: 0 }, node.path()).unwrap();
     }
 }
