@@ -46,8 +46,13 @@ const ENVIRONMENT: &[Row] = &[
         SERVING,
     ),
     (
-        "AWS_PROFILE, AWS_CONFIG_FILE, AWS_SHARED_CREDENTIALS_FILE",
+        "AWS_PROFILE, AWS_DEFAULT_PROFILE, AWS_CONFIG_FILE, AWS_SHARED_CREDENTIALS_FILE",
         "The profile of the files of the AWS command line, and where these files are.",
+        SERVING,
+    ),
+    (
+        "AWS_WEB_IDENTITY_TOKEN_FILE, AWS_ROLE_ARN, AWS_EC2_METADATA_DISABLED",
+        "A token and its role for stores s3://BUCKET, and whether the credentials of the machine are used.",
         SERVING,
     ),
     (

@@ -91,7 +91,7 @@ pub fn open(text: &str, options: &ObjectOptions) -> Result<Arc<dyn Bucket>, Loca
         |error: object_store::Error| LocationError::Settings { url: text.into(), error: chain(&error) };
     crypto();
     let mut endpoint = options.endpoint.clone();
-    let files = ProfileFiles::from_environment();
+    let files = ProfileFiles::of(&variable);
     let mut profile = Profile::default();
     if scheme == ObjectStoreScheme::AmazonS3 {
         profile = files.read();
@@ -104,16 +104,11 @@ pub fn open(text: &str, options: &ObjectOptions) -> Result<Arc<dyn Bucket>, Loca
     let connector = CountingConnector { counts: Arc::clone(&counts), signer: Arc::clone(&signer) };
     let store = match scheme {
         ObjectStoreScheme::AmazonS3 => {
-            let is_from_elsewhere =
-                ["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"].into_iter().any(has_variable);
-            if let Some(error) = files.refusal(&profile).filter(|_| !options.anonymous && !is_from_elsewhere)
-            {
-                return Err(LocationError::Settings { url: text.into(), error });
-            }
+            let refused = |error| LocationError::Settings { url: text.into(), error };
+            let by_profile =
+                !options.anonymous && signs_by_profile(&files, &profile, &variable).map_err(refused)?;
             let mut builder = s3(text, options, &profile, endpoint.as_deref(), connector);
-            if !has_variable("AWS_ACCESS_KEY_ID")
-                && let Some(credentials) = FileCredentials::new(files, &profile)
-            {
+            if by_profile && let Some(credentials) = FileCredentials::new(files, &profile) {
                 builder = builder.with_credentials(Arc::new(credentials));
             }
             let store = builder.build().map_err(settings)?;
@@ -206,8 +201,48 @@ fn store_name(url: &str, endpoint: Option<&str>) -> String {
     }
 }
 
+/// Returns whether requests are signed with the keys of the profile, rather than with credentials
+/// that the environment chooses or the machine has.
+///
+/// # Errors
+/// Why the environment's choice cannot be used: requests must then not be signed with other
+/// credentials.
+fn signs_by_profile(
+    files: &ProfileFiles,
+    profile: &Profile,
+    variable: &dyn Fn(&str) -> Option<String>,
+) -> Result<bool, String> {
+    let has = |name: &str| variable(name).is_some();
+    let has_token = has("AWS_WEB_IDENTITY_TOKEN_FILE");
+    if has("AWS_ACCESS_KEY_ID") {
+        return Ok(false);
+    }
+    // The token takes precedence over a profile that the environment does not name.
+    if files.is_named() || !has_token {
+        files.refusal(profile).map_or(Ok(()), Err)?;
+        if profile.has_keys() {
+            return Ok(true);
+        }
+    }
+    let (full_uri, token_file) =
+        ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE");
+    if has_token && !has("AWS_ROLE_ARN") {
+        return Err("AWS_WEB_IDENTITY_TOKEN_FILE is set without AWS_ROLE_ARN".into());
+    } else if has_token || has("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") {
+        return Ok(false);
+    } else if has(full_uri) && !has(token_file) {
+        return Err(format!("{full_uri} is supported together with {token_file} only"));
+    } else if !has(full_uri)
+        && variable("AWS_EC2_METADATA_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"))
+    {
+        return Err("there are no credentials, and AWS_EC2_METADATA_DISABLED forbids to ask the machine \
+                    for its own; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            .into());
+    }
+    Ok(false)
+}
+
 fn s3_endpoint(profile: &Profile) -> Option<String> {
-    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let given = variable("AWS_ENDPOINT_URL_S3").or_else(|| variable("AWS_ENDPOINT_URL"));
     given.or_else(|| variable("AWS_ENDPOINT")).or_else(|| profile.endpoint_url.clone())
 }
@@ -233,7 +268,7 @@ fn s3(
     if let Some(endpoint) = endpoint {
         builder = builder.with_endpoint(endpoint);
     }
-    let has_region = has_variable("AWS_REGION") || has_variable("AWS_DEFAULT_REGION");
+    let has_region = variable("AWS_REGION").or_else(|| variable("AWS_DEFAULT_REGION")).is_some();
     let region = options.region.clone().or_else(|| profile.region.clone().filter(|_| !has_region));
     if let Some(region) = region {
         builder = builder.with_region(region);
@@ -277,8 +312,9 @@ fn azure(
     }
 }
 
-fn has_variable(name: &str) -> bool {
-    std::env::var(name).is_ok_and(|value| !value.is_empty())
+/// Returns the value of an environment variable, unless it is empty.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 fn retries() -> RetryConfig {
@@ -316,6 +352,42 @@ mod tests {
             assert!(!says(secret).contains("secret"), "{secret}");
         }
         assert!(says("http://user:secret@a:1").contains("credentials"));
+    }
+
+    /// Whether the profile signs in this environment, or why nothing does.
+    fn signs(set: &[(&str, &str)], keys: &str) -> Result<bool, String> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("credentials");
+        std::fs::write(&path, keys).unwrap();
+        let file = path.to_str().unwrap();
+        let set = |name: &str| set.iter().find(|(set, _)| *set == name).map(|(_, value)| (*value).to_owned());
+        let variable =
+            |name: &str| set(name).or_else(|| (name == "AWS_SHARED_CREDENTIALS_FILE").then(|| file.into()));
+        let files = ProfileFiles::of(&variable);
+        signs_by_profile(&files, &files.read(), &variable)
+    }
+
+    #[test]
+    fn a_chosen_authority_is_used_or_refused_by_name() {
+        let keys = "[default]\naws_access_key_id = A\naws_secret_access_key = S\n[role]\nrole_arn = x\n";
+        let (token, role) = (("AWS_WEB_IDENTITY_TOKEN_FILE", "/token"), ("AWS_ROLE_ARN", "r"));
+        let off = ("AWS_EC2_METADATA_DISABLED", "TRUE");
+        let full_uri = ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://127.0.0.1/x");
+        let token_file = ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "/token");
+        assert_eq!(signs(&[], keys), Ok(true));
+        assert_eq!(signs(&[("AWS_ACCESS_KEY_ID", "A"), ("AWS_PROFILE", "typo")], keys), Ok(false));
+        assert_eq!(signs(&[token, role], keys), Ok(false), "a token goes before an unnamed profile");
+        assert_eq!(signs(&[token, role, ("AWS_PROFILE", "default")], keys), Ok(true));
+        assert!(
+            signs(&[token, role, ("AWS_PROFILE", "typo")], keys).unwrap_err().contains("`typo` is neither")
+        );
+        assert!(signs(&[token, role, ("AWS_PROFILE", "role")], keys).unwrap_err().contains("role_arn"));
+        assert!(signs(&[token], keys).unwrap_err().contains("without AWS_ROLE_ARN"));
+        assert_eq!(signs(&[], ""), Ok(false), "the machine signs");
+        assert!(signs(&[off], "").unwrap_err().contains("AWS_EC2_METADATA_DISABLED"));
+        assert_eq!(signs(&[off, ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/x")], ""), Ok(false));
+        assert!(signs(&[full_uri], "").unwrap_err().contains("TOKEN_FILE"));
+        assert_eq!(signs(&[off, full_uri, token_file], ""), Ok(false));
     }
 
     #[test]
