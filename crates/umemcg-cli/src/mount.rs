@@ -228,20 +228,6 @@ fn start_daemon(
     if let Some(VolumeSpec::Directory(volume)) = &mut config.volume {
         volume.io_mode = io_mode(arguments);
     }
-    let (attr, entry) = (arguments.attr_timeout, arguments.attr_timeout);
-    let pages = keeps_pages(arguments, settings);
-    config.lifetimes = match arguments.exclusive || settings.exclusive() {
-        true => {
-            // On a read-only host, opening a file for writing must fail with an error, so opens are
-            // not silent.
-            let silent_opens = pages && arguments.data.as_deref().is_some_and(is_writable);
-            Lifetimes { pages, silent_opens, ..Lifetimes::exclusive() }
-        }
-        false => {
-            let watch = !arguments.no_watch && settings.watch();
-            Lifetimes { attr, entry, pages, watch, ..Lifetimes::default() }
-        }
-    };
     let readers_max = match arguments.threads {
         0 => PoolLimits::default().readers_max,
         threads => threads,
@@ -250,15 +236,19 @@ fn start_daemon(
     // If the option is not given, the default for this user applies.
     config.mount.allow_other = arguments.allow_other.then_some(true);
     config.mount.replace = arguments.replace;
-    config.mount.flags = flags_of(arguments, config.volume.as_ref());
     config.guard = Some(guard());
     let classifier: Arc<dyn Classifier> = Arc::clone(processes) as _;
     let (opened_in, volume, timeout) = (Arc::clone(engine), config.volume.clone(), arguments.flush_timeout);
     let open = move || when_free(|| Daemon::open(&opened_in, volume.as_ref()), timeout);
     let what = source(arguments).to_string_lossy().into_owned();
     let Some(opened) = start.wait(&what, open)? else { return Ok(None) };
-    let mut daemon =
-        opened.and_then(|volumes| Daemon::serve(engine, classifier, &config, volumes)).map_err(failure)?;
+    let volumes = opened.map_err(failure)?;
+    // Asked after the open: a directory that hangs is waited for there.
+    let is_read_only = config.volume.as_ref().is_some_and(VolumeSpec::is_read_only);
+    let is_directory = matches!(config.volume, Some(VolumeSpec::Directory(_)));
+    config.lifetimes = lifetimes(arguments, settings, is_directory && !is_read_only);
+    config.mount.flags = flags_of(arguments, is_read_only);
+    let mut daemon = Daemon::serve(engine, classifier, &config, volumes).map_err(failure)?;
     if let Some(point) = &arguments.control {
         let options = MountOptions {
             allow_other: config.mount.allow_other,
@@ -280,10 +270,24 @@ fn guard() -> GuardProgram {
     GuardProgram { name: "umemcg".into(), path, arguments }
 }
 
+/// Returns the time for which the kernel may keep answers.
+fn lifetimes(arguments: &MountArguments, settings: &Config, is_writable_directory: bool) -> Lifetimes {
+    let pages = keeps_pages(arguments, settings);
+    if arguments.exclusive || settings.exclusive() {
+        // On a read-only host, opening a file for writing must fail with an error, so opens are not
+        // silent.
+        let silent_opens = pages && is_writable_directory;
+        return Lifetimes { pages, silent_opens, ..Lifetimes::exclusive() };
+    }
+    let (attr, entry) = (arguments.attr_timeout, arguments.attr_timeout);
+    let watch = !arguments.no_watch && settings.watch();
+    Lifetimes { attr, entry, pages, watch, ..Lifetimes::default() }
+}
+
 /// Returns the flags of the mount. Adds the read-only flag for a read-only volume.
-fn flags_of(arguments: &MountArguments, volume: Option<&VolumeSpec>) -> Vec<MountFlag> {
+fn flags_of(arguments: &MountArguments, is_read_only: bool) -> Vec<MountFlag> {
     let mut flags = arguments.mount_flags.clone();
-    if volume.is_some_and(VolumeSpec::is_read_only) && !flags.contains(&MountFlag::ReadOnly) {
+    if is_read_only && !flags.contains(&MountFlag::ReadOnly) {
         flags.push(MountFlag::ReadOnly);
     }
     flags
@@ -303,12 +307,6 @@ fn store_of(arguments: &MountArguments) -> Result<Option<VolumeSpec>, Failure> {
             "--endpoint, --region, --anonymous, --freshness, --attributes, --staging, --write-back and --writes go with the URL of a store".into(),
         )),
     }
-}
-
-/// Returns whether the file system of a directory can be written.
-fn is_writable(dir: &Path) -> bool {
-    let found = rustix::fs::statvfs(dir);
-    found.is_ok_and(|found| !found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
 }
 
 /// Returns whether the kernel keeps file pages. The command line takes precedence over the file.

@@ -45,7 +45,8 @@ impl Access {
             return Err(Status::invalid_argument("the data of a tmpfs volume is on one node"));
         }
         Ok(Self {
-            is_read_only: matches!(mode, Mode::SingleNodeReaderOnly | Mode::MultiNodeReaderOnly),
+            is_read_only: data.is_read_only()
+                || matches!(mode, Mode::SingleNodeReaderOnly | Mode::MultiNodeReaderOnly),
             is_single: mode == Mode::SingleNodeSingleWriter,
             flags,
         })
@@ -69,10 +70,23 @@ mod tests {
     #[test]
     fn a_mode_says_how_many_may_write() {
         let tmpfs = VolumeData::Tmpfs { size_bytes: None };
-        let store = VolumeData::Store { url: "s3://b".into(), options: Default::default() };
+        let store = |options: &[(&str, &str)]| {
+            let options = options.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+            VolumeData::Store { url: "s3://b".into(), options }
+        };
+        let streamed = store(&[("writes", "streamed")]);
         let single = access(mount("ro"), Mode::SingleNodeSingleWriter, &tmpfs).unwrap();
         assert!(single.is_single && !single.is_read_only && single.flags == ["ro"]);
-        assert!(access(mount("rw"), Mode::MultiNodeReaderOnly, &store).unwrap().is_read_only);
+        assert!(access(mount("rw"), Mode::MultiNodeReaderOnly, &streamed).unwrap().is_read_only);
+        for (data, is_read_only) in [
+            (store(&[]), true),
+            (store(&[("writes", "none")]), true),
+            (streamed, false),
+            (store(&[("staging", "/s")]), false),
+        ] {
+            let access = access(mount("rw"), Mode::MultiNodeMultiWriter, &data).unwrap();
+            assert_eq!(access.is_read_only, is_read_only, "{data:?}");
+        }
         for (access_type, mode) in [
             (mount("ro"), Mode::MultiNodeMultiWriter),
             (mount("ro"), Mode::Unknown),

@@ -37,6 +37,14 @@ pub enum VolumeData {
     },
 }
 
+impl VolumeData {
+    /// Returns whether the options of the volume allow no write.
+    pub fn is_read_only(&self) -> bool {
+        let Self::Store { options, .. } = self else { return false };
+        options.get("writes").map_or(!options.contains_key("staging"), |writes| writes == "none")
+    }
+}
+
 /// A volume of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownVolume {

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use rustix::fs::{StatVfsMountFlags, statvfs};
+
 use crate::error::VolumeError;
 use crate::host::HostVolume;
 use crate::object::{ObjectConfig, ObjectVolume};
@@ -22,9 +24,16 @@ pub enum VolumeSpec {
 }
 
 impl VolumeSpec {
-    /// Returns whether the volume is read-only.
+    /// Returns whether the volume is read-only: a directory while its file system or mount is. May
+    /// sleep for the host.
     pub fn is_read_only(&self) -> bool {
-        matches!(self, Self::Objects(objects) if objects.staging.is_none() && !objects.streams)
+        match self {
+            Self::Directory(config) => {
+                statvfs(&config.dir).is_ok_and(|found| found.f_flag.contains(StatVfsMountFlags::RDONLY))
+            }
+            Self::Tmpfs(_) => false,
+            Self::Objects(config) => config.staging.is_none() && !config.streams,
+        }
     }
 
     /// Opens the volume; its node ids are above `node_base`. May sleep for the host.

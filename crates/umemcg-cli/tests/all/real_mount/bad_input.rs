@@ -162,6 +162,8 @@ fn a_read_only_store_says_so() {
     assert!(made.success());
     let mut mount = Mount::start_with(&Options { data: Some(store.clone()), ..Options::default() });
     assert_eq!(mount.sh("cat $MNT/file").good(), "text");
+    let options = mount.sh("findmnt --noheadings --output OPTIONS $MNT");
+    assert!(options.good().starts_with("ro,"), "{options:?}");
     for script in [
         "echo x > $MNT/file",
         "echo x >> $MNT/file",
