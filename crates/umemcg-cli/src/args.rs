@@ -94,7 +94,7 @@ Columns (`-` means none):
   low        part of the usage that reclaim of the pool takes last
   excess     part of the usage above the soft limit, which is reclaimed first
   hits       share of the pages asked of the daemon that it had, without those that were only read
-             ahead; reads that the kernel serves from pages that it keeps are not asked
+             ahead; none while the kernel keeps pages of the group, for its reads are not all seen
   in/s       pages brought into the cache
   refault/s  pages fetched again after they were evicted; many mean that the group is too small
              for its working set
@@ -152,7 +152,8 @@ pub enum Command {
     /// Give the cached memory of groups back to the operating system
     #[command(long_about = "Give the cached memory of groups back to the operating system.\n\n\
         Drops everything reclaimable of the group and of those below it: clean pages, unused names and inodes. Dirty data \
-        stays until it has been written back. --idle limits it to the groups in which nothing was read or written for that time.")]
+        stays until it has been written back. --idle limits it to the groups in which nothing was read or written for that time, \
+        without those with pages in the kernel's cache (`--page-cache kernel`): not all their reads are seen.")]
     Trim(TrimArguments),
     /// Check whether this machine can run a daemon, and say what to do if not
     Doctor(DoctorArguments),

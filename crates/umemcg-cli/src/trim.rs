@@ -1,8 +1,9 @@
 //! `umemcg trim`: drops the cached memory of groups and returns it to the operating system.
 //!
 //! It uses only the control files, so every user with write access to them can run it. A group is
-//! idle if no page was read, brought in or dirtied in its subtree during the watch. Of an idle
-//! subtree, the topmost group is trimmed.
+//! idle if no page was read, brought in or dirtied in its subtree during the watch. A group with
+//! pages in the kernel's cache is not known to be idle, because the kernel serves reads of them by
+//! itself. Of an idle subtree, the topmost group is trimmed.
 
 use std::fs;
 use std::io;
@@ -28,7 +29,9 @@ struct Trimmed {
 fn is_idle(before: &GroupSample, now: &GroupSample) -> bool {
     let same = |name| before.stat(name) == now.stat(name);
     ["total_cache_hit", "total_cache_miss", "total_pgpgin"].into_iter().all(same)
-        && [before, now].iter().all(|sample| sample.stat("total_dirty") + sample.stat("total_writeback") == 0)
+        && [before, now].iter().all(|sample| {
+            ["total_dirty", "total_writeback", "file_kernel"].iter().all(|name| sample.stat(name) == 0)
+        })
 }
 
 /// Returns the topmost idle groups at or below `top` with memory charged.
@@ -132,7 +135,7 @@ pub fn trim(arguments: &TrimArguments) -> Result<(), Failure> {
     let shown = if arguments.json {
         serde_json::to_string(&trimmed).unwrap_or_default() + "\n"
     } else if trimmed.is_empty() {
-        "no idle group has anything to trim\n".to_owned()
+        "no group that is known to be idle has anything to trim\n".to_owned()
     } else {
         let mut table = TextTable::new(&["group", "before", "after", "given back"]);
         for Trimmed { group, before_bytes, after_bytes } in &trimmed {
@@ -158,6 +161,16 @@ mod tests {
             (path, GroupSample { usage_bytes, stat, ..Default::default() })
         };
         TreeSample::of(Instant::now(), groups.iter().map(sample))
+    }
+
+    #[test]
+    fn a_group_that_the_kernel_may_serve_is_not_idle() {
+        let sample = |kernel: u64| {
+            let stat = BTreeMap::from([("file_kernel".to_owned(), kernel)]);
+            GroupSample { usage_bytes: 1, stat, ..GroupSample::default() }
+        };
+        assert!(is_idle(&sample(0), &sample(0)));
+        assert!(!is_idle(&sample(4096), &sample(4096)));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The page of keys.
 
 /// The lines of the page.
-pub const HELP: [&str; 31] = [
+pub const HELP: [&str; 32] = [
     "Everywhere",
     "  q, Ctrl-C       quit",
     "  ?               this page, and back",
@@ -22,6 +22,7 @@ pub const HELP: [&str; 31] = [
     "  usage, limit    bytes charged, with the groups below; the hard limit",
     "  history         usage in the last intervals, relative to the limit",
     "  hits, miss/s    share of the pages asked of the daemon that it had; those that it had not",
+    "                  (no share while the kernel keeps pages of the group)",
     "  in/s            pages brought into the cache",
     "  refault/s       pages fetched again after they were evicted",
     "  stalled         share of time in which a request waited for memory",

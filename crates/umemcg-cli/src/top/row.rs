@@ -32,7 +32,8 @@ pub struct Row {
     pub excess_bytes: u64,
     /// Bytes not written back yet.
     pub dirty_bytes: u64,
-    /// The share of cached pages among the pages read; `None` if none were read.
+    /// The share of cached pages among the pages asked of the daemon; `None` if none were asked, or
+    /// if the kernel keeps pages of the group: the reads that it serves are not seen.
     pub hit_percent: Option<f64>,
     /// Pages read and not cached.
     pub misses_per_second: f64,
@@ -55,6 +56,7 @@ impl Row {
         // A re-created group counts from zero again.
         let rate = |name: &str| now.stat(name).saturating_sub(before.stat(name)) as f64 / seconds;
         let (hits, misses) = (rate("total_cache_hit"), rate("total_cache_miss"));
+        let is_counted = [before, now].iter().all(|sample| sample.stat("file_kernel") == 0);
         let stalled = now.stalled_us.saturating_sub(before.stalled_us) as f64 / 1e6;
         Self {
             group: String::new(),
@@ -66,7 +68,7 @@ impl Row {
             low_bytes: now.stat("low_effective").min(now.usage_bytes),
             excess_bytes: now.stat("soft_limit_excess"),
             dirty_bytes: now.stat("total_dirty"),
-            hit_percent: (hits + misses > 0.0).then(|| 100.0 * hits / (hits + misses)),
+            hit_percent: (is_counted && hits + misses > 0.0).then(|| 100.0 * hits / (hits + misses)),
             misses_per_second: misses,
             pages_in_per_second: rate("total_pgpgin"),
             refaults_per_second: rate("total_workingset_refault_file"),
@@ -117,9 +119,10 @@ impl Row {
 }
 
 /// The lines of `umemcg.stat` used for a row.
-pub const ROW_STATS: [&str; 10] = [
+pub const ROW_STATS: [&str; 11] = [
     "total_cache_hit",
     "total_cache_miss",
+    "file_kernel",
     "min_effective",
     "low_effective",
     "soft_limit_excess",
@@ -148,3 +151,22 @@ pub const HEADINGS: [&str; 15] = [
     "kswapd/s",
     "direct/s",
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn a_share_of_hits_is_shown_where_all_reads_are_seen() {
+        let sample = |misses: u64, kernel: u64| {
+            let stat =
+                [("total_cache_miss", misses), ("total_cache_hit", 3 * misses), ("file_kernel", kernel)];
+            let stat: BTreeMap<_, _> = stat.map(|(name, value)| (name.to_owned(), value)).into();
+            GroupSample { stat, ..GroupSample::default() }
+        };
+        let between = |kernel| Row::between(&sample(0, kernel), &sample(1, kernel), Duration::from_secs(1));
+        assert_eq!(between(0).hit_percent, Some(75.0));
+        assert_eq!(between(4096).hit_percent, None);
+    }
+}

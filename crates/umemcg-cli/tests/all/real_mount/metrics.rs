@@ -155,7 +155,7 @@ type Shown = &'static [&'static [(&'static str, f64)]];
 
 /// Series, and what each has at its start and more of a minute. The labels are those that a mount
 /// exports; the process of another job is no daemon.
-const FIGURES: [(&str, &str); 50] = [
+const FIGURES: [(&str, &str); 53] = [
     ("process_resident_memory_bytes{I, job=\"umemcg\"}", "300+0"),
     ("process_resident_memory_bytes{I, job=\"other\"}", "900+0"),
     ("process_cpu_seconds_total{I, job=\"umemcg\"}", "0+30"),
@@ -171,6 +171,7 @@ const FIGURES: [(&str, &str); 50] = [
     ("umemcg_memory_cache_bytes{A}", "80+0"),
     ("umemcg_memory_kernel_held_bytes{ROOT}", "50+0"),
     ("umemcg_memory_kernel_held_bytes{A}", "30+0"),
+    ("umemcg_memory_kernel_held_bytes{B}", "0+0"),
     ("umemcg_memory_metadata_bytes{ROOT}", "30+0"),
     ("umemcg_memory_metadata_bytes{A}", "15+0"),
     ("umemcg_memory_reserved_bytes{ROOT}", "20+0"),
@@ -179,8 +180,10 @@ const FIGURES: [(&str, &str); 50] = [
     ("umemcg_memory_dirty_bytes{A}", "6+0"),
     ("umemcg_cache_hits_total{ROOT}", "0+0"),
     ("umemcg_cache_misses_total{ROOT}", "0+0"),
-    ("umemcg_cache_hits_total{A}", "0+60"),
-    ("umemcg_cache_misses_total{A}", "0+20"),
+    ("umemcg_cache_hits_total{A}", "0+180"),
+    ("umemcg_cache_misses_total{A}", "0+60"),
+    ("umemcg_cache_hits_total{B}", "0+180"),
+    ("umemcg_cache_misses_total{B}", "0+60"),
     ("umemcg_cache_refaults_total{A}", "0+120"),
     ("umemcg_pressure_memory_waiting_seconds_total{ROOT}", "0+60"),
     ("umemcg_pressure_memory_waiting_seconds_total{A}", "0+30"),
@@ -208,9 +211,10 @@ const FIGURES: [(&str, &str); 50] = [
     ("umemcg_store_reads_waiting{N, store=\"s\"}", "1+0"),
 ];
 
-/// What the panels show of it, in their order. A group with what is below it is one line, and never
-/// added to those above it; where nothing is known there is no line.
-const SHOWN: [(&str, Shown); 22] = [
+/// The lines of the panels, in their order. A group with the groups below it is one line, and never
+/// added to the groups above it; where nothing is known, as of the hits of a group whose pages the
+/// kernel keeps, there is no line.
+const SHOWN: [(&str, Shown); 23] = [
     ("Pool in use", &[&[("{ROOT}", 0.5)]]),
     (
         "Resident memory",
@@ -230,12 +234,16 @@ const SHOWN: [(&str, Shown); 22] = [
         "What it consists of",
         &[
             &[("{ROOT}", 100.0), ("{A}", 50.0)],
-            &[("umemcg_memory_kernel_held_bytes{ROOT}", 50.0), ("umemcg_memory_kernel_held_bytes{A}", 30.0)],
+            &[
+                ("umemcg_memory_kernel_held_bytes{ROOT}", 50.0),
+                ("umemcg_memory_kernel_held_bytes{A}", 30.0),
+                ("umemcg_memory_kernel_held_bytes{B}", 0.0),
+            ],
             &[("umemcg_memory_metadata_bytes{ROOT}", 30.0), ("umemcg_memory_metadata_bytes{A}", 15.0)],
             &[("umemcg_memory_reserved_bytes{ROOT}", 20.0), ("umemcg_memory_reserved_bytes{A}", 5.0)],
         ],
     ),
-    ("Hit ratio of reads", &[&[("{A}", 0.75)]]),
+    ("Hit ratio of reads", &[&[("{B}", 0.75)]]),
     ("Refaults", &[&[("{A}", 2.0)]]),
     ("Waiting for memory", &[&[("{ROOT}", 1.0), ("{A}", 0.5)]]),
     ("Stalled", &[&[("{ROOT}", 0.5), ("{A}", 0.25)]]),
@@ -249,6 +257,7 @@ const SHOWN: [(&str, Shown); 22] = [
         ],
     ),
     ("Groups", &[&[("umemcg_groups{N, state=\"shown\"}", 2.0), ("umemcg_groups{N, state=\"idle\"}", 1.0)]]),
+    ("Read from the store", &[&[("{ROOT}", 0.0), ("{A}", 4096.0), ("{B}", 4096.0)]]),
     ("Open on volumes", &[&[("umemcg_volume_open{N, volume=\"v\", kind=\"objects\"}", 3.0)]]),
     ("Requests to stores", &[&[("{I, volume=\"v\", kind=\"get\"}", 2.0)]]),
     ("Bytes from and to stores", &[&[("{I, volume=\"v\"}", 10.0)], &[("{I, volume=\"v\"}", 5.0)]]),
@@ -270,7 +279,8 @@ const SHOWN: [(&str, Shown); 22] = [
 #[ignore = "needs Prometheus"]
 fn each_panel_shows_what_is_so() {
     let labels = |text: &str| {
-        let text = text.replace("ROOT", "N, group=\"/\"").replace("{A", "{N, group=\"/a\"");
+        let text = text.replace("ROOT", "N, group=\"/\"");
+        let text = text.replace("{A", "{N, group=\"/a\"").replace("{B", "{N, group=\"/b\"");
         text.replace("N, ", "I, job=\"umemcg\", ").replace("{I", "{instance=\"n1\"")
     };
     let series: Vec<_> = FIGURES
