@@ -104,9 +104,9 @@ Columns (`-` means none):
 
 /// Memory cgroups in user space, with a caching mount on top.
 ///
-/// `umemcg mount` serves a directory, and charges every page of it that is cached to a group.
-/// Groups form a tree of directories with the control files of Linux memory cgroups: limits, usage,
-/// statistics.
+/// `umemcg mount` serves a directory, a bucket of objects, or volumes of these and of memory, and
+/// charges every cached page to a group. Groups form a tree of directories with the control files
+/// of Linux memory cgroups: limits, usage, statistics.
 #[derive(Debug, Parser)]
 #[command(name = "umemcg", version, after_long_help = EXAMPLES, after_help = "`umemcg --help` shows examples and exit codes.")]
 #[command(arg_required_else_help = true, max_term_width = 110)]
@@ -295,7 +295,8 @@ pub struct VolumeRemoveArguments {
     /// Name of the volume
     pub name: String,
     /// Remove it even if files on it are open (they get ENODEV from then on), or if some data
-    /// cannot be made durable (it is lost, and reported)
+    /// cannot be made durable (it is reported; staged files stay in `lost/` of the staging
+    /// directory, and other data is lost)
     #[arg(long)]
     pub force: bool,
     /// How long to try to write everything back (default: the mount's --flush-timeout)
@@ -332,7 +333,7 @@ pub enum TopSort {
     Limit,
     /// Dirty bytes
     Dirty,
-    /// Pages read that were not cached
+    /// Pages asked of the daemon that it did not have
     Misses,
     /// Pages fetched again after they were evicted
     Refaults,

@@ -16,12 +16,15 @@
 //! let tenant = engine.create_group(engine.root(), OsStr::new("tenant"))?;
 //! engine.set_limit(&tenant, 1 << 20, &|| false)?;
 //!
-//! // A cache takes what the tenant has room for, and evicts the tenant's own values.
-//! let blobs: ObjectCache<u64, Vec<u8>> = ObjectCache::builder(&engine, "blobs").build();
+//! // A cache with a weigher fills the room of the tenant, and then evicts the tenant's own values.
+//! let blobs: ObjectCache<u64, Vec<u8>> = ObjectCache::builder(&engine, "blobs")
+//!     .weigher(|_: &u64, blob: &Vec<u8>| blob.len() as u64)
+//!     .build();
 //! for key in 0..1000 {
 //!     blobs.insert(&tenant, key, vec![0; 4096])?;
 //! }
 //! assert!(tenant.usage_bytes() <= 1 << 20);
+//! assert!(blobs.len() < 1000);
 //!
 //! // A query takes its memory from the same limit: the cache gives way.
 //! let query = engine.account(&tenant);
@@ -48,7 +51,8 @@
 //! # Where to go on
 //!
 //! The repository's `SEMANTICS.md` has the guarantees for embedders, and `ARCHITECTURE.md` the
-//! design. The crate's examples show a cache, waiting queries, and third-party caches.
+//! design. The crate's examples show a cache, a cache of your own that is shrunk for each tenant,
+//! and a third-party cache.
 //!
 //! # Systems
 //!
