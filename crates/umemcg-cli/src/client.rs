@@ -94,11 +94,11 @@ fn last_reply(
     let reply = ask(&mut |dirty_bytes| {
         if terminal {
             shown = true;
-            eprint!("\r\x1b[Kwriting back: {} left", human_bytes(dirty_bytes));
+            crate::output::show(&format!("\r\x1b[Kwriting back: {} left", human_bytes(dirty_bytes)));
         }
     });
     if shown {
-        eprint!("\r\x1b[K");
+        crate::output::show("\r\x1b[K");
     }
     let path = mount.point.display();
     match reply {

@@ -15,6 +15,12 @@ pub fn print(text: &str) -> Result<(), Failure> {
     told(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
 }
 
+/// Shows a text on stderr as it is, such as the progress of a command. A closed terminal or a full
+/// disk ends no command.
+pub fn show(text: &str) {
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
 /// Returns the result of a command from the result of printing.
 ///
 /// # Errors

@@ -13,6 +13,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use clap::Parser;
+use tracing::Level;
 use umemcg_fuse::Unmount;
 use umemcg_fuse::mount::{is_dead, unmount};
 use umemcg_fuse::mountinfo::Mount;
@@ -20,6 +21,7 @@ use umemcg_fuse::mountinfo::Mount;
 use crate::args::{SyncArguments, UmountArguments};
 use crate::client::{self, our_mount};
 use crate::exit::Failure;
+use crate::log::tell;
 
 /// The type of data mounts; it names their helper.
 const TYPE: &str = "fuse.umemcg";
@@ -81,7 +83,7 @@ pub fn run() -> Result<(), Failure> {
         (false, true) => {
             let sync = SyncArguments { mountpoint, flush_timeout: Some(LAZY_FLUSH), json: false };
             if let Err(failure) = client::sync(&sync) {
-                eprintln!("umemcg: {failure}; the daemon keeps trying");
+                tell(Level::WARN, format_args!("{failure}; the daemon keeps trying"));
             }
             Unmount::Lazily
         }
@@ -89,11 +91,11 @@ pub fn run() -> Result<(), Failure> {
             match client::umount(&UmountArguments { mountpoint, flush_timeout: None, json: false }) {
                 // The mount is gone, as requested.
                 Err(failure @ Failure::NotServed(_)) if is_gone(&mount) => {
-                    eprintln!("umemcg: {failure}");
+                    tell(Level::WARN, failure);
                     return Ok(());
                 }
                 Err(Failure::NotServed(_)) if !is_dead(&mount.point) => {
-                    eprintln!("umemcg: no daemon answers; it writes its remaining data after the unmount");
+                    tell(Level::WARN, "no daemon answers; it writes its remaining data after the unmount");
                     Unmount::IfIdle
                 }
                 result => return result,

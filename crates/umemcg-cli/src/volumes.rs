@@ -147,7 +147,7 @@ pub(crate) fn last_reply(which: &DaemonArguments, request: &Request) -> Result<R
     let mut progress = |dirty_bytes| {
         if terminal {
             shown = true;
-            eprint!("\r\x1b[Kwriting back: {} left", human_bytes(dirty_bytes));
+            crate::output::show(&format!("\r\x1b[Kwriting back: {} left", human_bytes(dirty_bytes)));
         }
     };
     let (reply, daemon) = match (&which.socket, &which.mount) {
@@ -161,7 +161,7 @@ pub(crate) fn last_reply(which: &DaemonArguments, request: &Request) -> Result<R
         }
     };
     if shown {
-        eprint!("\r\x1b[K");
+        crate::output::show("\r\x1b[K");
     }
     match reply {
         Ok(Reply::Failed { message }) => Err(Failure::Failed(message)),

@@ -10,10 +10,11 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::check::{Check, end_with, yes};
+use super::check::{self, Check, end_with};
 use super::stage::{Daemon, Group, Places, run_in};
 use crate::args::DemoArguments;
 use crate::exit::Failure;
+use crate::output;
 use crate::table::{TextTable, human_bytes};
 
 const MIB: u64 = 1 << 20;
@@ -115,33 +116,23 @@ pub(super) fn demo(arguments: &DemoArguments) -> Result<(), Failure> {
         .map_err(|error| Failure::Failed(format!("cannot make a temporary directory: {error}")))?;
     let say = |text: &str| {
         if !arguments.json {
-            eprintln!("{text}");
+            output::show(&format!("{text}\n"));
         }
     };
     let file_bytes = (FILE_BYTES as f64 * arguments.scale) as u64 / MIB * MIB;
     let result = run(&Places::below(directory.path())?, file_bytes, &say)?;
-    if arguments.json {
-        let text =
-            serde_json::to_string_pretty(&result).map_err(|error| Failure::Failed(error.to_string()))?;
-        println!("{text}");
+    let text = if arguments.json {
+        let json = serde_json::to_string_pretty(&result);
+        json.map_err(|error| Failure::Failed(error.to_string()))? + "\n"
     } else {
         let size = human_bytes(file_bytes);
-        print_table(
-            &format!("Step 3: dd writes {size} (mail: 20 GiB)"),
-            &MAIL_WRITE,
-            &result.write,
-            file_bytes,
-        );
-        print_table(
-            &format!("Step 5: cat reads {size} (mail: 20 GiB)"),
-            &MAIL_READ,
-            &result.read,
-            file_bytes,
-        );
-        for check in &result.checks {
-            println!("{:<5}{}", yes(check.holds), check.what);
-        }
-    }
+        let [write, read] =
+            ["Step 3: dd writes", "Step 5: cat reads"].map(|step| format!("{step} {size} (mail: 20 GiB)"));
+        table(&write, &MAIL_WRITE, &result.write, file_bytes)
+            + &table(&read, &MAIL_READ, &result.read, file_bytes)
+            + &check::shown(&result.checks)
+    };
+    output::print(&text)?;
     end_with(&result.checks)
 }
 
@@ -282,7 +273,7 @@ fn checks_of(write: &[Run; 2], read: &[Run; 2], file_bytes: u64, ended_well: boo
     ]
 }
 
-fn print_table(title: &str, mail: &MailTable, ours: &[Run; 2], file_bytes: u64) {
+fn table(title: &str, mail: &MailTable, ours: &[Run; 2], file_bytes: u64) -> String {
     let mut table = TextTable::new(&[title, "direct: mail", "here", "background: mail", "here"]);
     let mut row = |name: &str, mail: [String; 2], ours: [String; 2]| {
         let ([mail_direct, mail_background], [direct, background]) = (mail, ours);
@@ -306,7 +297,7 @@ fn print_table(title: &str, mail: &MailTable, ours: &[Run; 2], file_bytes: u64) 
     row("workers", [String::from("-"), String::from("-")], of(|run| run.workers_s).map(seconds));
     let rate = |s: f64| format!("{:.1} MB/s", file_bytes as f64 / 1e6 / s);
     row("throughput", mail.throughput.map(str::to_owned), of(|run| run.real_s).map(rate));
-    println!("{table}");
+    format!("{table}\n")
 }
 
 #[cfg(test)]

@@ -22,6 +22,11 @@ pub(super) fn end_with(checks: &[Check]) -> Result<(), Failure> {
     }
 }
 
+/// Returns a line for each check.
+pub(super) fn shown(checks: &[Check]) -> String {
+    checks.iter().map(|check| format!("{:<5}{}\n", yes(check.holds), check.what)).collect()
+}
+
 pub(super) fn yes(holds: bool) -> &'static str {
     if holds { "yes" } else { "NO" }
 }

@@ -19,6 +19,7 @@ use serde::Serialize;
 
 use crate::args::DemoArguments;
 use crate::exit::Failure;
+use crate::output;
 use crate::table::{TextTable, human_bytes};
 use check::{Check, end_with, yes};
 use stage::{Daemon, Group, Places, copy_with_dd, sha256};
@@ -73,17 +74,17 @@ pub fn demo(arguments: &DemoArguments) -> Result<(), Failure> {
         .map_err(|error| Failure::Failed(format!("cannot make a temporary directory: {error}")))?;
     let say = |text: &str| {
         if !arguments.json {
-            eprintln!("{text}");
+            output::show(&format!("{text}\n"));
         }
     };
     let result = run(&Places::below(directory.path())?, &say)?;
-    if arguments.json {
-        let text =
-            serde_json::to_string_pretty(&result).map_err(|error| Failure::Failed(error.to_string()))?;
-        println!("{text}");
+    let text = if arguments.json {
+        let json = serde_json::to_string_pretty(&result);
+        json.map_err(|error| Failure::Failed(error.to_string()))? + "\n"
     } else {
-        print_table(&result);
-    }
+        result.shown()
+    };
+    output::print(&text)?;
     end_with(&result.checks)
 }
 
@@ -164,35 +165,35 @@ fn checks_of(groups: &[GroupResult], resident_bytes: u64, ended_well: bool, dura
     checks
 }
 
-fn print_table(result: &DemoResult) {
-    let names = result.groups.iter().map(|group| group.name);
-    let mut table = TextTable::new(&std::iter::once("group").chain(names).collect::<Vec<_>>());
-    let mut row = |name: &str, cell: &dyn Fn(&GroupResult) -> String| {
-        table.row(std::iter::once(name.to_owned()).chain(result.groups.iter().map(cell)));
-    };
-    row("limit", &|group| human_bytes(group.limit_bytes));
-    row("usage at the end", &|group| human_bytes(group.usage_bytes));
-    row("largest usage counted", &|group| human_bytes(group.max_usage_bytes));
-    row("largest usage seen", &|group| human_bytes(group.largest_sample_bytes));
-    row("charges that met the limit (failcnt)", &|group| group.failcnt.to_string());
-    row("written", &|group| human_bytes(group.written_bytes));
-    row("hash equal", &|group| yes(group.hash_equal).to_owned());
-    row("pages read again", &|group| match group.name {
-        "busy" => "-".to_owned(),
-        _ => group.pages_read_again.to_string(),
-    });
-    row("pages reclaimed", &|group| group.pages_reclaimed.to_string());
-    println!("{table}");
-    println!(
-        "The daemon held {} of memory, with a pool of {}.\n",
-        human_bytes(result.daemon_resident_bytes),
-        human_bytes(result.pool_bytes)
-    );
-    if result.groups.iter().any(|group| group.pages_reclaimed == 0 && group.pages_read_again > 0) {
-        println!("The kernel of this host reclaims unused pages by itself; some had to be read again.\n");
-    }
-    for check in &result.checks {
-        println!("{:<5}{}", yes(check.holds), check.what);
+impl DemoResult {
+    /// Returns the table and the checks as text.
+    fn shown(&self) -> String {
+        let names = self.groups.iter().map(|group| group.name);
+        let mut table = TextTable::new(&std::iter::once("group").chain(names).collect::<Vec<_>>());
+        let mut row = |name: &str, cell: &dyn Fn(&GroupResult) -> String| {
+            table.row(std::iter::once(name.to_owned()).chain(self.groups.iter().map(cell)));
+        };
+        row("limit", &|group| human_bytes(group.limit_bytes));
+        row("usage at the end", &|group| human_bytes(group.usage_bytes));
+        row("largest usage counted", &|group| human_bytes(group.max_usage_bytes));
+        row("largest usage seen", &|group| human_bytes(group.largest_sample_bytes));
+        row("charges that met the limit (failcnt)", &|group| group.failcnt.to_string());
+        row("written", &|group| human_bytes(group.written_bytes));
+        row("hash equal", &|group| yes(group.hash_equal).to_owned());
+        row("pages read again", &|group| match group.name {
+            "busy" => "-".to_owned(),
+            _ => group.pages_read_again.to_string(),
+        });
+        row("pages reclaimed", &|group| group.pages_reclaimed.to_string());
+        let mut text = format!(
+            "{table}\nThe daemon held {} of memory, with a pool of {}.\n\n",
+            human_bytes(self.daemon_resident_bytes),
+            human_bytes(self.pool_bytes)
+        );
+        if self.groups.iter().any(|group| group.pages_reclaimed == 0 && group.pages_read_again > 0) {
+            text += "The kernel of this host reclaims unused pages by itself; some had to be read again.\n\n";
+        }
+        text + &check::shown(&self.checks)
     }
 }
 

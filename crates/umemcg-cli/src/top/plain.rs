@@ -74,7 +74,7 @@ fn show(arguments: &TopArguments, control: &Path) -> Result<(), Failure> {
         match written {
             // The reader has closed the pipe.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
-            Err(error) => return Err(Failure::Failed(format!("cannot write: {error}"))),
+            Err(error) => return Err(Failure::Failed(format!("cannot print: {error}"))),
             Ok(()) if arguments.once => return Ok(()),
             Ok(()) => {}
         }

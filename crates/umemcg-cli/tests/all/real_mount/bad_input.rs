@@ -233,9 +233,17 @@ fn fsync_reports_an_error_once_and_the_daemon_lives_on() {
 #[test]
 fn output_that_cannot_be_written_fails_the_command() {
     needs_mount!();
-    let mut mount = Mount::start_with(&Options { volumes: true, ..Options::default() });
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("umemcg.toml");
+    fs::write(&config, "").unwrap();
+    let arguments = vec!["--config", config.to_str().unwrap()];
+    let mut mount = Mount::start_with(&Options { volumes: true, arguments, ..Options::default() });
     mount.sh("$UMEMCG volume add t --tmpfs --mount $MNT").good();
     for command in [
+        "volume add v$$ --tmpfs --mount $MNT",
+        "volume add r$$ --tmpfs --mount $MNT > /dev/null; $UMEMCG volume remove r$$ --mount $MNT",
+        "reload --mount $MNT",
+        "top --once --interval 50ms --control $CG",
         "volume list --mount $MNT",
         "volume list --json --mount $MNT",
         "metrics $MNT",
@@ -254,5 +262,6 @@ fn output_that_cannot_be_written_fails_the_command() {
         let ended = mount.sh(&format!("set +o pipefail; $UMEMCG {command} | : 2>&1"));
         assert_eq!((ended.status.code(), ended.stderr.as_str()), (Some(0), ""), "{command}");
     }
-    mount.umount();
+    mount.sh("$UMEMCG umount --json $MNT > /dev/full").bad("cannot print");
+    assert!(mount.wait().status.success());
 }
