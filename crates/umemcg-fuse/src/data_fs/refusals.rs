@@ -1,8 +1,10 @@
 //! Requests refused because too many of their tenant wait.
 //!
-//! The refusal is sent late, as long as the tenant does not have too many late ones: a caller
-//! refused at once would retry at once. Each late refusal occupies one of the kernel's places for
-//! requests.
+//! Every refusal is sent late: a caller refused at once would retry at once. Beyond the tenant's
+//! share of late refusals, they are sent later still, so that tens of thousands of them cost the
+//! daemon and the kernel no more than as many requests a second. The kernel's bound on requests
+//! bounds their number: a request occupies its place there until it has been answered. In the
+//! daemon each one is charged to its group ([`charge_held`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,20 +16,21 @@ use umemcg_base::clock::{Clock, SystemClock};
 use umemcg_base::{LeafMutex, RateLimit};
 
 use crate::classify::Payer;
-use crate::delayed_replies::DelayQueue;
 use crate::reply::{Answer, Delay, Reply};
 use crate::request::Request;
 use crate::wait_charge::charge_held;
 
-/// The delay of a refusal.
+/// The delay of a refusal within the share of its tenant.
 const REFUSED_AFTER: Duration = Duration::from_millis(100);
-/// The most late refusals at a time.
-const NR_LATE_MAX: u64 = 4096;
+/// The delay of a refusal beyond that share.
+const REFUSED_LATER_AFTER: Duration = Duration::from_secs(1);
+/// The late refusals that tenants share.
+const NR_LATE_SHARED: u64 = 4096;
 
 /// See the module text.
 #[derive(Debug)]
 pub(super) struct Refusals {
-    /// Late refusals not yet sent.
+    /// Late refusals not yet sent, within the shares of their tenants.
     late: Arc<LeafMutex<ShareByPath>>,
     /// Limits the warnings.
     rate: RateLimit,
@@ -36,36 +39,37 @@ pub(super) struct Refusals {
 
 impl Default for Refusals {
     fn default() -> Self {
-        let late = Arc::new(LeafMutex::new(ShareByPath::new(NR_LATE_MAX)));
+        let late = Arc::new(LeafMutex::new(ShareByPath::new(NR_LATE_SHARED)));
         Self { late, rate: RateLimit::default(), clock: SystemClock::new() }
     }
 }
 
 impl Refusals {
-    /// Counts a late refusal; `None` if there are too many.
+    /// Counts a late refusal; `None` if its tenant has its share of them.
     fn begin(&self, group: &Group) -> Option<LateRefusal> {
         let path = GroupPath::of(group);
         let may = self.late.lock().take(&path, 1);
         may.then(|| LateRefusal { late: Arc::clone(&self.late), path })
     }
 
-    /// Answers EAGAIN, late if possible.
-    pub(super) fn refuse(&self, request: &Request<'_>, reply: &mut Reply, delays: &DelayQueue) {
+    /// Answers EAGAIN, late. Only a request without a payer is answered at once; reads and writes
+    /// have one.
+    pub(super) fn refuse(&self, request: &Request<'_>, reply: &mut Reply, delays: &dyn Delay) {
         if let Some(nr_left_out) = self.rate.ask(self.clock.now()) {
             let tid = request.header.pid;
             tracing::warn!(tid, nr_left_out, "too many requests of a group wait");
         }
-        let group = request.payer.map(Payer::group_for_now);
-        let Some((group, late)) = group.and_then(|group| Some((group, self.begin(group)?))) else {
+        let Some(group) = request.payer.map(Payer::group_for_now) else {
             return reply.error(Errno::AGAIN).ignore();
         };
-        let charge = charge_held(group);
+        let (late, charge) = (self.begin(group), charge_held(group));
+        let delay = if late.is_some() { REFUSED_AFTER } else { REFUSED_LATER_AFTER };
         let again = Box::new(move || {
             let _until_it_goes = (&charge, &late);
             None
         });
         let answer = Answer::Any { error: -Errno::AGAIN.raw_os_error(), bytes: Vec::new(), undo: None };
-        delays.delay(reply.take(), answer, REFUSED_AFTER, again);
+        delays.delay(reply.take(), answer, delay, again);
     }
 }
 
@@ -78,5 +82,52 @@ struct LateRefusal {
 impl Drop for LateRefusal {
     fn drop(&mut self) {
         self.late.lock().give(&self.path, 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use umemcg::{Engine, EngineConfig};
+
+    use super::*;
+    use crate::reply::RecheckFn;
+    use crate::transport::testing::{due, recorder};
+    use crate::wire::{InHeader, Op};
+
+    /// Delayed replies with their delays; none is sent.
+    #[derive(Default)]
+    struct Delays(LeafMutex<Vec<(Duration, Reply, RecheckFn)>>);
+
+    impl Delay for Delays {
+        fn delay(&self, reply: Reply, _answer: Answer, delay: Duration, again: RecheckFn) {
+            self.0.lock().push((delay, reply, again));
+        }
+    }
+
+    impl Delays {
+        fn nr_of(&self, delay: Duration) -> u64 {
+            self.0.lock().iter().filter(|(of, ..)| *of == delay).count() as u64
+        }
+    }
+
+    #[test]
+    fn no_refusal_is_sent_at_once_and_one_of_many_is_sent_later() {
+        let engine = Engine::new(EngineConfig::new(64 << 20)).unwrap();
+        let [greedy, other] =
+            ["greedy", "other"].map(|name| engine.create_group(engine.root(), name.as_ref()).unwrap());
+        let (transport, sent) = recorder();
+        let (refusals, delays) = (Refusals::default(), Delays::default());
+        let refuse = |group: &Arc<Group>, nr: u64| {
+            let (header, payer) = (InHeader::default(), Payer::Group(Arc::clone(group)));
+            let request =
+                Request { header: &header, op: Op::Destroy, queued_after_ns: 0, payer: Some(&payer) };
+            (0..nr).for_each(|unique| refusals.refuse(&request, &mut due(&transport, unique), &delays));
+        };
+        refuse(&greedy, NR_LATE_SHARED);
+        assert_eq!(delays.nr_of(REFUSED_AFTER), NR_LATE_SHARED / 2);
+        assert_eq!(delays.nr_of(REFUSED_LATER_AFTER), NR_LATE_SHARED / 2);
+        refuse(&other, 1);
+        assert_eq!(delays.nr_of(REFUSED_AFTER), NR_LATE_SHARED / 2 + 1, "it has a share of its own");
+        assert!(sent.try_recv().is_err());
     }
 }
