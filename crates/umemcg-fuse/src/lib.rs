@@ -34,6 +34,8 @@ pub mod reply;
 pub mod request;
 pub mod session;
 pub mod signals;
+#[cfg(test)]
+mod testing;
 pub mod thread_pool;
 pub mod transport;
 mod turn_queue;

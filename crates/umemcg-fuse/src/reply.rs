@@ -410,7 +410,7 @@ impl Reply {
             Ok(()) => Delivery::Taken,
             Err(SendError::Gone) => Delivery::Gone,
             Err(SendError::Failed(problem)) => {
-                tracing::error!(opcode = self.opcode, ?payload, %problem, "the kernel refused an answer");
+                tracing::warn!(opcode = self.opcode, ?payload, %problem, "the kernel refused an answer");
                 // The requester still waits. The kernel cannot refuse a bare error.
                 let error = -Errno::IO.raw_os_error();
                 let header = OutHeader { len: OUT_HEADER_BYTES as u32, error, unique: self.unique };
@@ -438,9 +438,26 @@ impl Drop for Reply {
 
 #[cfg(test)]
 mod tests {
+    use tracing::Level;
+
     use super::*;
+    use crate::testing::levels_of;
+    use crate::transport::ReceiveError;
     use crate::transport::testing::{due, recorder};
     use crate::wire::IN_HEADER_BYTES;
+
+    /// Refuses every answer.
+    #[derive(Debug)]
+    struct Refusing;
+
+    impl Transport for Refusing {
+        fn receive(&self, _buffer: &mut [u8]) -> Result<usize, ReceiveError> {
+            Err(ReceiveError::Ended)
+        }
+        fn send(&self, _header: &[u8], _payload: Payload<'_>) -> Result<(), SendError> {
+            Err(SendError::Failed(std::io::ErrorKind::InvalidInput.into()))
+        }
+    }
 
     #[test]
     fn a_reply_that_is_dropped_is_an_error_and_not_silence() {
@@ -448,6 +465,14 @@ mod tests {
         drop(due(&transport, 4));
         let (header, _) = sent.try_recv().unwrap();
         assert_eq!((header.unique, header.error), (4, -5));
+    }
+
+    /// The program's log limits the rate of warnings, and not of errors.
+    #[test]
+    fn an_answer_that_the_kernel_refuses_is_a_warning() {
+        let transport: Arc<dyn Transport> = Arc::new(Refusing);
+        let levels = levels_of(|| assert!(due(&transport, 4).done().is_gone()));
+        assert_eq!(levels, [Level::WARN]);
     }
 
     #[test]

@@ -216,7 +216,8 @@ impl<J: Waiting> Pool<J> {
         match spawn() {
             Ok(()) => true,
             Err(error) => {
-                tracing::error!(%error, "no further thread is to be had; requests wait for those that there are");
+                // Each request logs it: a warning, since the log limits their rate.
+                tracing::warn!(%error, "no further thread is to be had; requests wait for those that there are");
                 state.nr_threads -= 1;
                 if state.nr_readers > 1 {
                     state.nr_readers -= 1;

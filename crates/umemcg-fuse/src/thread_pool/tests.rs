@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use tracing::Level;
+
 use super::*;
+use crate::testing::levels_of;
 
 #[derive(Debug, PartialEq, Eq)]
 struct Job(u32);
@@ -71,6 +74,18 @@ fn what_was_killed_while_it_waited_goes_with_no_lock_held() {
     }
     assert_eq!(*nr_gone.lock(), 64);
     assert_eq!(pool.pool_counts().nr_waiting, 1);
+}
+
+/// The program's log limits the rate of warnings, and not of errors.
+#[test]
+fn a_thread_that_the_system_refuses_is_a_warning() {
+    let pool = pool(16);
+    assert!(matches!(ask(&pool, 1, 1, 0), Start::Run(_)));
+    let levels = levels_of(|| {
+        let start = pool.start(Keys::single(2, 2), || Err(std::io::ErrorKind::WouldBlock.into()));
+        assert_eq!(start, Start::Wait);
+    });
+    assert_eq!(levels, [Level::WARN]);
 }
 
 #[test]

@@ -314,7 +314,9 @@ impl Streams {
             StreamError::Refused(errno) => return errno,
             StreamError::Store(error) => error,
         };
-        tracing::error!(key, %error, "a file cannot be stored; what was written is given up");
+        if let Some(nr_left_out) = self.objects().failures.ask_loss() {
+            tracing::error!(key, %error, nr_left_out, "a file cannot be stored; what was written is given up");
+        }
         let errno = match error {
             BucketError::Changed(_) | BucketError::NotFound(_) => Errno::IO,
             error => error.errno(),
