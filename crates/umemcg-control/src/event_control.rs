@@ -46,7 +46,7 @@ pub(crate) fn register(context: &FileContext<'_>, written: &[u8]) -> Result<(), 
     };
     let of = (context.group, &context.control().peaks);
     let engine = context.state.engine();
-    context.state.listeners().add(engine, of, context.file.opener.uid, awaited, sink.into())
+    context.state.listeners().add(engine, of, *context.file.holder(), awaited, sink.into())
 }
 
 /// Shows nothing. Every process with read permission can open `memory.pressure_level` to name it

@@ -14,7 +14,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use rustix::io::Errno;
 use umemcg::PressureLevel;
 use umemcg::{Engine, EventKind, Group};
 use umemcg_base::clock::spawn_detached;
@@ -23,6 +22,7 @@ use umemcg_base::{Condvar, LeafMutex, Rank};
 use crate::descriptors::EventSink;
 use crate::error::ControlError;
 use crate::group_control::GroupControl;
+use crate::holder_share::{Holder, HolderShare};
 use crate::peak::{PeakNote, PeakOf, Peaks};
 
 /// Time from one check to the next.
@@ -30,9 +30,9 @@ const TICK: Duration = Duration::from_millis(100);
 /// Checks from one search for closed eventfds to the next.
 const TICKS_PER_SWEEP: u32 = 5;
 /// Most listeners: each keeps a descriptor open.
-const NR_LISTENERS_MAX: usize = 1024;
-/// Most listeners of one user other than root, so that no user takes all of them.
-const NR_LISTENERS_USER_MAX: usize = 128;
+const NR_LISTENERS_MAX: u64 = 1024;
+/// The part of them kept for root.
+const NR_LISTENERS_OF_ROOT: u64 = 128;
 
 /// The ancestors notified of a level of pressure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,8 +103,7 @@ fn nr_oom(group: &Group) -> u64 {
 #[derive(Debug)]
 struct Listener {
     awaited: ListenerEvent,
-    /// The user that owns it.
-    uid: u32,
+    holder: Holder,
     sink: Arc<dyn EventSink>,
 }
 
@@ -194,11 +193,12 @@ impl Default for ListenThread {
 }
 
 /// The listeners by group, and the pending work.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct ListenerTable {
     /// By the group's id.
     groups: HashMap<u64, GroupListeners>,
-    nr_listeners: usize,
+    /// Of all listeners in `groups`.
+    share: HolderShare,
     has_thread: bool,
     /// A check is due immediately.
     is_rung: bool,
@@ -208,27 +208,34 @@ struct ListenerTable {
     is_sweeping: bool,
 }
 
+impl Default for ListenerTable {
+    fn default() -> Self {
+        Self {
+            groups: HashMap::new(),
+            share: HolderShare::new(NR_LISTENERS_MAX, NR_LISTENERS_OF_ROOT),
+            has_thread: false,
+            is_rung: false,
+            ticks: 0,
+            is_sweeping: false,
+        }
+    }
+}
+
 impl Listeners {
-    /// Adds a listener of the user `uid`. Starts the thread with the first.
+    /// Adds a listener of this holder. Starts the thread with the first.
     ///
     /// # Errors
-    /// ENFILE when there are too many listeners, EMFILE when the user has too many, EAGAIN when no
-    /// thread can be started.
+    /// ENFILE when there are too many listeners, EMFILE when the holder has its share, EAGAIN when
+    /// no thread can be started.
     pub(crate) fn add(
         &self,
         engine: &Arc<Engine>,
         (group, peaks): (&Arc<Group>, &Peaks),
-        uid: u32,
+        holder: Holder,
         mut awaited: ListenerEvent,
         sink: Arc<dyn EventSink>,
     ) -> Result<(), ControlError> {
         let mut state = self.0.state.lock();
-        if state.nr_listeners >= NR_LISTENERS_MAX {
-            return Err(ControlError::System(Errno::NFILE));
-        }
-        if uid != 0 && state.nr_listeners_of(uid) >= NR_LISTENERS_USER_MAX {
-            return Err(ControlError::System(Errno::MFILE));
-        }
         if !state.has_thread {
             let (shared, weak) = (Arc::clone(&self.0), Arc::downgrade(engine));
             let levels = Arc::downgrade(&self.0);
@@ -240,6 +247,7 @@ impl Listeners {
                 }
             });
         }
+        state.share.take(&holder).map_err(ControlError::System)?;
         // The base state is taken before the listener is in the list, so no later event is missed.
         let heard = state.groups.entry(group.id()).or_insert_with(|| {
             let peak = Arc::default();
@@ -247,8 +255,7 @@ impl Listeners {
             GroupListeners { group: Arc::downgrade(group), peak, listeners: Vec::new() }
         });
         awaited.start(group);
-        heard.listeners.push(Listener { awaited, uid, sink });
-        state.nr_listeners += 1;
+        heard.listeners.push(Listener { awaited, holder, sink });
         if group.is_dead() {
             state.is_rung = true;
             self.0.wake.notify_one();
@@ -338,29 +345,23 @@ impl ListenThread {
 }
 
 impl ListenerTable {
-    fn nr_listeners_of(&self, uid: u32) -> usize {
-        let all = self.groups.values().flat_map(|heard| &heard.listeners);
-        all.filter(|listener| listener.uid == uid).count()
-    }
-
     fn look(&mut self, news: &mut PendingSignals) {
         self.ticks += 1;
-        self.groups.retain(|_, heard| {
+        let Self { groups, share, .. } = self;
+        groups.retain(|_, heard| {
             match heard.group.upgrade().filter(|group| !group.is_dead()) {
                 Some(group) => {
                     if let Some(part) = GroupControl::if_present(&group) {
                         heard.look(&group, &part.peaks, news);
                     }
                 }
-                None => heard.listeners.drain(..).for_each(|listener| news.0.push((listener.sink, 1))),
+                None => heard.listeners.drain(..).for_each(|listener| {
+                    share.give(&listener.holder);
+                    news.0.push((listener.sink, 1));
+                }),
             }
             !heard.listeners.is_empty()
         });
-        self.count();
-    }
-
-    fn count(&mut self) {
-        self.nr_listeners = self.groups.values().map(|heard| heard.listeners.len()).sum();
     }
 
     /// Returns all eventfds, each with its group's id; none while a sweep runs.
@@ -383,7 +384,7 @@ impl ListenerTable {
         let listeners = &mut self.groups.get_mut(&group)?.listeners;
         let at = listeners.iter().position(|listener| Arc::ptr_eq(&listener.sink, sink))?;
         let listener = listeners.remove(at);
-        self.count();
+        self.share.give(&listener.holder);
         Some(listener)
     }
 

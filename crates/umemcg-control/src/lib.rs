@@ -14,6 +14,7 @@ mod event_control;
 mod event_listeners;
 mod file_id;
 mod group_control;
+mod holder_share;
 mod inert;
 mod inert_files;
 mod membership;
@@ -45,6 +46,7 @@ mod xattrs;
 
 pub use descriptors::{DescriptorError, Descriptors, EventSink, NoDescriptors};
 pub use error::ControlError;
+pub use holder_share::{Holder, HolderShare};
 pub use membership::{Membership, MembershipError};
 pub use node::{Attr, DirEntry, NodeId};
 pub use numbers::parse_decimal;

@@ -9,6 +9,7 @@ use umemcg_base::{LeafMutex, RankedMutex};
 
 use crate::error::ControlError;
 use crate::file_id::FileId;
+use crate::holder_share::Holder;
 use crate::peak::PeakNote;
 use crate::permission::Credentials;
 use crate::poll_watch::Watch;
@@ -26,6 +27,8 @@ pub struct OpenFile {
     pub(crate) opener: Credentials,
     /// (C) The group that opened it; none for a file opened by the daemon itself.
     pub(crate) payer: Option<Weak<Group>>,
+    /// (C) The opener, as bounds count it.
+    pub(crate) holder: Holder,
     /// The text of the present sequence of reads.
     pub(crate) content: RankedMutex<Content>,
     /// The peak of this open file, once it was reset through the file.
@@ -111,6 +114,11 @@ impl OpenFile {
     /// Returns the group that opened the file, while there is one.
     pub fn payer(&self) -> Option<Arc<Group>> {
         self.payer.as_ref()?.upgrade().filter(|payer| !payer.is_dead())
+    }
+
+    /// Returns the opener, as bounds count it.
+    pub fn holder(&self) -> &Holder {
+        &self.holder
     }
 
     /// Returns the living group.

@@ -19,8 +19,9 @@ use rustix::io::Errno;
 use umemcg::internal::GroupPath;
 use umemcg_base::LeafMutex;
 use umemcg_control::{
-    Access, Attr, ControlError, ControlTree, Credentials, Descriptors, NAME_BYTES_MAX, NoDescriptors, NodeId,
-    OpenFile, PollResult, SetAttr, SetXattr, WRITE_BYTES_MAX, Waker, check_xattr_name, is_event_file,
+    Access, Attr, ControlError, ControlTree, Credentials, Descriptors, HolderShare, NAME_BYTES_MAX,
+    NoDescriptors, NodeId, OpenFile, PollResult, SetAttr, SetXattr, WRITE_BYTES_MAX, Waker, check_xattr_name,
+    is_event_file,
 };
 
 use crate::classify::{Classifier, Payer, Requester};
@@ -78,10 +79,9 @@ const RECLAIMING: u64 = 1;
 const BRIEF: u64 = 0;
 
 /// The most control files open at a time: each keeps the text being read.
-const NR_OPEN_MAX: usize = 16_384;
-/// The part of them reserved for root. Of the others, a user has at most half of those left by
-/// other users.
-const NR_OPEN_OF_ROOT: usize = 1024;
+const NR_OPEN_MAX: u64 = 16_384;
+/// The part of them kept for root.
+const NR_OPEN_OF_ROOT: u64 = 1024;
 
 /// Serves a [`ControlTree`].
 pub struct ControlFs {
@@ -110,45 +110,31 @@ impl fmt::Debug for ControlFs {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct OpenFiles {
     nr_opened: u64,
-    by_handle: HashMap<u64, (u32, Arc<OpenFile>)>,
-    /// The number of open files of each user other than root, and of all of them.
-    nr_by_user: HashMap<u32, usize>,
-    nr_of_users: usize,
+    by_handle: HashMap<u64, Arc<OpenFile>>,
+    share: HolderShare,
+}
+
+impl Default for OpenFiles {
+    fn default() -> Self {
+        let share = HolderShare::new(NR_OPEN_MAX, NR_OPEN_OF_ROOT);
+        Self { nr_opened: 0, by_handle: HashMap::new(), share }
+    }
 }
 
 impl OpenFiles {
-    fn insert(&mut self, user: u32, file: Arc<OpenFile>) -> Result<u64, Errno> {
-        if user != 0 {
-            let nr = self.nr_by_user.get(&user).copied().unwrap_or(0);
-            let left = (NR_OPEN_MAX - NR_OPEN_OF_ROOT).saturating_sub(self.nr_of_users - nr);
-            if nr >= left / 2 {
-                return Err(Errno::MFILE);
-            }
-        }
-        if self.by_handle.len() >= NR_OPEN_MAX {
-            return Err(Errno::NFILE);
-        }
-        if user != 0 {
-            *self.nr_by_user.entry(user).or_default() += 1;
-            self.nr_of_users += 1;
-        }
+    fn insert(&mut self, file: Arc<OpenFile>) -> Result<u64, Errno> {
+        self.share.take(file.holder())?;
         self.nr_opened += 1;
-        self.by_handle.insert(self.nr_opened, (user, file));
+        self.by_handle.insert(self.nr_opened, file);
         Ok(self.nr_opened)
     }
 
     fn remove(&mut self, handle: u64) -> Option<Arc<OpenFile>> {
-        let (user, file) = self.by_handle.remove(&handle)?;
-        if let Some(nr) = self.nr_by_user.get_mut(&user) {
-            *nr -= 1;
-            self.nr_of_users -= 1;
-            if *nr == 0 {
-                self.nr_by_user.remove(&user);
-            }
-        }
+        let file = self.by_handle.remove(&handle)?;
+        self.share.give(file.holder());
         Some(file)
     }
 }
@@ -194,9 +180,7 @@ impl ControlFs {
     }
 
     fn open_file(&self, handle: u64) -> Result<Arc<OpenFile>, Errno> {
-        let open_files = self.open_files.lock();
-        let (_, file) = open_files.by_handle.get(&handle).ok_or(Errno::BADF)?;
-        Ok(Arc::clone(file))
+        self.open_files.lock().by_handle.get(&handle).cloned().ok_or(Errno::BADF)
     }
 
     fn lookup(&self, node: NodeId, name: &OsStr) -> Result<EntryOut, Errno> {
@@ -245,7 +229,7 @@ impl ControlFs {
         };
         let payer = request.payer.map(Payer::group_for_now);
         let file = Arc::new(self.tree.open_for(node, access, credentials(header), payer)?);
-        let inserted = self.open_files.lock().insert(header.uid, file);
+        let inserted = self.open_files.lock().insert(file);
         inserted.map_err(ControlError::System)
     }
 

@@ -19,6 +19,7 @@ use crate::context::FileContext;
 use crate::error::ControlError;
 use crate::file_id::FileId;
 use crate::group_control::{Owner, Times};
+use crate::holder_share::Holder;
 use crate::membership::Membership;
 use crate::node::{Attr, DirEntry, NodeId, serial_of};
 use crate::open_file::{Content, OpenFile};
@@ -301,11 +302,13 @@ impl ControlTree {
         if !self.state.control(&group).owner(Some(id)).grants(&opener, wanted) {
             return Err(ControlError::Denied);
         }
+        let holder = Holder::new(&opener, payer.unwrap_or(self.state.engine().root()));
         Ok(OpenFile {
             group: Arc::downgrade(&group),
             id,
             opener,
             payer: payer.map(Arc::downgrade),
+            holder,
             content: RankedMutex::new(Rank::ControlFile, Content::default()),
             peak: LeafMutex::default(),
             trigger: RankedMutex::new(Rank::ControlFile, None),

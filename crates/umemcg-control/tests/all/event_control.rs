@@ -106,6 +106,14 @@ impl World {
         self.f.tree.write(&file, text.as_bytes(), &request)
     }
 
+    /// Registers for events of `g`, as a user in the group `tenant`.
+    fn register_from(&self, tenant: &str, user: u32) -> Result<(), ControlError> {
+        let (node, payer) = (self.f.node("g/cgroup.event_control")?, self.f.group(tenant));
+        let file = self.f.tree.open_for(node, WRITE, Credentials::user(user, user), Some(&payer))?;
+        let request = Request { descriptors: &self.open, ..request(1) };
+        self.f.tree.write(&file, b"5 7 1M", &request)
+    }
+
     fn register(&self, group: &str, text: &str) -> Result<(), ControlError> {
         self.register_as(group, text, &Credentials::ROOT)
     }
@@ -287,23 +295,29 @@ fn what_makes_no_sense_is_refused_with_the_kernels_errors() {
 }
 
 #[test]
-fn one_user_does_not_take_all_that_may_listen() {
+fn no_tenant_takes_all_that_may_listen_nor_do_all_of_them() {
     let world = World::new();
-    world.eventfd(5);
+    let counter = world.eventfd(5);
     world.open(7, "g/memory.usage_in_bytes");
-    let user = Credentials::user(1000, 1000);
-    let set = SetAttr { uid: Some(1000), ..SetAttr::default() };
+    let set = SetAttr { mode: Some(0o666), ..SetAttr::default() };
     let file = world.f.node("g/cgroup.event_control").unwrap();
     world.f.tree.set_attr(file, set, &Credentials::ROOT).unwrap();
-    for _ in 0..128 {
-        world.register_as("g", "5 7 1M", &user).unwrap();
+    ["greedy", "other"].iter().for_each(|tenant| world.f.mkdir(tenant).unwrap());
+    let register_all =
+        |tenant: &str, user: u32| (0..).take_while(|_| world.register_from(tenant, user).is_ok()).count();
+    let of_many: usize = (1000..1015).map(|user| register_all("greedy", user)).sum();
+    assert_eq!((of_many, register_all("other", 1000)), (448, 224));
+    assert_eq!(world.register_from("other", 1000), Err(ControlError::System(Errno::MFILE)));
+    for _ in 448 + 224..1024 {
+        world.register("g", "5 7 1M").unwrap();
     }
-    assert_eq!(world.register_as("g", "5 7 1M", &user), Err(ControlError::System(Errno::MFILE)));
-    let others = world.eventfd(6);
-    world.register("g", "6 7 1M").unwrap();
+    assert_eq!(world.register("g", "5 7 1M"), Err(ControlError::System(Errno::NFILE)));
     world.f.rmdir("g/below").unwrap();
     world.f.rmdir("g").unwrap();
-    until_events(&others, 1);
+    until_events(&counter, 1024);
+    world.f.mkdir("g").unwrap();
+    world.open(7, "g/memory.usage_in_bytes");
+    assert_eq!(world.register("g", "5 7 1M"), Ok(()), "their places are free again");
 }
 
 #[test]

@@ -503,7 +503,7 @@ fn users_have_so_many_control_files_open_and_root_has_more() {
          kill $COPROC_PID"
     ));
     assert!(said.contains("Too many open files"), "{said}");
-    for line in ["first 7680\n", "second 3840\n", "root 0\n"] {
+    for line in ["first 5120\n", "second 1706\n", "root 0\n"] {
         assert!(said.contains(line), "no {line:?}: {said}");
     }
     // What processes had open is given back when they end.
