@@ -1,5 +1,6 @@
 //! The state of `populated`: whether processes live in a group or below it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -33,12 +34,24 @@ impl Populated {
 
 /// Returns whether a process lives in the group or below it.
 pub(crate) fn is_populated(membership: &dyn Membership, group: &Arc<Group>) -> bool {
-    let mut at = Group::next_in_subtree(group, None);
-    while let Some(group_below) = at {
-        if membership.is_populated(&group_below) {
-            return true;
-        }
-        at = Group::next_in_subtree(group, Some(&group_below));
+    is_any_populated(group, &|at| membership.is_populated(at), &HashMap::new())
+}
+
+/// Returns whether a process lives in the group or below it. `lives_in` returns whether one lives
+/// in a group itself. The subtrees in `known`, by the group's id, are not visited.
+pub(crate) fn is_any_populated(
+    group: &Arc<Group>,
+    lives_in: &dyn Fn(&Arc<Group>) -> bool,
+    known: &HashMap<u64, bool>,
+) -> bool {
+    let mut next = Some(Arc::clone(group));
+    while let Some(at) = next {
+        next = match known.get(&at.id()) {
+            Some(true) => return true,
+            Some(false) => Group::next_after_subtree(group, &at),
+            None if lives_in(&at) => return true,
+            None => Group::next_in_subtree(group, Some(&at)),
+        };
     }
     false
 }

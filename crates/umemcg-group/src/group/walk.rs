@@ -18,6 +18,12 @@ impl Group {
         if let Some((_, first)) = after.children.lock().by_id.first_key_value() {
             return Some(Arc::clone(first));
         }
+        Self::next_after_subtree(root, after)
+    }
+
+    /// Returns the next group in the subtree of `root` after `after` and all groups below it, in
+    /// the order of [`next_in_subtree`](Self::next_in_subtree).
+    pub fn next_after_subtree(root: &Arc<Group>, after: &Arc<Group>) -> Option<Arc<Group>> {
         let mut at = after;
         // Bounded by the depth of `after`.
         while !Arc::ptr_eq(at, root) {

@@ -219,6 +219,8 @@ fn a_walk_visits_parents_first_and_survives_removals() {
         seen.push(group.path().display().to_string());
     }
     assert_eq!(seen, ["/", "/a", "/a/c", "/b"]);
+    assert!(Arc::ptr_eq(&Group::next_after_subtree(tree.root(), &a).unwrap(), &b));
+    assert!(Group::next_after_subtree(&a, &a).is_none());
     tree.remove(&c, nothing).unwrap();
     tree.remove(&a, nothing).unwrap();
     assert!(Arc::ptr_eq(&Group::next_in_subtree(tree.root(), Some(&c)).unwrap(), &b));
