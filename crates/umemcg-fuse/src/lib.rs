@@ -38,7 +38,6 @@ pub mod signals;
 mod testing;
 pub mod thread_pool;
 pub mod transport;
-mod turn_queue;
 pub mod wait_charge;
 pub mod wire;
 

@@ -24,13 +24,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use umemcg::internal::GroupPath;
+use umemcg::internal::{GroupPath, TurnQueue};
 use umemcg_base::clock::spawn_detached;
 use umemcg_base::{LeafMutex, WakeSignal};
 use umemcg_control::{ControlTree, NodeId, OpenFile, Waker};
 
 use crate::notifier::Notifier;
-use crate::turn_queue::TurnQueue;
 
 /// The interval between passes.
 const PASS_INTERVAL: Duration = Duration::from_millis(100);

@@ -30,6 +30,7 @@ mod stock_table;
 pub mod subtree_marks;
 mod thread_stock;
 mod tree;
+mod turn_queue;
 
 pub use attention::Attention;
 pub use claims::{CLAIMS_DRIFT, CLAIMS_EXACT, Level, Protection, share};
@@ -47,6 +48,7 @@ pub use pending::{NR_PENDING, PENDING_BYTES_MAX};
 pub use share_by_path::ShareByPath;
 pub use stats::{CONTENT_BYTES, EventKind, NAME_BYTES, NR_EVENT_KINDS, NR_STAT_ITEMS, StatItem, StatUnit};
 pub use tree::{CreateError, GroupTree, RemoveError, RenameError};
+pub use turn_queue::TurnQueue;
 
 /// The protocols between threads, for the models of `tests/loom_models`.
 #[cfg(loom)]

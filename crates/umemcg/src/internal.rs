@@ -7,7 +7,7 @@ pub use umemcg_group::apply_pending;
 pub use umemcg_group::hit_counters::{collect_hits, count_hits};
 pub use umemcg_group::{
     CLAIMS_EXACT, CONTENT_BYTES, EffectiveProtection, ExtensionSlot, GROUP_STATE_BYTES, GroupPath, GroupTree,
-    NAME_BYTES, ShareByPath,
+    NAME_BYTES, ShareByPath, TurnQueue,
 };
 pub use umemcg_reclaim::stall::pressure;
 pub use umemcg_reclaim::{

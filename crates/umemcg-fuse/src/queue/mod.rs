@@ -34,11 +34,10 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use umemcg::Group;
-use umemcg::internal::{GroupPath, ShareByPath};
+use umemcg::internal::{GroupPath, ShareByPath, TurnQueue};
 use umemcg_base::Wait;
 
 use crate::computing::{Computing, Run};
-use crate::turn_queue::TurnQueue;
 
 /// The group that pays for a request, and the store where it may wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -2,14 +2,14 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use umemcg::internal::GroupPath;
+use crate::GroupPath;
 
 /// The depth of the groups that a caller may select from: just below the tenants.
 const DEPTH_OF_ASKED: usize = 1;
 
 /// See the module text.
 #[derive(Debug)]
-pub(crate) struct TurnQueue<J> {
+pub struct TurnQueue<J> {
     root: Level<J>,
     len: usize,
 }
@@ -39,7 +39,7 @@ impl<J> Default for Level<J> {
 
 impl<J> TurnQueue<J> {
     /// Adds an item of a group.
-    pub(crate) fn push(&mut self, path: GroupPath, job: J) {
+    pub fn push(&mut self, path: GroupPath, job: J) {
         let mut level = &mut self.root;
         for &group in path.levels() {
             if !level.below.contains_key(&group) {
@@ -55,36 +55,38 @@ impl<J> TurnQueue<J> {
     }
 
     /// Takes out the next item.
-    pub(crate) fn pop(&mut self) -> Option<(GroupPath, J)> {
+    pub fn pop(&mut self) -> Option<(GroupPath, J)> {
         self.pop_of(&|_| true)
     }
 
     /// Takes out the next item for which `may` accepts the group just below its tenant. An item of
     /// the tenant itself needs no consent.
-    pub(crate) fn pop_of(&mut self, may: &dyn Fn(u64) -> bool) -> Option<(GroupPath, J)> {
+    pub fn pop_of(&mut self, may: &dyn Fn(u64) -> bool) -> Option<(GroupPath, J)> {
         let next = self.root.pop(0, may);
         self.len -= usize::from(next.is_some());
         next
     }
 
     /// Returns whether [`pop_of`](Self::pop_of) would return an item.
-    pub(crate) fn has_of(&self, may: &dyn Fn(u64) -> bool) -> bool {
+    pub fn has_of(&self, may: &dyn Fn(u64) -> bool) -> bool {
         self.root.has(0, may)
     }
 
     /// Takes out the items selected by `is_meant`.
-    pub(crate) fn take_out(&mut self, is_meant: impl Fn(&J) -> bool) -> Vec<(GroupPath, J)> {
+    pub fn take_out(&mut self, is_meant: impl Fn(&J) -> bool) -> Vec<(GroupPath, J)> {
         let mut taken = Vec::new();
         self.root.take_out(&is_meant, &mut taken);
         self.len -= taken.len();
         taken
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// Returns the number of items.
+    pub fn len(&self) -> usize {
         self.len
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    /// Returns whether there are no items.
+    pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 }
@@ -134,7 +136,7 @@ impl<J> Level<J> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(any(loom, schedule))))]
 mod tests {
     use super::*;
 
