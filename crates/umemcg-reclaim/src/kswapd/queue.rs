@@ -1,8 +1,8 @@
 //! The queue of background reclaim: one job for each group, either waiting for a worker or backed
 //! off.
 //!
-//! Waiting jobs are served in rounds: a served group goes to the next round, and within a round the
-//! group nearest to its limit comes first.
+//! Tenants take turns, and so do the groups in a tenant, level by level ([`TurnQueue`]): a tenant
+//! gains nothing by having many. A served group goes behind the others of its level.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use umemcg_base::sync::Instant;
 use umemcg_base::{Condvar, LeafMutex, LeafMutexGuard, Rank, RankedMutex};
-use umemcg_group::Group;
+use umemcg_group::{Group, GroupPath, TurnQueue};
 
 use super::job_progress::JobProgress;
 
@@ -47,6 +47,8 @@ pub(super) struct JobState {
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(super) group: Weak<Group>,
+    /// (C)
+    path: GroupPath,
     /// Only the queues' locks are taken under it.
     pub(super) state: LeafMutex<JobState>,
     pub(super) progress: RankedMutex<JobProgress>,
@@ -58,6 +60,7 @@ impl Job {
     pub(super) fn new(group: &Arc<Group>, nr_nodes: usize) -> Self {
         Self {
             group: Arc::downgrade(group),
+            path: GroupPath::of(group),
             state: LeafMutex::new(JobState {
                 place: JobPlace::Idle,
                 backoff_serial: 0,
@@ -75,46 +78,32 @@ impl Job {
     }
 }
 
-/// Round, room left in thousandths of the limit, order of arrival.
-type Turn = (u64, u64, u64);
-
-#[derive(Debug)]
-struct Waiting(Reverse<Turn>, Arc<Job>);
-
 /// Until when, which back-off, which job.
 #[derive(Debug)]
 struct BackedOff(Reverse<Instant>, u64, Arc<Job>);
 
-macro_rules! ordered_by_first {
-    ($name:ident) => {
-        impl PartialEq for $name {
-            fn eq(&self, other: &Self) -> bool {
-                self.0 == other.0
-            }
-        }
-        impl Eq for $name {}
-        impl PartialOrd for $name {
-            fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-                Some(self.cmp(other))
-            }
-        }
-        impl Ord for $name {
-            fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-                self.0.cmp(&other.0)
-            }
-        }
-    };
+impl PartialEq for BackedOff {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
 }
-ordered_by_first!(Waiting);
-ordered_by_first!(BackedOff);
+impl Eq for BackedOff {}
+impl PartialOrd for BackedOff {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for BackedOff {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.cmp(&other.0)
+    }
+}
 
 /// The jobs in a queue.
 #[derive(Debug, Default)]
 struct QueuedJobs {
-    waiting: BinaryHeap<Waiting>,
+    waiting: TurnQueue<Arc<Job>>,
     backed_off: BinaryHeap<BackedOff>,
-    round: u64,
-    arrivals: u64,
     stopped: bool,
 }
 
@@ -132,13 +121,6 @@ impl Default for Queue {
         let jobs = LeafMutex::with_rank(Rank::ReclaimQueue, QueuedJobs::default());
         Self { jobs, nr_waiting: AtomicUsize::new(0), wake: Condvar::default() }
     }
-}
-
-/// Returns the room left below a group's limit, in thousandths of the limit: the smaller, the more
-/// urgent.
-fn room(group: &Group) -> u64 {
-    let max = group.max_bytes();
-    (u128::from(max.saturating_sub(group.usage_bytes())) * 1000 / u128::from(max.max(1))) as u64
 }
 
 impl Queue {
@@ -185,31 +167,27 @@ impl Queue {
     /// Queues a job in its group's own queue; or in this one, the pool's, if the group has no own
     /// queue or has lost it since the caller looked.
     fn put_home(&self, own: Option<&Queue>, job: &Arc<Job>) {
-        if !own.is_some_and(|own| own.put(job, false)) {
-            self.put(job, false);
+        if !own.is_some_and(|own| own.put(job)) {
+            self.put(job);
         }
     }
 
-    /// Queues a job: in this round, or behind all others if it was served. Wakes a sleeping worker.
-    /// Returns `false` if this queue has been stopped: the job then belongs in the pool's queue.
-    pub(super) fn put(&self, job: &Arc<Job>, was_served: bool) -> bool {
-        let is_queued = self.put_back(job, was_served);
+    /// Queues a job, and wakes a sleeping worker. Returns `false` if this queue has been stopped:
+    /// the job then belongs in the pool's queue.
+    pub(super) fn put(&self, job: &Arc<Job>) -> bool {
+        let is_queued = self.put_back(job);
         self.wake.notify_one();
         is_queued
     }
 
     /// Like `put`, for a worker of this queue about to ask for its next job, so no thread has to
     /// wake up. A worker ending instead wakes another, see [`next`](Self::next).
-    pub(super) fn put_back(&self, job: &Arc<Job>, was_served: bool) -> bool {
-        let Some(group) = job.group.upgrade() else { return true };
-        let room = room(&group);
+    pub(super) fn put_back(&self, job: &Arc<Job>) -> bool {
         let mut jobs = self.jobs.lock();
         if jobs.stopped {
             return false;
         }
-        jobs.arrivals += 1;
-        let turn = (jobs.round + u64::from(was_served), room, jobs.arrivals);
-        jobs.waiting.push(Waiting(Reverse(turn), Arc::clone(job)));
+        jobs.waiting.push(job.path, Arc::clone(job));
         self.nr_waiting.store(jobs.waiting.len(), Relaxed);
         true
     }
@@ -249,16 +227,12 @@ impl Queue {
                     state.place = JobPlace::Queued;
                     job.is_backed_off.store(false, Relaxed);
                     drop(state);
-                    jobs.arrivals += 1;
-                    // Behind the others: nothing could be freed when it was last served.
-                    let turn = (jobs.round + 1, 0, jobs.arrivals);
-                    jobs.waiting.push(Waiting(Reverse(turn), job));
+                    jobs.waiting.push(job.path, job);
                 }
             }
             let first = jobs.waiting.pop();
             self.nr_waiting.store(jobs.waiting.len(), Relaxed);
-            if let Some(Waiting(Reverse((round, ..)), job)) = first {
-                jobs.round = jobs.round.max(round);
+            if let Some((_, job)) = first {
                 return Some(job);
             }
             match jobs.backed_off.peek().map(|first| first.0.0) {
@@ -272,12 +246,13 @@ impl Queue {
     pub(super) fn hand_over_to(&self, other: &Queue) {
         let mut jobs = self.jobs.lock();
         jobs.stopped = true;
-        let (waiting, backed_off) = (std::mem::take(&mut jobs.waiting), std::mem::take(&mut jobs.backed_off));
+        let (mut waiting, backed_off) =
+            (std::mem::take(&mut jobs.waiting), std::mem::take(&mut jobs.backed_off));
         self.nr_waiting.store(0, Relaxed);
         drop(jobs);
         self.wake.notify_all();
-        for Waiting(_, job) in waiting {
-            other.put(&job, false);
+        while let Some((_, job)) = waiting.pop() {
+            other.put(&job);
         }
         for BackedOff(Reverse(until), serial, job) in backed_off {
             other.back_off(&job, serial, until.saturating_duration_since(Instant::now()));
@@ -315,7 +290,7 @@ mod tests {
         pool.enqueue_signalled(&job);
         assert!(!pool.is_empty());
         assert!(Arc::ptr_eq(&pool.next(&AtomicBool::new(false)).unwrap(), &job));
-        assert!(!own.put_back(&job, true) && !own.back_off(&job, 1, Duration::ZERO));
+        assert!(!own.put_back(&job) && !own.back_off(&job, 1, Duration::ZERO));
     }
 
     #[test]
@@ -336,5 +311,24 @@ mod tests {
         assert!(Arc::ptr_eq(&next, &job) && !job.is_backed_off());
         queue.note_ended(&job, 100);
         assert!(queue.is_empty(), "it does not back off any more");
+    }
+
+    #[test]
+    fn a_tenant_with_a_hundred_groups_has_every_second_turn() {
+        let tree = GroupTree::new(1 << 30);
+        let [many, one] = ["many", "one"].map(|name| tree.create(tree.root(), name.as_ref()).unwrap());
+        let (queue, ends) = (Queue::default(), AtomicBool::new(false));
+        for nr in 0..100 {
+            let group = tree.create(&many, nr.to_string().as_ref()).unwrap();
+            queue.put(&Arc::new(Job::new(&group, 1)));
+        }
+        queue.put(&Arc::new(Job::new(&one, 1)));
+        let mut nr_of_one = 0;
+        for _ in 0..20 {
+            let job = queue.next(&ends).unwrap();
+            nr_of_one += usize::from(job.path == GroupPath::of(&one));
+            queue.put_back(&job);
+        }
+        assert_eq!(nr_of_one, 10);
     }
 }

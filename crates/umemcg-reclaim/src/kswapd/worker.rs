@@ -222,11 +222,10 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
         Next::Again => {
             state.place = JobPlace::Queued;
             drop(state);
-            let is_queued =
-                if std::ptr::eq(home, mine) { home.put_back(job, true) } else { home.put(job, true) };
+            let is_queued = if std::ptr::eq(home, mine) { home.put_back(job) } else { home.put(job) };
             // The group has lost its own worker since.
             if !is_queued {
-                pool.put(job, true);
+                pool.put(job);
             }
         }
         Next::BackOff => {
