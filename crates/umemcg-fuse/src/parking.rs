@@ -44,6 +44,8 @@ impl fmt::Debug for ParkedRequest {
 pub(crate) trait Lot: Send + Sync {
     /// Takes a place. Returns `false` if too many of the group wait.
     fn park(&self, keys: Keys) -> bool;
+    /// Takes a place for a resumed request, however many of its group wait.
+    fn park_again(&self, keys: Keys);
     /// Releases the place of an abandoned request.
     fn unpark(&self, keys: Keys);
     /// Releases the place, and has a worker resume the request.
@@ -64,6 +66,13 @@ impl Parking {
     pub fn park(&self, keys: Keys) -> Option<ParkedPlace> {
         let lot = self.0.upgrade()?;
         lot.park(keys).then(|| ParkedPlace { lot: Some(Weak::clone(&self.0)), keys })
+    }
+
+    /// Like [`park`](Self::park), for a resumed request: other requests may wait for it, so it gets
+    /// a place however many of its group wait.
+    pub fn park_again(&self, keys: Keys) -> Option<ParkedPlace> {
+        self.0.upgrade()?.park_again(keys);
+        Some(ParkedPlace { lot: Some(Weak::clone(&self.0)), keys })
     }
 }
 

@@ -577,6 +577,9 @@ impl Lot for Connection {
     fn park(&self, keys: Keys) -> bool {
         self.pool.park(keys)
     }
+    fn park_again(&self, keys: Keys) {
+        self.pool.park_again(keys);
+    }
     fn unpark(&self, keys: Keys) {
         self.pool.unpark(keys);
     }

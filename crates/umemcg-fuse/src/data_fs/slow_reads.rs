@@ -20,6 +20,7 @@ use super::DataFs;
 use super::content::{fills_cache, reading};
 use super::reply_with;
 use crate::errno::ToErrno;
+use crate::parking::ParkedPlace;
 use crate::reply::{Answer, Delay, Reply};
 use crate::request::Request;
 use crate::thread_pool::Keys;
@@ -51,6 +52,8 @@ struct SlowRead {
     len_before: u64,
     /// The bytes charged by its steps.
     charged_bytes: u64,
+    /// It has waited without a thread: others may wait for its claims.
+    was_parked: bool,
 }
 
 /// The read is kept by the store's callback, and then by the queue.
@@ -84,6 +87,7 @@ impl DataFs {
             size,
             len_before: file.content().len(),
             charged_bytes: meter.bytes(),
+            was_parked: false,
             group,
             opened,
         };
@@ -100,7 +104,7 @@ impl DataFs {
         slow.charged_bytes += meter.bytes();
         let result = match step {
             Ok(ReadStep::Done(pages)) => Ok(pages),
-            Ok(ReadStep::Waits(waiting)) => match self.parking.get().and_then(|lot| lot.park(slow.keys)) {
+            Ok(ReadStep::Waits(waiting)) => match self.park(&slow) {
                 Some(place) => {
                     let me = self.me.clone();
                     let held = charge_parked(self.engine.reclaimer(), &group, slow.size);
@@ -109,7 +113,7 @@ impl DataFs {
                         place.resume(reply, move |reply| {
                             drop(held);
                             if let Some(me) = me.upgrade() {
-                                me.step(slow, read, reply);
+                                me.step(SlowRead { was_parked: true, ..slow }, read, reply);
                             }
                         });
                     });
@@ -123,6 +127,12 @@ impl DataFs {
             Err(error) => Err(error),
         };
         self.answer_read(&slow, result, reply);
+    }
+
+    /// Takes a place to wait without a thread.
+    fn park(&self, slow: &SlowRead) -> Option<ParkedPlace> {
+        let parking = self.parking.get()?;
+        if slow.was_parked { parking.park_again(slow.keys) } else { parking.park(slow.keys) }
     }
 
     fn answer_read(&self, slow: &SlowRead, result: Result<PinnedPages<'_>, VfsError>, reply: &mut Reply) {

@@ -28,7 +28,9 @@
 //! A parked request, which waits for its store without a thread ([`parking`](crate::parking)),
 //! counts here as one of its group's waiting requests. When it is resumed, running requests may be
 //! waiting for its pages and claims. So it gets keys of its own ([`to_go_on`](Keys::to_go_on)), and
-//! the first request of such a pair starts regardless of the running ones.
+//! the first of such a pair starts regardless of the running ones, even above `all_max`. One of a
+//! tenant is enough: it waits on its thread for no parked request, but [parks
+//! again](Queue::park_again). So it ends, and the next one starts.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -51,6 +53,11 @@ pub struct Keys {
 /// Added to the keys of resumed requests.
 const GOES_ON: u64 = 1 << 62;
 
+/// Returns the path under which a queued request counts as waiting, resumed or not.
+fn path_of_wait(path: GroupPath) -> GroupPath {
+    path.map(|level| level & !GOES_ON)
+}
+
 impl Keys {
     /// Returns the keys of a request of a group on a store.
     pub fn of(group: &Group, store: u64) -> Self {
@@ -62,10 +69,10 @@ impl Keys {
         Self { path: GroupPath::new(&[number]), store }
     }
 
-    /// Returns the keys for a parked request with these keys when it is resumed. They are of its
-    /// group alone, so that it waits for no other group of its tenant.
+    /// Returns the keys for a parked request with these keys when it is resumed: of a pair of its
+    /// own, so that it waits for no other request of its tenant.
     pub(crate) fn to_go_on(self) -> Self {
-        Self::single(self.path.group() | GOES_ON, self.store | GOES_ON)
+        Self { path: self.path.map(|level| level | GOES_ON), store: self.store | GOES_ON }
     }
 
     /// Returns the group just below the tenant, if it is not the tenant itself.
@@ -336,6 +343,13 @@ impl<J: Waiting> Queue<J> {
         may
     }
 
+    /// Counts a resumed request as parked, however many of its group wait: others may wait for it,
+    /// so it must not wait for them on its thread.
+    pub fn park_again(&mut self, keys: Keys) {
+        self.waits.add(&keys.path, 1);
+        self.nr_parked += 1;
+    }
+
     /// Notes the end of a parked request's wait.
     pub fn unpark(&mut self, keys: Keys) {
         self.nr_parked -= 1;
@@ -358,7 +372,7 @@ impl<J: Waiting> Queue<J> {
         }
         self.nr_running = self.nr_running + after.1 - before.1;
         self.nr_waiting = self.nr_waiting + after.2 - before.2;
-        // Resumed requests take no part from others: each group would count as a tenant.
+        // Resumed requests take no part from others: their tenant would count twice.
         if keys.goes_on() {
             return result;
         }
@@ -436,18 +450,14 @@ impl<J: Waiting> Queue<J> {
         if is_idle {
             self.idle.push_back(keys);
         }
-        self.waits.add(&path, 1);
+        self.waits.add(&path_of_wait(path), 1);
         self.given_up(settled)
     }
 
     /// Releases the counts of requests taken out of the queue.
     fn given_up(&mut self, requests: Vec<(GroupPath, J)>) -> Vec<J> {
-        let waits = &mut self.waits;
-        let given_up = |(path, job)| {
-            waits.give(&path, 1);
-            job
-        };
-        requests.into_iter().map(given_up).collect()
+        requests.iter().for_each(|(path, _)| self.waits.give(&path_of_wait(*path), 1));
+        requests.into_iter().map(|(_, job)| job).collect()
     }
 
     /// Returns the next pair able to start a request, if any; it is at the front of its list.
@@ -528,7 +538,7 @@ impl<J: Waiting> Queue<J> {
             self.turn.push_back(keys);
         }
         let (path, job) = job?;
-        self.waits.give(&path, 1);
+        self.waits.give(&path_of_wait(path), 1);
         let keys = Keys { path, store: keys.store };
         Some((Started { keys, run: self.computing.begin() }, job))
     }

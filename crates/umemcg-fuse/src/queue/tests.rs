@@ -177,13 +177,21 @@ fn a_group_that_hangs_leaves_a_place_to_the_next_one() {
 }
 
 #[test]
-fn many_groups_that_go_on_take_no_part_from_others() {
+fn groups_that_go_on_share_places_and_the_first_needs_none() {
     let mut queue = Queue::new(PLACES);
-    let going_on = |nr: u64| Keys { path: GroupPath::new(&[1, 100 + nr]), store: 7 }.to_go_on();
-    let nr_started = (0..2000).filter(|&nr| try_start_at(&mut queue, going_on(nr), 0).is_some()).count();
-    // The running requests may wait for a page or a lock of any of them.
-    assert_eq!(nr_started, 2000);
-    assert!(queue.tenants.is_empty() && queue.stores.is_empty());
+    let going_on =
+        |tenant: u64, nr: u64| Keys { path: GroupPath::new(&[tenant, 100 + nr]), store: 7 }.to_go_on();
+    let nr_started = (0..2000).filter(|&nr| try_start_at(&mut queue, going_on(1, nr), 0).is_some()).count();
+    assert_eq!(nr_started, PLACES.running_max / 2);
+    assert!(queue.tenants.is_empty() && queue.stores.is_empty(), "they take no part from others");
+    let nr_others = (10..).take_while(|&n| ask(&mut queue, n, n, 0)).count();
+    assert_eq!(nr_started + nr_others, PLACES.all_max);
+    // All of them may wait for a page or a claim of another tenant's.
+    let first = try_start_at(&mut queue, going_on(2, 0), 1000).unwrap();
+    for nr in 1..100 {
+        assert!(try_start_at(&mut queue, going_on(2, nr), 1000 + nr as u32).is_none());
+    }
+    assert_eq!(run_out(&mut queue, first), (1001..1100).collect::<Vec<u32>>(), "one after the other");
 }
 
 #[test]

@@ -278,6 +278,11 @@ impl<J: Waiting> Pool<J> {
         self.state.lock().queue.park(keys)
     }
 
+    /// Counts a resumed request that waits for its store again, however many of its group wait.
+    pub fn park_again(&self, keys: Keys) {
+        self.state.lock().queue.park_again(keys);
+    }
+
     /// Notes that a parked request has been given up.
     pub fn unpark(&self, keys: Keys) {
         let mut state = self.state.lock();

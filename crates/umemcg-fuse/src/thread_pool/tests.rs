@@ -217,6 +217,19 @@ fn a_request_that_goes_on_starts_whatever_runs() {
 }
 
 #[test]
+fn a_request_that_goes_on_parks_again_beyond_the_bound() {
+    let pool = pool::<Job>(4);
+    let keys = Keys::single(1, 1);
+    let nr_max = (0..).take_while(|_| pool.park(keys)).count();
+    assert!(pool.resume(keys, Job(1), || Ok(())).is_empty());
+    assert!(!pool.park(keys), "it has its place until it runs");
+    assert_eq!(picked(pool.join(|| Ok(()))), Some((keys.to_go_on(), Job(1))));
+    assert!(pool.park(keys) && !pool.park(keys));
+    pool.park_again(keys);
+    assert_eq!(pool.pool_counts().nr_parked, nr_max + 1);
+}
+
+#[test]
 fn a_spare_thread_whose_time_is_over_takes_what_has_come() {
     let limits = PoolLimits { spare_life: Duration::from_millis(20), ..pool::<Job>(4).limits };
     let pool = Pool::new(limits, false);
