@@ -25,6 +25,8 @@ def check(name):
     with tempfile.TemporaryDirectory() as directory:
         point = Path(directory, name)
         point.mkdir()
+        # A newline at the end of a name is a part of it.
+        Path(directory, name.rstrip("\n")).mkdir(exist_ok=True)
         device = mount(point)
         try:
             asked, wrong, program = (Path(directory, name) for name in ("asked", "wrong", "umemcg"))
@@ -42,7 +44,8 @@ def check(name):
                     assert result.returncode == expected, (code, action, result.returncode)
                     assert asked.exists() == (action == "remove"), (code, action)
                     assert not wrong.exists(), "another path was to be unmounted"
-                is_mounted = str(point).replace(" ", "\\040") in Path("/proc/self/mountinfo").read_text()
+                shown = str(point).replace(" ", "\\040").replace("\n", "\\012")
+                is_mounted = f" {shown} " in Path("/proc/self/mountinfo").read_text()
                 assert is_mounted == (code != 4), code
         finally:
             # Nothing answers on the mount: without this, whatever looks at it waits for ever.
@@ -53,3 +56,5 @@ def check(name):
 check("a b%c")
 # A pattern that the names of other files match.
 check("*")
+# A substitution of the shell drops a newline at its end.
+check("a\n")
