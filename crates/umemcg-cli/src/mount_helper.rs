@@ -168,7 +168,8 @@ fn daemon_command(arguments: &HelperArguments, options: &DaemonOptions) -> Resul
 /// Starts the daemon, and waits until it serves or has ended.
 fn start(command: &mut Command) -> io::Result<Result<(), Refusal>> {
     let mut daemon = command.spawn()?;
-    let said = daemon.stderr.take().map(show);
+    // Without a thread for them, its messages are not shown.
+    let said = daemon.stderr.take().and_then(|stderr| show(stderr).ok());
     let serves = reads_line(&mut daemon)?;
     // Once the daemon serves, its stderr goes elsewhere, so this thread always ends.
     let _ = said.map(JoinHandle::join);
@@ -190,8 +191,8 @@ fn reads_line(daemon: &mut Child) -> io::Result<bool> {
 }
 
 /// Shows the lines of a daemon on stderr, without their priorities for the journal.
-fn show(from: impl Read + Send + 'static) -> JoinHandle<()> {
-    std::thread::spawn(move || {
+fn show(from: impl Read + Send + 'static) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name("umemcg-messages".into()).spawn(move || {
         for line in BufReader::new(from).lines().map_while(Result::ok) {
             let _ = writeln!(io::stderr(), "{NAME}: {}", without_priority(&line));
         }

@@ -2,6 +2,7 @@
 
 mod figures;
 mod public_face;
+mod threads;
 mod tidy;
 
 use std::env;

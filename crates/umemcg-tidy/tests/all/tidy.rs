@@ -30,7 +30,7 @@ fn files_below(directory: &Path, extension: &str, found: &mut Vec<PathBuf>) {
     }
 }
 
-fn rust_files() -> Vec<(String, String)> {
+pub(crate) fn rust_files() -> Vec<(String, String)> {
     let root = root();
     let mut found = Vec::new();
     files_below(&root.join("crates"), "rs", &mut found);
@@ -208,7 +208,7 @@ fn unsafe_code_stays_where_it_belongs() {
 }
 
 /// The part of a file that ships: its unit tests are at its end.
-fn without_tests(text: &str) -> impl Iterator<Item = (usize, &str)> {
+pub(crate) fn without_tests(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let is_end =
         |line: &str| line.starts_with("#[cfg(") && line.contains("test") && !line.contains("not(test");
     let mut lines = text.lines().enumerate().peekable();
