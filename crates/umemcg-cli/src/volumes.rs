@@ -31,6 +31,8 @@ pub(crate) const DIRECTORY_LOOK: Duration = Duration::from_millis(50);
 
 /// The root directory of the node, as seen by its first process.
 const NODE_ROOT: &str = "/proc/1/root";
+/// The variable that names the root directory of the node elsewhere.
+const NODE_ROOT_VARIABLE: &str = "UMEMCG_NODE_ROOT";
 
 /// Runs `umemcg volume`.
 ///
@@ -235,7 +237,8 @@ pub(crate) fn failure(error: &AddVolumeError, message: String) -> Failure {
 pub fn serve(daemon: &Daemon, request: Request, deadline: Instant, progress: &mut dyn FnMut(u64)) -> Reply {
     match request {
         Request::VolumeAdd { name, data, of_node } => {
-            let checked = if of_node { check_on_node(&data, Path::new(NODE_ROOT)) } else { Ok(()) };
+            let node_root = || std::env::var_os(NODE_ROOT_VARIABLE).unwrap_or(NODE_ROOT.into());
+            let checked = if of_node { check_on_node(&data, Path::new(&node_root())) } else { Ok(()) };
             let spec = match checked.and_then(|()| spec_of(&data)) {
                 Ok(spec) => spec,
                 Err(message) => {

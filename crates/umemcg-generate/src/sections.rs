@@ -39,6 +39,11 @@ const ENVIRONMENT: &[Row] = &[
         "Set by a service manager: where the daemon says how it is, and how often; see sd_notify(3).",
         &["umemcg-mount"],
     ),
+    (
+        "UMEMCG_NODE_ROOT",
+        "Where the root directory of a Kubernetes node is, if not /proc/1/root: volumes of the node are compared with it.",
+        &["umemcg-mount"],
+    ),
     ("XDG_RUNTIME_DIR", "The directory in which the sockets of users other than root are.", TALKING),
     (
         "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL",

@@ -211,6 +211,8 @@ impl Mount {
             };
         }
         command.current_dir("/").env("STATE_DIRECTORY", self.directory.path().join("state"));
+        // A sandbox may not show what its first process sees.
+        command.env("UMEMCG_NODE_ROOT", "/");
         command
     }
 
