@@ -1,11 +1,11 @@
 //! The lists of a volume's two shrinkers: inodes by paying group, oldest first.
 //!
-//! Every charged entry of the inode table is on one of three lists. While the kernel refers to it, it
-//! is a *name* in the kernel's cache, and is dropped when the kernel forgets it. Otherwise it is an
-//! *inode* kept only by the daemon (for its cached content, a child's name or an open file). A name
-//! that the kernel was asked to forget in vain is a *pinned* one until it is looked up again. The
-//! lists are made, and the shrinkers registered, with a volume's first entry: an idle volume costs
-//! nothing.
+//! Every charged entry of the inode table is on one of three lists. While the kernel refers to it,
+//! it is a *name* in the kernel's cache, and is dropped when the kernel forgets it. Otherwise it is
+//! an *inode* kept only by the daemon (for its cached content, a child's name or an open file). A
+//! name that the kernel was asked to forget in vain is a *pinned* one until it is looked up again.
+//! The lists are made, and the shrinkers registered, with a volume's first entry: an idle volume
+//! costs nothing.
 //!
 //! Lists are changed with the entry's shard locked, and their locks rank behind it; walks only
 //! collect node ids and look at the entries afterwards.

@@ -17,7 +17,6 @@ use super::draft_maker::DraftMaker;
 use super::draft_upload::{DraftUpload, UploadError, end_noted_upload};
 use super::file_attributes::FileAttributes;
 use super::file_labels::FileLabels;
-use super::node::{Facts, Told};
 use super::objects::Objects;
 use super::open_streams::OpenStreams;
 use super::staged_file::StagedFile;
@@ -365,15 +364,9 @@ impl Drafts {
     /// Notes that the store has a draft as it was when `upload` began.
     fn stored(&self, draft: &Draft, upload: &Upload, (key, info): (&str, &ObjectInfo)) {
         let is_saved = draft.end_upload(upload.nr_changes, info, key);
-        {
-            let mut tree = self.objects.tree.lock();
-            if let Ok(node) = tree.get_mut(draft.node) {
-                let attributes = Some(upload.labels.attributes);
-                node.facts = Facts::Object(ObjectInfo { attributes, ..info.without_metadata() });
-                node.told = Told { at: Instant::now(), thread: 0 };
-                self.objects.open_listings.outdate(node.parent);
-            }
-        }
+        let attributes = Some(upload.labels.attributes);
+        let info = ObjectInfo { attributes, ..info.without_metadata() };
+        let _ = self.objects.tree.lock().note_stored(draft.node, info);
         if is_saved {
             self.release(draft);
         }

@@ -165,15 +165,7 @@ impl OpenListings {
         parts.iter().rev().find_map(|part| Some((part.find(name)?.clone(), part.told)))
     }
 
-    /// Notes a change in a directory: the parts listed before are outdated.
-    pub(super) fn outdate(&self, directory: NodeId) {
-        let mut open = self.0.lock();
-        if let Some(of) = open.by_directory.get_mut(&directory) {
-            of.outdated = Some(Instant::now());
-        }
-    }
-
-    /// As [`outdate`](Self::outdate), for one name: the others stay.
+    /// Notes a change of a name in a directory: what was listed of it before is outdated.
     pub(super) fn outdate_name(&self, directory: NodeId, name: &str) {
         let mut open = self.0.lock();
         if let Some(of) = open.by_directory.get_mut(&directory) {
@@ -181,7 +173,7 @@ impl OpenListings {
         }
     }
 
-    /// As [`outdate`](Self::outdate), for all directories.
+    /// Notes a change of all directories.
     pub(super) fn outdate_all(&self) {
         let mut open = self.0.lock();
         open.by_directory.values_mut().for_each(|of| of.outdated = Some(Instant::now()));
@@ -232,7 +224,7 @@ mod tests {
         assert!(open.find(NodeId(8), "d").is_none());
         open.remove(directory, one);
         assert!(open.find(directory, "d").unwrap().0.object.is_none());
-        open.outdate(directory);
+        open.outdate_name(directory, "d");
         assert!(open.find(directory, "d").is_none());
         open.put(directory, two, Some(&part(&["d"])));
         assert!(open.find(directory, "d").is_some(), "told since");

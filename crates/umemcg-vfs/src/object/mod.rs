@@ -61,6 +61,7 @@ mod side_by_side;
 mod staged_file;
 mod staging;
 mod staging_room;
+mod stored_names;
 mod stream;
 mod stream_file;
 mod streaming;

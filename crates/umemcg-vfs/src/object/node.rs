@@ -13,7 +13,8 @@ use super::kernel_copy::KernelCopy;
 use super::stream::Stream;
 use crate::attr::{FileKind, NodeId};
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
-use crate::name_lists::{ListEntry, NameLists};
+use crate::name_lists::{Asking, ListEntry, NameLists};
+use crate::name_reclaim::LeaveOutcome;
 
 /// The cost of a name with its inode, its place in a list and the longest name and ETag, in bytes.
 pub(super) const NODE_BYTES: u64 = 832;
@@ -210,6 +211,33 @@ impl Node {
         let Some(owner) = self.charge.as_ref().map(NodeCharge::owner) else { return 0 };
         let is_payers = self.content.as_ref().is_some_and(|content| content.owner() == owner);
         NODE_BYTES + if is_payers { CONTENT_BYTES } else { 0 }
+    }
+
+    /// Decides whether to ask the kernel to forget it. See
+    /// [`Tree::ask_to_leave`](super::tree::Tree::ask_to_leave).
+    pub(super) fn ask_to_leave(
+        &mut self,
+        lists: &NameLists,
+        node: NodeId,
+        now_ms: u32,
+    ) -> (LeaveOutcome, Option<Arc<Content>>) {
+        if let Some(content) = self.content.take() {
+            let is_payers = self.charge.as_ref().is_some_and(|charge| charge.owner() == content.owner());
+            let bytes = if is_payers { CONTENT_BYTES } else { 0 };
+            return (LeaveOutcome::ContentDropped(bytes), Some(content));
+        }
+        let asking = self.place.ask(now_ms);
+        self.list(lists, node);
+        let outcome = match asking {
+            Asking::Expected => LeaveOutcome::Requested(self.bytes()),
+            Asking::InVain => LeaveOutcome::Kept,
+            Asking::Now => LeaveOutcome::Idle {
+                kind: self.facts.kind(),
+                names: vec![(self.parent, self.name.as_bytes().into())],
+                bytes: self.bytes(),
+            },
+        };
+        (outcome, None)
     }
 
     /// Puts it on the list where it belongs.

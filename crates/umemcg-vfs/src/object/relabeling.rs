@@ -4,7 +4,6 @@
 //! or where the store cannot do that, the object is stored anew.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use rustix::io::Errno;
 use umemcg::Group;
@@ -13,7 +12,6 @@ use super::bucket::ObjectInfo;
 use super::content::Content;
 use super::drafts::Drafts;
 use super::file_labels::LabelChange;
-use super::node::{Facts, Told};
 use crate::attr::NodeId;
 use crate::error::VfsError;
 
@@ -67,11 +65,7 @@ impl Relabeling<'_> {
         let replaced = objects.bucket.replace_metadata(&key, &there, &labels.to_metadata());
         let info = replaced.map_err(|error| objects.failures.report(&error))?;
         let info = ObjectInfo { attributes: Some(labels.attributes), ..info.without_metadata() };
-        if let Ok(found) = objects.tree.lock().get_mut(node) {
-            found.facts = Facts::Object(info.clone());
-            found.told = Told { at: Instant::now(), thread: 0 };
-            objects.open_listings.outdate(found.parent);
-        }
+        let _ = objects.tree.lock().note_stored(node, info.clone());
         content.move_to(&key, &info);
         drafts.open_streams.rebase(node, (&base, &info), Some(&labels));
         if let Some(draft) = draft {

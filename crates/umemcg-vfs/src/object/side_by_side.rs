@@ -27,7 +27,7 @@ impl Helper {
     fn take() -> Option<Self> {
         let one_more = |nr| (nr < NR_OF_PROCESS_MAX).then_some(nr + 1);
         let taken = NR_HELPERS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
-        taken.is_ok().then_some(Self)
+        taken.is_ok().then(|| Self)
     }
 }
 

@@ -20,7 +20,7 @@ use super::content::Content;
 use super::drafts::Drafts;
 use super::file_attributes::FileAttributes;
 use super::file_labels::{FileLabels, LabelChange};
-use super::node::{Facts, Told};
+use super::node::Facts;
 use super::objects::Objects;
 use super::stream::{Payer, Stream, StreamError, StreamFate};
 use super::upload_notes::UploadNotes;
@@ -281,14 +281,10 @@ impl Streams {
     /// Notes that the store has all of a stream.
     fn stored(&self, stream: &Stream, info: &ObjectInfo) {
         let old = {
+            let attributes = Some(stream.labels().attributes);
+            let info = ObjectInfo { attributes, ..info.without_metadata() };
             let mut tree = self.objects().tree.lock();
-            tree.get_mut(stream.node).ok().and_then(|found| {
-                let attributes = Some(stream.labels().attributes);
-                found.facts = Facts::Object(ObjectInfo { attributes, ..info.without_metadata() });
-                found.told = Told { at: Instant::now(), thread: 0 };
-                self.objects().open_listings.outdate(found.parent);
-                found.content.take()
-            })
+            tree.note_stored(stream.node, info).and_then(|found| found.content.take())
         };
         // If the old version is mapped, the kernel's inode of this node has pages of it. The stream
         // holds the old content, too, if it was begun in its place.

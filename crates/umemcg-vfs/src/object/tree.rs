@@ -11,13 +11,14 @@ use std::time::Instant;
 use rustix::io::Errno;
 use umemcg::OwnerId;
 
+use super::bucket::ObjectInfo;
 use super::content::Content;
 use super::kernel_copy::KernelCopy;
 use super::node::{Cached, Facts, Node, NodeCharge, Told, ino_of};
+use super::stored_names::StoredNames;
 use super::stream::Stream;
 use crate::attr::{FileKind, NodeId};
-use crate::metadata_charge::CONTENT_BYTES;
-use crate::name_lists::{Asking, NameLists};
+use crate::name_lists::NameLists;
 use crate::name_reclaim::LeaveOutcome;
 
 /// The remains of names without references; dropped without the lock.
@@ -43,6 +44,7 @@ impl Removed {
 #[derive(Debug)]
 pub(super) struct Tree {
     nodes: HashMap<NodeId, Box<Node>>,
+    stored: StoredNames,
 }
 
 impl Tree {
@@ -50,7 +52,7 @@ impl Tree {
         let told = Told { at: now, thread: 0 };
         let mut root = Node::new("".into(), (NodeId::ROOT, 0), (Facts::Directory(None), told));
         (root.nlookup, root.ino) = (1, 1);
-        Self { nodes: HashMap::from([(NodeId::ROOT, Box::new(root))]) }
+        Self { nodes: HashMap::from([(NodeId::ROOT, Box::new(root))]), stored: StoredNames::default() }
     }
 
     /// Returns a known name.
@@ -223,6 +225,9 @@ impl Tree {
             Ok(found) if found.emptied.is_some_and(|emptied| emptied >= told.at) => {
                 return Err((Errno::AGAIN, charge));
             }
+            Ok(_) if self.stored.is_stored_since(parent, name, told.at) => {
+                return Err((Errno::AGAIN, charge));
+            }
             Ok(_) => {}
         }
         let replaced = self.unlink(lists, parent, name, told.at);
@@ -375,6 +380,16 @@ impl Tree {
             found.emptied = Some(Instant::now());
             found.changed = found.emptied;
         }
+    }
+
+    /// Notes that the store has a new version of a file from here.
+    pub(super) fn note_stored(&mut self, node: NodeId, info: ObjectInfo) -> Option<&mut Node> {
+        let Self { nodes, stored } = self;
+        let found = nodes.get_mut(&node).filter(|found| !found.is_gone)?;
+        stored.note(found.parent, &found.name);
+        found.facts = Facts::Object(info);
+        found.told = Told { at: Instant::now(), thread: 0 };
+        Some(found)
     }
 
     /// Notes that a name was made in a directory here.
@@ -551,24 +566,7 @@ impl Tree {
         now_ms: u32,
     ) -> (LeaveOutcome, Option<Arc<Content>>) {
         let found = self.nodes.get_mut(&node).filter(|found| found.nlookup > 0 && found.pins == 0);
-        let Some(found) = found else { return (LeaveOutcome::Kept, None) };
-        if let Some(content) = found.content.take() {
-            let is_payers = found.charge.as_ref().is_some_and(|charge| charge.owner() == content.owner());
-            let bytes = if is_payers { CONTENT_BYTES } else { 0 };
-            return (LeaveOutcome::ContentDropped(bytes), Some(content));
-        }
-        let asking = found.place.ask(now_ms);
-        found.list(lists, node);
-        let outcome = match asking {
-            Asking::Expected => LeaveOutcome::Requested(found.bytes()),
-            Asking::InVain => LeaveOutcome::Kept,
-            Asking::Now => LeaveOutcome::Idle {
-                kind: found.facts.kind(),
-                names: vec![(found.parent, found.name.as_bytes().into())],
-                bytes: found.bytes(),
-            },
-        };
-        (outcome, None)
+        found.map_or((LeaveOutcome::Kept, None), |found| found.ask_to_leave(lists, node, now_ms))
     }
 
     /// Forgets all but the root, for good.

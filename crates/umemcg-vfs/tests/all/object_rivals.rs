@@ -2,7 +2,7 @@
 //! either is lost unseen.
 
 use crate::common::memory_bucket::ChangeFault;
-use crate::common::object_world::{World, config, errno};
+use crate::common::object_world::{World, config, errno, wait_for};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -185,9 +185,10 @@ fn a_rename_leaves_what_another_program_stores_meanwhile() {
         w.bucket.put(key, "first");
     }
     let bucket = Arc::clone(&w.bucket);
-    // After the copy, and before its end is seen here.
+    // After the copy of the one, and before that of the other has ended.
     w.bucket.on_request(move |method, key| {
         if method == "COPY" && key == "d/b" {
+            wait_for("the copy of the one", || bucket.object("e/a").is_some());
             bucket.put("d/a", "theirs");
         }
     });
