@@ -387,12 +387,10 @@ impl Drafts {
         // If the upload cannot be aborted now, the next start aborts it.
         let _ = end_noted_upload(&self.objects, draft);
         let path = draft.lose(key, || content.errors.record(Errno::IO.raw_os_error()));
-        if let Some(nr_left_out) = self.objects.failures.ask_loss() {
-            tracing::error!(
-                key, %error, path = %path.display(), nr_left_out,
-                "an object was changed elsewhere; what was written here is kept, and not stored"
-            );
-        }
+        tracing::error!(
+            key, %error, path = %path.display(),
+            "an object was changed elsewhere; what was written here is kept, and not stored"
+        );
         // The node may be forgotten with the release.
         self.objects.open_listings.outdate_all();
         self.release(draft);

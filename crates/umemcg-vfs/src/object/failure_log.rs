@@ -13,20 +13,12 @@ use super::bucket::BucketError;
 #[derive(Debug)]
 pub(super) struct FailureLog {
     limit: RateLimit,
-    /// Of its losses.
-    losses: RateLimit,
     clock: SystemClock,
 }
 
 impl FailureLog {
     pub(super) fn new() -> Self {
-        Self { limit: RateLimit::default(), losses: RateLimit::default(), clock: SystemClock::new() }
-    }
-
-    /// Returns the number of losses of data left out before, if another may be logged now; `None`
-    /// if there were too many this second. Neither failures nor losses of other volumes count.
-    pub(super) fn ask_loss(&self) -> Option<u64> {
-        self.losses.ask(self.clock.now())
+        Self { limit: RateLimit::default(), clock: SystemClock::new() }
     }
 
     /// Logs why a change of an object is refused, unless there were too many this second.
@@ -69,20 +61,5 @@ impl FailureLog {
             }
         }
         errno
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn losses_are_logged_beside_failures_and_those_of_others() {
-        let [flooded, other] = [FailureLog::new(), FailureLog::new()];
-        // Within some seconds.
-        let nr = (0..1000).filter(|_| flooded.ask_loss().is_some()).count();
-        assert!((10..100).contains(&nr), "{nr}");
-        (0..1000).for_each(|_| other.note_refusal("key", "a refusal"));
-        assert_eq!(other.ask_loss(), Some(0));
     }
 }

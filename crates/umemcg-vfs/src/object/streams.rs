@@ -310,9 +310,7 @@ impl Streams {
             StreamError::Refused(errno) => return errno,
             StreamError::Store(error) => error,
         };
-        if let Some(nr_left_out) = self.objects().failures.ask_loss() {
-            tracing::error!(key, %error, nr_left_out, "a file cannot be stored; what was written is given up");
-        }
+        tracing::error!(key, %error, "a file cannot be stored; what was written is given up");
         let errno = match error {
             BucketError::Changed(_) | BucketError::NotFound(_) => Errno::IO,
             error => error.errno(),
