@@ -281,7 +281,10 @@ impl Node {
 
     fn publish_again(&self, record: &str, known: &Published, wanted: Published) -> Result<(), Status> {
         let &Published { owns_namespace, owns_group, is_limited, .. } = known;
-        if *known != (Published { owns_namespace, owns_group, is_limited, ..wanted }) {
+        // An earlier plugin did not know that such data is read only; the target stays as it is.
+        let is_known = wanted.volume.data.is_read_only();
+        let is_read_only = if is_known { known.is_read_only } else { wanted.is_read_only };
+        if *known != (Published { owns_namespace, owns_group, is_limited, is_read_only, ..wanted }) {
             let text = format!("{} is published with another volume, pod, limit or option", known.target);
             return Err(Status::already_exists(text));
         }
