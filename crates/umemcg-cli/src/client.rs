@@ -124,8 +124,11 @@ fn last_reply(
 fn remove_dead(mount: &Mount) -> Failure {
     let path = &mount.point;
     let removed = unmount(path, Unmount::Lazily).is_ok();
-    // Another dead daemon of the same source loses nothing by this, either.
-    for control in control_mounts_of(&mount.source).iter().filter(|control| is_dead(&control.point)) {
+    // All daemons with a configuration have the same source, and the mount of another one, dead or
+    // not, has to stay: limits would be written to files below it.
+    if let [control] = &control_mounts_of(&mount.source)[..]
+        && is_dead(&control.point)
+    {
         let _ = unmount(&control.point, Unmount::Lazily);
     }
     let path = path.display();
