@@ -55,6 +55,10 @@ impl SettingsFile {
         let Some(path) = &self.path else { return Ok(String::new()) };
         std::fs::read_to_string(path).or_else(|error| match error.kind() {
             ErrorKind::NotFound | ErrorKind::NotADirectory if !self.is_named => Ok(String::new()),
+            // The home directory of another user: nobody can say that there is such a file.
+            ErrorKind::PermissionDenied if !self.is_named && path.symlink_metadata().is_err() => {
+                Ok(String::new())
+            }
             _ => Err(format!("cannot read {}: {error}", path.display())),
         })
     }
