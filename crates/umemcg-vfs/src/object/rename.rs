@@ -262,14 +262,7 @@ impl Renaming<'_> {
                 made => made?,
             }
         }
-        let moved = LeafMutex::new(Moved::new());
-        let copied: Result<(), Errno> = side_by_side(self.group, &keys, |(key, info)| {
-            let to = format!("{new_prefix}{}", &key[prefix.len()..]);
-            let copied = self.copy(key, info, &to, &Expected::Anything)?;
-            moved.lock().insert(to, (info.clone(), copied));
-            Ok(())
-        });
-        let moved = std::mem::take(&mut *moved.lock());
+        let (moved, copied) = self.copy_all(&keys, &prefix, &new_prefix);
         if let Err(errno) = copied {
             // The object of an existing directory stays.
             let is_new = |key: &str| target.is_none() || key != new_prefix;
@@ -284,6 +277,28 @@ impl Renaming<'_> {
         self.volume.delete_mark(&prefix, mark)?;
         self.forget_old();
         Ok(())
+    }
+
+    /// Copies objects, up to the first failure. Returns the copies, too.
+    fn copy_all(
+        &self,
+        keys: &[(String, ObjectInfo)],
+        prefix: &str,
+        new_prefix: &str,
+    ) -> (Moved, Result<(), Errno>) {
+        let moved = LeafMutex::new(Moved::new());
+        let copy = |(key, info): &&(String, ObjectInfo)| {
+            let to = format!("{new_prefix}{}", &key[prefix.len()..]);
+            let copied = self.copy(key, info, &to, &Expected::Anything)?;
+            moved.lock().insert(to, (info.clone(), copied));
+            Ok(())
+        };
+        // A store of directories makes those missing above an object, without attributes.
+        let (mut directories, files): (Vec<_>, Vec<_>) = keys.iter().partition(|(key, _)| key.ends_with('/'));
+        directories.sort_unstable_by_key(|(key, _)| key);
+        let copied = directories.iter().try_for_each(copy);
+        let copied = copied.and_then(|()| side_by_side(self.group, &files, copy));
+        (std::mem::take(&mut *moved.lock()), copied)
     }
 
     /// Deletes copied objects, except new versions stored meanwhile by another program.
