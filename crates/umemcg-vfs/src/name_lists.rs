@@ -181,6 +181,11 @@ impl ListEntry {
         Asking::Now
     }
 
+    /// Notes that the kernel did not take the request.
+    pub(crate) fn not_asked(&mut self) {
+        (self.asked_ms, self.nr_asked) = (0, 0);
+    }
+
     /// Returns whether the inode was looked up again since the last call.
     pub(crate) fn take_used(&mut self) -> bool {
         std::mem::take(&mut self.is_used)

@@ -61,12 +61,14 @@ impl Picked {
     }
 }
 
-/// Asks the kernel to forget the oldest `nr` names of a group. `leave` decides for one of them.
+/// Asks the kernel to forget the oldest `nr` names of a group. `leave` decides for one of them;
+/// `not_asked` is called for those whose requests the kernel does not take now.
 pub(crate) fn ask_for_names(
     lists: &NameLists,
     kernel: &dyn KernelCache,
     (group, nr): (&Group, u64),
     leave: impl Fn(NodeId) -> LeaveOutcome,
+    not_asked: impl Fn(NodeId),
 ) -> Scan {
     let by_name = kernel.asks_by_name();
     let names = lists.oldest(Listed::Names, group, nr);
@@ -76,11 +78,14 @@ pub(crate) fn ask_for_names(
     let mut done =
         Scanned { scanned, freed_bytes: picked.freed_bytes + of_pinned.freed_bytes, ..Scanned::default() };
     let idle: Vec<_> = picked.idle.into_iter().chain(of_pinned.idle).collect();
+    let nodes: Vec<_> = idle.iter().map(|idle| idle.node).collect();
     if idle.is_empty() || kernel.let_go(idle) {
         done.releasing_bytes = match picked.releasing_bytes {
             0 => of_pinned.releasing_bytes,
             bytes => bytes,
         };
+    } else {
+        nodes.into_iter().for_each(not_asked);
     }
     if by_name {
         // The thread reporting the release may be waiting for the very request reclaiming here, so

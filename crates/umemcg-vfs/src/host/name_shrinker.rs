@@ -104,7 +104,8 @@ fn ask_for_names(inodes: &HostInodes, lists: &NameLists, target: &ShrinkTarget<'
     let Some(kernel) = inodes.kernel.get() else { return Scan::Stop };
     let (now_ms, by_name, keep) = (lists.now_ms(), kernel.asks_by_name(), inodes.max_kept > 0);
     let leave = |node| inodes.table.ask_to_leave(node, now_ms, by_name, keep);
-    name_reclaim::ask_for_names(lists, &**kernel, (target.group, nr), leave)
+    let not_asked = |node| inodes.table.not_asked(node);
+    name_reclaim::ask_for_names(lists, &**kernel, (target.group, nr), leave, not_asked)
 }
 
 /// Drops the oldest inodes of a group kept only by the daemon, if no page of them is left.

@@ -89,7 +89,12 @@ fn ask_for_names(objects: &Objects, lists: &NameLists, target: &ShrinkTarget<'_>
         drop(content);
         outcome
     };
-    name_reclaim::ask_for_names(lists, &**kernel, (target.group, nr), leave)
+    let not_asked = |node| {
+        if let Ok(found) = objects.tree.lock().get_mut(node) {
+            found.place.not_asked();
+        }
+    };
+    name_reclaim::ask_for_names(lists, &**kernel, (target.group, nr), leave, not_asked)
 }
 
 /// Drops the oldest names of a group kept by us only, if no page of them is left.

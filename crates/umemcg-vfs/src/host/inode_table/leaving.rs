@@ -105,6 +105,11 @@ impl InodeTable {
         leave.unwrap_or(LeaveOutcome::Kept)
     }
 
+    /// Notes that the kernel did not take a request to forget an inode.
+    pub(crate) fn not_asked(&self, node: NodeId) {
+        let _ = self.with(node, |entry| entry.place.not_asked());
+    }
+
     /// Drops content that the next open can recreate. Returns the bytes freed for the group paying
     /// for the entry.
     fn drop_spare(&self, node: NodeId, content: &Arc<Content>) -> Option<u64> {
