@@ -165,16 +165,22 @@ impl AskedBucket {
         (key, place): (&str, &Place),
         found: Option<&Found>,
     ) -> Result<(), BucketError> {
-        if self.is_listed_as(found, (key, place))? { Ok(()) } else { Err(self.contradiction(key)) }
+        if self.is_listed_as(found, (key, place), true)? { Ok(()) } else { Err(self.contradiction(key)) }
     }
 
     fn contradiction(&self, key: &str) -> BucketError {
         BucketError::Unavailable(format!("HEAD of {key:?} in {}: the listing contradicts it", self.url))
     }
 
-    /// Returns whether a listing has this version of an object, or for `None` no object. Always
-    /// `true` for a local directory, which has no gateway in between.
-    fn is_listed_as(&self, found: Option<&Found>, (key, place): (&str, &Place)) -> Result<bool, BucketError> {
+    /// Returns whether a listing has this version of an object, or for `None` no object. A version
+    /// of the same size is enough if it `may_differ`: some gateways list other ETags. Always `true`
+    /// for a local directory, which has no gateway in between.
+    fn is_listed_as(
+        &self,
+        found: Option<&Found>,
+        (key, place): (&str, &Place),
+        may_differ: bool,
+    ) -> Result<bool, BucketError> {
         if self.store.lists.is_none() {
             return Ok(true);
         }
@@ -187,7 +193,9 @@ impl AskedBucket {
                 error => error,
             })?;
             if let Some(meta) = listed.objects.iter().find(|meta| meta.location == place.path) {
-                return Ok(found.is_some_and(|found| found.info.is_same(&info_of(meta))));
+                let is_same = |found: &Found| found.info.is_same(&info_of(meta));
+                let is_as_long = |found: &Found| may_differ && found.info.size == meta.size;
+                return Ok(found.is_some_and(|found| is_same(found) || is_as_long(found)));
             }
             // Without its version.
             if hidden.contains(&whole) {
@@ -213,7 +221,10 @@ impl AskedBucket {
     ) -> Result<Option<Found>, BucketError> {
         for round in 1..=NR_ROUNDS {
             let found = self.find_any(key, place)?;
-            if found.as_ref().is_some_and(&is_believed) || self.is_listed_as(found.as_ref(), (key, place))? {
+            let may_differ = round == NR_ROUNDS;
+            if found.as_ref().is_some_and(&is_believed)
+                || self.is_listed_as(found.as_ref(), (key, place), may_differ)?
+            {
                 return Ok(found);
             }
             // Other programs may create, replace and remove it repeatedly.
