@@ -42,7 +42,7 @@ pub use file::{File, FileError, ReadStep, StartedRead, WaitingRead, WritePause};
 pub use page_cache::{LostData, PageCache};
 pub use pinned::PinnedPages;
 pub use quota::PageQuota;
-pub use readahead::{REMOTE_WINDOW_MAX_PAGES, Readahead};
+pub use readahead::Readahead;
 pub use store::{BackingStore, FILE_LEN_MAX, StoreId};
 pub use store_read::StoreRead;
 pub use umemcg_base::{ErrorCursor, ErrorSequence};

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-use umemcg::files::{File, REMOTE_WINDOW_MAX_PAGES};
+use umemcg::files::File;
 use umemcg::internal::{CurrentRequest, HoldsUp};
 use umemcg::{Charge, Engine, Group};
 use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
@@ -181,19 +181,6 @@ impl KernelIo {
         let file_end = file.len().div_ceil(PAGE_SIZE_U64);
         asked.start..asked.end.min(file_end.max(asked.start))
     }
-
-    /// Gives back the frames of pages that the kernel has, in the range of this request and of the
-    /// longest window behind it. Two requests may have crossed: the window of one was planned when
-    /// the kernel did not have these pages yet, and read when the other had given back their
-    /// frames. Whichever of the two ends last finds them here.
-    fn give_up_around(&self, file: &File, kept: &Range<u64>) {
-        if file.is_kept_above() && file.nr_cached_pages() > 0 {
-            let around = kept.start..kept.end.saturating_add(REMOTE_WINDOW_MAX_PAGES);
-            for pages in self.pages.kept_within(&around) {
-                file.give_up_clean(pages.start * PAGE_SIZE_U64, (pages.end - pages.start) * PAGE_SIZE_U64);
-            }
-        }
-    }
 }
 
 impl HoldsUp for KernelIo {
@@ -232,11 +219,7 @@ impl Drop for KernelIo {
         };
         match &self.subject {
             Subject::File(file) => note(file),
-            Subject::Content(content) => {
-                let file = content.files().0;
-                note(file);
-                self.give_up_around(file, &kept);
-            }
+            Subject::Content(content) => note(content.files().0),
             Subject::Directory(_) => {}
         }
         if drops_behind || !held.has_room {

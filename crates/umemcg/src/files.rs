@@ -11,6 +11,5 @@ pub use umemcg_arena::IoFlags;
 pub use umemcg_arena::{Arena, FrameId, Segment};
 pub use umemcg_cache::{
     BackingStore, DirtyBound, DirtyBounds, DirtyThreshold, ErrorCursor, FILE_LEN_MAX, File, FileError,
-    LostData, PageQuota, PinnedPages, REMOTE_WINDOW_MAX_PAGES, ReadStep, Readahead, StartedRead, StoreId,
-    StoreRead, WaitingRead,
+    LostData, PageQuota, PinnedPages, ReadStep, Readahead, StartedRead, StoreId, StoreRead, WaitingRead,
 };

@@ -41,7 +41,7 @@ use self::share::Window;
 use crate::attr::{FileKind, NodeId};
 use crate::kernel_cache::{DropTask, KeptWindow, WindowHolder};
 use crate::kernel_page_lists::{AskedRange, KernelPageLists, PageHolder, SHARE_BYTES};
-use crate::page_windows::{PAGES_END, WINDOW_PAGES, bits_of, runs_of, span_of, windows_of};
+use crate::page_windows::{PAGES_END, WINDOW_PAGES, bits_of, span_of, windows_of};
 use crate::streams::LastOpen;
 
 /// The number of times a drop waits for the requests under way at that moment.
@@ -227,23 +227,18 @@ impl KernelPages {
         is_known || state.under_way.iter().any(|request| request.overlaps(pages))
     }
 
-    /// Returns the first page from `page` on that the kernel may keep; `u64::MAX` if there is none.
-    pub(crate) fn first_kept(&self, page: u64) -> u64 {
+    /// Returns the first page behind a request for `pages` that the kernel has; `u64::MAX` if there
+    /// is none. A request for pages that the kernel should have shows that it has dropped some
+    /// unseen, perhaps many.
+    pub(crate) fn first_kept_behind(&self, pages: &Range<u64>) -> u64 {
         let state = self.state.lock();
+        let from = pages.start / WINDOW_PAGES;
         let first_of = |(&window, known): (&u64, &Window)| {
-            let bits = known.pages() & bits_of(window, &(page..PAGES_END));
+            let bits = known.pages() & bits_of(window, &(pages.start..PAGES_END));
             (bits != 0).then(|| window * WINDOW_PAGES + u64::from(bits.trailing_zeros()))
         };
-        state.windows.range(page / WINDOW_PAGES..).find_map(first_of).unwrap_or(u64::MAX)
-    }
-
-    /// Returns the pages of a range that the kernel may keep.
-    pub(crate) fn kept_within(&self, pages: &Range<u64>) -> Vec<Range<u64>> {
-        let state = self.state.lock();
-        let windows = pages.start / WINDOW_PAGES..pages.end.div_ceil(WINDOW_PAGES);
-        let runs_in =
-            |(&window, known): (&u64, &Window)| runs_of(window, known.pages() & bits_of(window, pages));
-        state.windows.range(windows).flat_map(runs_in).collect()
+        let first = state.windows.range(from..).find_map(first_of).unwrap_or(u64::MAX);
+        if first < pages.end { u64::MAX } else { first }
     }
 
     /// Notes a request that may put these pages into the kernel's cache. Returns its number.

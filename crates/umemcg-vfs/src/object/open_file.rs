@@ -225,7 +225,7 @@ impl OpenFile {
     /// the kernel has already.
     fn window_end(&self, offset: u64, len: usize) -> u64 {
         let copy = self.kernel_copy.as_ref().filter(|_| self.content.file().is_kept_above());
-        copy.map_or(u64::MAX, |copy| copy.pages.first_kept(page_range(offset, len as u64).end))
+        copy.map_or(u64::MAX, |copy| copy.pages.first_kept_behind(&page_range(offset, len as u64)))
     }
 
     fn attributes(&self) -> FileAttributes {
