@@ -230,7 +230,7 @@ impl Objects {
             return Err(Errno::NAMETOOLONG.into());
         }
         if let Some(listed) = self.listed(parent, name).filter(|_| is_first) {
-            return self.enter(self.reclaim_effort(), &caller.group, (parent, name), listed);
+            return self.enter_report(self.reclaim_effort(), &caller.group, (parent, name), listed);
         }
         let search = KeySearch { listings: self.listings(), shown: &self.shown, key: &key, name };
         let found = if was_directory { search.find_again() } else { search.find() };
@@ -242,7 +242,7 @@ impl Objects {
         match found {
             Ok(facts) => {
                 let told = Told { at, thread: caller.thread };
-                self.enter(self.reclaim_effort(), &caller.group, (parent, name), (facts, told))
+                self.enter_report(self.reclaim_effort(), &caller.group, (parent, name), (facts, told))
             }
             Err(errno) => {
                 if errno == Errno::NOENT {
@@ -311,8 +311,34 @@ impl Objects {
         self: &Arc<Self>,
         effort: ReclaimEffort,
         group: &Arc<Group>,
+        name: (NodeId, &str),
+        known: (Facts, Told),
+    ) -> Result<Entry, VfsError> {
+        self.enter_if(effort, group, name, known, |_| true)
+    }
+
+    /// Like [`enter`](Self::enter), for facts that the store has reported.
+    ///
+    /// # Errors
+    /// Also `EAGAIN` when a file of the name was stored from here since.
+    pub(super) fn enter_report(
+        self: &Arc<Self>,
+        effort: ReclaimEffort,
+        group: &Arc<Group>,
+        name: (NodeId, &str),
+        report: (Facts, Told),
+    ) -> Result<Entry, VfsError> {
+        let told = report.1;
+        self.enter_if(effort, group, name, report, |tree| !tree.is_stored_since(name, told))
+    }
+
+    fn enter_if(
+        self: &Arc<Self>,
+        effort: ReclaimEffort,
+        group: &Arc<Group>,
         (parent, name): (NodeId, &str),
         (facts, told): (Facts, Told),
+        is_current: impl Fn(&Tree) -> bool,
     ) -> Result<Entry, VfsError> {
         let known = |tree: &mut Tree| {
             let node = tree.count_known(self.lists(), (parent, name), &facts, told)?;
@@ -333,6 +359,7 @@ impl Objects {
                     drop(charge);
                     return Ok(entry);
                 }
+                None if !is_current(&tree) => Err((Errno::AGAIN, charge)),
                 None => {
                     let node = self.next_node();
                     let entered = tree.enter(lists, node, (parent, name), (facts.clone(), told), charge);

@@ -1,40 +1,46 @@
-//! When files were last stored from here.
+//! The files that were stored last from here.
 //!
 //! A report about a name that the store made before is out of date. The file may be closed and
-//! forgotten by the time the report is entered, so its node cannot tell. Names share a fixed number
-//! of entries; a name that shares the entry of a stored one is asked for once more.
+//! forgotten by the time the report is entered, so its node cannot tell. A fixed number of names is
+//! remembered: where more are stored while the store makes one report, an old one may be believed,
+//! for as long as any report is.
 
+use std::collections::VecDeque;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::time::Instant;
 
 use crate::attr::NodeId;
 
-/// The number of entries.
-const NR_ENTRIES: usize = 256;
+/// The most names remembered.
+const NR_NAMES_MAX: usize = 128;
 
 /// See the module text.
-#[derive(Debug)]
-pub(super) struct StoredNames(Box<[Option<Instant>; NR_ENTRIES]>);
-
-impl Default for StoredNames {
-    fn default() -> Self {
-        Self(Box::new([None; NR_ENTRIES]))
-    }
+#[derive(Debug, Default)]
+pub(super) struct StoredNames {
+    /// Names by hash, each with its time; the latest last.
+    latest: VecDeque<(u64, Instant)>,
 }
 
-fn entry_of(directory: NodeId, name: &str) -> usize {
-    BuildHasherDefault::<DefaultHasher>::default().hash_one((directory, name)) as usize % NR_ENTRIES
+fn hash_of(directory: NodeId, name: &str) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one((directory, name))
 }
 
 impl StoredNames {
     /// Notes that the file of a name has just been stored.
     pub(super) fn note(&mut self, directory: NodeId, name: &str) {
-        self.0[entry_of(directory, name)] = Some(Instant::now());
+        if self.latest.len() == NR_NAMES_MAX {
+            self.latest.pop_front();
+        }
+        self.latest.push_back((hash_of(directory, name), Instant::now()));
     }
 
-    /// Returns whether the file of a name may have been stored since a time.
-    pub(super) fn is_stored_since(&self, directory: NodeId, name: &str, at: Instant) -> bool {
-        self.0[entry_of(directory, name)].is_some_and(|stored| stored >= at)
+    /// Returns whether the file of a name was stored since a time.
+    pub(super) fn is_stored_since(&self, directory: NodeId, name: &str, since: Instant) -> bool {
+        let mut later = self.latest.iter().rev().take_while(|(_, at)| *at >= since).peekable();
+        later.peek().is_some() && {
+            let hash = hash_of(directory, name);
+            later.any(|(stored, _)| *stored == hash)
+        }
     }
 }
 
@@ -47,11 +53,14 @@ mod tests {
         let (mut stored, directory, before) = (StoredNames::default(), NodeId(7), Instant::now());
         assert!(!stored.is_stored_since(directory, "a", before));
         stored.note(directory, "a");
+        stored.note(directory, "b");
         assert!(stored.is_stored_since(directory, "a", before));
+        assert!(!stored.is_stored_since(directory, "c", before));
+        assert!(!stored.is_stored_since(NodeId(8), "a", before));
         std::thread::sleep(std::time::Duration::from_nanos(1));
         assert!(!stored.is_stored_since(directory, "a", Instant::now()));
-        let nr_others =
-            (0..100).filter(|nr| stored.is_stored_since(directory, &nr.to_string(), before)).count();
-        assert!(nr_others < 10, "{nr_others} of 100 share its entry");
+        (0..NR_NAMES_MAX).for_each(|nr| stored.note(directory, &nr.to_string()));
+        assert!(!stored.is_stored_since(directory, "a", before));
+        assert_eq!(stored.latest.len(), NR_NAMES_MAX);
     }
 }

@@ -225,9 +225,6 @@ impl Tree {
             Ok(found) if found.emptied.is_some_and(|emptied| emptied >= told.at) => {
                 return Err((Errno::AGAIN, charge));
             }
-            Ok(_) if self.stored.is_stored_since(parent, name, told.at) => {
-                return Err((Errno::AGAIN, charge));
-            }
             Ok(_) => {}
         }
         let replaced = self.unlink(lists, parent, name, told.at);
@@ -390,6 +387,11 @@ impl Tree {
         found.facts = Facts::Object(info);
         found.told = Told { at: Instant::now(), thread: 0 };
         Some(found)
+    }
+
+    /// Returns whether a file was stored from here since the store was asked about its name.
+    pub(super) fn is_stored_since(&self, (parent, name): (NodeId, &str), told: Told) -> bool {
+        self.stored.is_stored_since(parent, name, told.at)
     }
 
     /// Notes that a name was made in a directory here.
