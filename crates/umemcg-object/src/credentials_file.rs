@@ -55,7 +55,7 @@ impl SettingsFile {
         let Some(path) = &self.path else { return Ok(String::new()) };
         std::fs::read_to_string(path).or_else(|error| match error.kind() {
             ErrorKind::NotFound | ErrorKind::NotADirectory if !self.is_named => Ok(String::new()),
-            // The home directory of another user: nobody can say that there is such a file.
+            // Perhaps the home directory of another user, which shows no files.
             ErrorKind::PermissionDenied if !self.is_named && path.symlink_metadata().is_err() => {
                 Ok(String::new())
             }
