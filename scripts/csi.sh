@@ -55,7 +55,7 @@ await() {
     cat "$1" >&2
     return 1
 }
-# A sandbox may not show what its first process sees.
+# A sandbox may hide the root directory of its first process.
 UMEMCG_NODE_ROOT=/ "$program" mount --volumes "$dir/mnt" --control "$dir/cg" --socket "$dir/admin.sock" --pool 256M >"$dir/daemon" 2>&1 &
 pids+=($!)
 await "$dir/daemon" "served on"

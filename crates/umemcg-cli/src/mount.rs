@@ -270,7 +270,7 @@ fn guard() -> GuardProgram {
     GuardProgram { name: "umemcg".into(), path, arguments }
 }
 
-/// Returns the time for which the kernel may keep answers.
+/// Returns how long the kernel may cache names and attributes, and whether it keeps pages.
 fn lifetimes(arguments: &MountArguments, settings: &Config, is_writable_directory: bool) -> Lifetimes {
     let pages = keeps_pages(arguments, settings);
     if arguments.exclusive || settings.exclusive() {

@@ -34,7 +34,7 @@ pub struct HolderShare {
 }
 
 impl HolderShare {
-    /// Creates a bound of `nr_max`, of which `nr_of_root` are kept for root.
+    /// Creates a bound of `nr_max`, with `nr_of_root` of them reserved for root.
     pub fn new(nr_max: u64, nr_of_root: u64) -> Self {
         Self { nr_max, nr: 0, of_users: ShareByPath::new(nr_max.saturating_sub(nr_of_root)) }
     }

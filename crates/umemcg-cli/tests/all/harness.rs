@@ -211,7 +211,7 @@ impl Mount {
             };
         }
         command.current_dir("/").env("STATE_DIRECTORY", self.directory.path().join("state"));
-        // A sandbox may not show what its first process sees.
+        // A sandbox may hide the root directory of its first process.
         command.env("UMEMCG_NODE_ROOT", "/");
         command
     }

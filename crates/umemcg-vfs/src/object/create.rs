@@ -261,7 +261,8 @@ impl Create for ObjectVolume {
         })?;
         let told = Told { at: Instant::now(), thread: 0 };
         let facts = Facts::Object(ObjectInfo { attributes: Some(attributes), ..info.without_metadata() });
-        let entry = objects.enter(objects.reclaim_effort(), &caller.group, (parent, part), (facts, told))?;
+        let entry =
+            objects.enter(objects.reclaim_effort(), &caller.group, (parent, part), (facts, told), false)?;
         objects.tree.lock().note_changed(parent);
         Ok(entry)
     }
@@ -301,7 +302,7 @@ impl Create for ObjectVolume {
         self.make_directory(&self.new_key(parent, part)?, attributes)?;
         let told = Told { at: Instant::now(), thread: 0 };
         let known = (Facts::Directory(Some(attributes)), told);
-        let entry = objects.enter(objects.reclaim_effort(), &caller.group, (parent, part), known)?;
+        let entry = objects.enter(objects.reclaim_effort(), &caller.group, (parent, part), known, false)?;
         let mut tree = objects.tree.lock();
         tree.note_changed(parent);
         // It exists even without a key in the store.

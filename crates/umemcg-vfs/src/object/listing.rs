@@ -281,7 +281,7 @@ impl VolumeDir for OpenDirectory {
                 let name = (self.node, listed.name.as_str());
                 // No process has requested the inode yet, so no reclaim for it: a name without room
                 // is only listed, and looked up when a process requests it.
-                match self.objects.enter_report(ReclaimEffort::None, &caller.group, name, (facts, told)) {
+                match self.objects.enter(ReclaimEffort::None, &caller.group, name, (facts, told), true) {
                     Ok(entry) => Some(entry),
                     Err(error) => {
                         has_room = error.errno() != Errno::NOMEM;

@@ -85,9 +85,8 @@ fn ask_for_names(objects: &Objects, lists: &NameLists, target: &ShrinkTarget<'_>
         if cached.is_none_or(|cached| cached.has_pages()) {
             return LeaveOutcome::Kept;
         }
-        let (outcome, content) = objects.tree.lock().ask_to_leave(lists, node, now_ms);
-        drop(content);
-        outcome
+        let left = objects.tree.lock().idle_mut(node).map(|found| found.ask_to_leave(lists, node, now_ms));
+        left.map_or(LeaveOutcome::Kept, |(outcome, _content)| outcome)
     };
     let not_asked = |node| {
         if let Ok(found) = objects.tree.lock().get_mut(node) {

@@ -213,8 +213,8 @@ impl Node {
         NODE_BYTES + if is_payers { CONTENT_BYTES } else { 0 }
     }
 
-    /// Decides whether to ask the kernel to forget it. See
-    /// [`Tree::ask_to_leave`](super::tree::Tree::ask_to_leave).
+    /// Decides whether to ask the kernel to forget an idle node. Its content, if it has any, has no
+    /// pages; the caller drops it without the tree's lock.
     pub(super) fn ask_to_leave(
         &mut self,
         lists: &NameLists,

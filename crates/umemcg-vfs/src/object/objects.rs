@@ -230,7 +230,7 @@ impl Objects {
             return Err(Errno::NAMETOOLONG.into());
         }
         if let Some(listed) = self.listed(parent, name).filter(|_| is_first) {
-            return self.enter_report(self.reclaim_effort(), &caller.group, (parent, name), listed);
+            return self.enter(self.reclaim_effort(), &caller.group, (parent, name), listed, true);
         }
         let search = KeySearch { listings: self.listings(), shown: &self.shown, key: &key, name };
         let found = if was_directory { search.find_again() } else { search.find() };
@@ -242,7 +242,7 @@ impl Objects {
         match found {
             Ok(facts) => {
                 let told = Told { at, thread: caller.thread };
-                self.enter_report(self.reclaim_effort(), &caller.group, (parent, name), (facts, told))
+                self.enter(self.reclaim_effort(), &caller.group, (parent, name), (facts, told), true)
             }
             Err(errno) => {
                 if errno == Errno::NOENT {
@@ -305,40 +305,18 @@ impl Objects {
         self.tree.lock().child(parent, name).is_some_and(|(_, found)| found.is_shown_empty())
     }
 
-    /// Counts a lookup of a name with facts reported by the store, and enters the name if it is
-    /// new.
-    pub(super) fn enter(
-        self: &Arc<Self>,
-        effort: ReclaimEffort,
-        group: &Arc<Group>,
-        name: (NodeId, &str),
-        known: (Facts, Told),
-    ) -> Result<Entry, VfsError> {
-        self.enter_if(effort, group, name, known, |_| true)
-    }
-
-    /// Like [`enter`](Self::enter), for facts that the store has reported.
+    /// Counts a lookup of a name, and enters the name if it is new.
     ///
     /// # Errors
-    /// Also `EAGAIN` when a file of the name was stored from here since.
-    pub(super) fn enter_report(
-        self: &Arc<Self>,
-        effort: ReclaimEffort,
-        group: &Arc<Group>,
-        name: (NodeId, &str),
-        report: (Facts, Told),
-    ) -> Result<Entry, VfsError> {
-        let told = report.1;
-        self.enter_if(effort, group, name, report, |tree| !tree.is_stored_since(name, told))
-    }
-
-    fn enter_if(
+    /// `ENOMEM`, `ESTALE`; `EAGAIN` for facts out of date: a name was removed from the directory
+    /// since, or, after a report of the store, its file was stored from here.
+    pub(super) fn enter(
         self: &Arc<Self>,
         effort: ReclaimEffort,
         group: &Arc<Group>,
         (parent, name): (NodeId, &str),
         (facts, told): (Facts, Told),
-        is_current: impl Fn(&Tree) -> bool,
+        is_report: bool,
     ) -> Result<Entry, VfsError> {
         let known = |tree: &mut Tree| {
             let node = tree.count_known(self.lists(), (parent, name), &facts, told)?;
@@ -359,7 +337,9 @@ impl Objects {
                     drop(charge);
                     return Ok(entry);
                 }
-                None if !is_current(&tree) => Err((Errno::AGAIN, charge)),
+                None if is_report && tree.is_stored_since((parent, name), told) => {
+                    Err((Errno::AGAIN, charge))
+                }
                 None => {
                     let node = self.next_node();
                     let entered = tree.enter(lists, node, (parent, name), (facts.clone(), told), charge);

@@ -71,7 +71,7 @@ fn enter_directories(drafts: &Drafts, path: &str, above: &mut Vec<NodeId>) -> Re
     for name in path.split('/').filter(|_| !path.is_empty()) {
         key_part(name.as_ref())?;
         let known = (Facts::Directory(None), Told { at: Instant::now(), thread: 0 });
-        let entry = objects.enter(effort, root, (parent, name), known)?;
+        let entry = objects.enter(effort, root, (parent, name), known, false)?;
         above.push(entry.node);
         if !entry.is_directory() {
             return Err(Errno::NOTDIR.into());

@@ -19,7 +19,6 @@ use super::stored_names::StoredNames;
 use super::stream::Stream;
 use crate::attr::{FileKind, NodeId};
 use crate::name_lists::NameLists;
-use crate::name_reclaim::LeaveOutcome;
 
 /// The remains of names without references; dropped without the lock.
 #[derive(Debug)]
@@ -553,22 +552,16 @@ impl Tree {
         removed
     }
 
-    /// Returns the possible holders of cached pages of a node that no process is known to use.
-    pub(super) fn idle(&mut self, node: NodeId) -> Option<Cached> {
+    /// Returns a node that no process is known to use.
+    pub(super) fn idle_mut(&mut self, node: NodeId) -> Option<&mut Node> {
         let found = self.nodes.get_mut(&node).filter(|found| found.nlookup > 0 && found.pins == 0)?;
-        if found.place.take_used() { None } else { Some(found.cached()) }
+        Some(found)
     }
 
-    /// Decides whether to ask the kernel to forget a node. Its content, if it has any, has no
-    /// pages, and is dropped by the caller without the tree's lock.
-    pub(super) fn ask_to_leave(
-        &mut self,
-        lists: &NameLists,
-        node: NodeId,
-        now_ms: u32,
-    ) -> (LeaveOutcome, Option<Arc<Content>>) {
-        let found = self.nodes.get_mut(&node).filter(|found| found.nlookup > 0 && found.pins == 0);
-        found.map_or((LeaveOutcome::Kept, None), |found| found.ask_to_leave(lists, node, now_ms))
+    /// Returns the possible holders of cached pages of a node that no process is known to use.
+    pub(super) fn idle(&mut self, node: NodeId) -> Option<Cached> {
+        let found = self.idle_mut(node)?;
+        if found.place.take_used() { None } else { Some(found.cached()) }
     }
 
     /// Forgets all but the root, for good.

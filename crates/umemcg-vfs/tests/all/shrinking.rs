@@ -158,7 +158,7 @@ fn names_that_the_kernel_keeps_are_not_scanned_each_time() {
             std::thread::sleep(Duration::from_millis(10));
         }
     };
-    // The directory is in use by what is known in it.
+    // Known names keep their directory in use.
     reclaims("all were asked for in vain", &|| usage().reclaimable <= 1);
     assert_eq!(usage().objects, 1 + NR as u64);
     kernel.lookup(&ann, dir, &names[0]);

@@ -153,8 +153,8 @@ fn prometheus_takes_the_alerts_and_each_fires_when_it_should() {
 /// What a panel shows of [`FIGURES`]: labels and value of each line, query after query.
 type Shown = &'static [&'static [(&'static str, f64)]];
 
-/// Series, and what each has at its start and more of a minute. The labels are those that a mount
-/// exports; the process of another job is no daemon.
+/// Series, each with its value at the start and its growth in a minute. The labels are a mount's;
+/// the process of another job is no daemon.
 const FIGURES: [(&str, &str); 53] = [
     ("process_resident_memory_bytes{I, job=\"umemcg\"}", "300+0"),
     ("process_resident_memory_bytes{I, job=\"other\"}", "900+0"),

@@ -24,13 +24,18 @@ sys.stdin.read(1)
 ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[platform.machine()], 0)
 ";
 
-/// Returns whether a process has handlers for the three signals that end a service.
-fn catches_signals(process: Pid) -> bool {
+/// The signals that end a service, as a mask.
+const ENDING: u64 = mask_of(Signal::TERM) | mask_of(Signal::INT) | mask_of(Signal::HUP);
+
+const fn mask_of(signal: Signal) -> u64 {
+    1 << (signal.as_raw() - 1)
+}
+
+/// Returns a mask of signals of a process.
+fn signals_of(process: Pid, mask: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", process.as_raw_nonzero())).unwrap();
-    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
-    let of = |signal: Signal| 1 << (signal.as_raw() - 1);
-    let ending = of(Signal::TERM) | of(Signal::INT) | of(Signal::HUP);
-    u64::from_str_radix(caught.trim(), 16).unwrap() & ending == ending
+    let mask = status.lines().find_map(|line| line.strip_prefix(mask)).unwrap();
+    u64::from_str_radix(mask.trim(), 16).unwrap()
 }
 
 #[test]
@@ -49,11 +54,11 @@ fn the_helper_waits_for_the_main_thread_alone() {
     std::thread::sleep(Duration::from_millis(300));
     assert!(helper.try_wait().unwrap().is_none(), "another thread has ended");
     let of_helper = Pid::from_child(&helper);
-    until("it catches signals", || catches_signals(of_helper));
+    until("it catches signals", || signals_of(of_helper, "SigCgt:") & ENDING == ENDING);
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         kill_process(of_helper, signal).unwrap();
     }
-    std::thread::sleep(Duration::from_millis(100));
+    until("the signals have come", || signals_of(of_helper, "ShdPnd:") & ENDING == 0);
     assert!(helper.try_wait().unwrap().is_none(), "a signal for all processes of a service");
     mount.mnt().metadata().unwrap();
     daemon.stdin.as_mut().unwrap().write_all(b".").unwrap();
