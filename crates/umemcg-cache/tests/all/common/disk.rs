@@ -335,6 +335,10 @@ impl Promises {
         }
         for (cell, (_, values)) in promise.cells.iter().enumerate() {
             let there = bytes.get(cell * CELL..(cell + 1) * CELL).unwrap_or(&[0; CELL]);
+            // Nearly all are of one value, and all of them are looked at after each cut.
+            if there == [there[0]; CELL] && values.contains(&there[0]) {
+                continue;
+            }
             if let Some(wrong) = there.iter().find(|byte| !values.contains(byte)) {
                 return Some(format!("{wrong} in cell {cell}, promised one of {values:?}"));
             }
