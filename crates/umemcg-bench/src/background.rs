@@ -68,6 +68,7 @@ const COUNTERS: [&[StatItem]; 9] = [
     &[StatItem::KswapdRun],
     &[StatItem::AllocStall],
 ];
+const KSWAPD_STEAL: usize = 2;
 const ALLOCSTALL: usize = 8;
 
 /// The figures of a half, with the unit of each.
@@ -305,7 +306,15 @@ fn run_once(options: &Options, engine: &Arc<Engine>, marks: bool, bytes: u64) ->
     let read =
         half(engine, &group, bytes, |offset, buffer| read_call(&file, &group, &readahead, offset, buffer))?;
     clean_up(engine, &group)?;
-    Ok([write, read])
+    let both = [write, read];
+    for (half, what) in both.iter().zip(WHAT) {
+        let nr_pages = half.counters[KSWAPD_STEAL];
+        if (nr_pages > 0) != marks {
+            let marks = if marks { "marks" } else { "no marks" };
+            return Err(Failure::Wrong(format!("{what}, {marks}: the workers took {nr_pages} pages")));
+        }
+    }
+    Ok(both)
 }
 
 fn make_group(engine: &Arc<Engine>, marks: bool) -> Result<Arc<Group>, Failure> {
