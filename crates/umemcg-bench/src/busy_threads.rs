@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use umemcg::files::{File, Readahead};
-use umemcg::{Engine, EngineConfig, Group};
+use umemcg::{Engine, EngineConfig, Group, StatItem};
 use umemcg_base::{PAGE_SIZE, PAGE_SIZE_U64};
 
 use crate::idle_threads::{create, flat, open};
@@ -24,8 +24,10 @@ const NR_THREADS: [usize; 2] = [1, 2];
 /// Operations of each thread in one sample, at full size.
 const NR_OPERATIONS: usize = 20_000;
 const POOL_BYTES: u64 = 1 << 30;
-/// Limit of a full group.
+/// Limit of a full group: a part of what is read in one sample, and not more than this.
 const FULL_BYTES: u64 = 4 << 20;
+const FULL_SHARE: u64 = 4;
+const PAGES: [StatItem; 2] = [StatItem::ActiveFile, StatItem::InactiveFile];
 /// The time limit of write-back of memory.
 const SYNC_WITHIN: Duration = Duration::from_secs(30);
 
@@ -78,13 +80,14 @@ impl BusyThreads {
         let config = EngineConfig::new(POOL_BYTES);
         let engine = Engine::new(config).map_err(Failure::at("cannot make an engine"))?;
         let nr_operations = ((NR_OPERATIONS as f64 * scale) as usize).max(NR_OPERATIONS / 20);
+        let full_bytes = FULL_BYTES.min(nr_operations as u64 * PAGE_SIZE_U64 / FULL_SHARE);
         let mut members = Vec::new();
         for at in 0..NR_THREADS[NR_THREADS.len() - 1] {
             let member = |name: &str| -> Result<Member, Failure> {
                 Ok((create(&engine, &format!("{name}{at}"))?, open(&engine, nr_operations as u64)?))
             };
             let (free, full) = (member("free")?, member("full")?);
-            engine.set_limit(&full.0, FULL_BYTES, &|| false).map_err(Failure::at("cannot set a limit"))?;
+            engine.set_limit(&full.0, full_bytes, &|| false).map_err(Failure::at("cannot set a limit"))?;
             members.push([free, full]);
         }
         Ok(Self { engine, members, nr_operations })
@@ -126,9 +129,23 @@ impl BusyThreads {
         begun.elapsed()
     }
 
-    /// Checks that no charge is left.
+    /// Checks that full groups were full and no more, and that no page is left.
     fn finish(self) -> Result<(), Failure> {
-        let lost = self.engine.shut_down(SYNC_WITHIN);
-        if lost.is_empty() { Ok(()) } else { Err(Failure::Wrong(format!("{} files unclean", lost.len()))) }
+        let Self { engine, members, .. } = self;
+        for [_, (full, _)] in &members {
+            let (bytes, nr_pages) = (full.usage_bytes(), full.stat_total(StatItem::PgStealDirect));
+            if bytes > full.max_bytes() || nr_pages == 0 {
+                return Err(Failure::Wrong(format!(
+                    "{full:?} has {bytes} bytes, and {nr_pages} pages were reclaimed"
+                )));
+            }
+        }
+        let lost = engine.shut_down(SYNC_WITHIN);
+        drop(members);
+        let bytes: i64 = PAGES.iter().map(|&item| engine.root().stat_total(item)).sum();
+        if !lost.is_empty() || bytes != 0 {
+            return Err(Failure::Wrong(format!("{} files unclean, {bytes} bytes of pages left", lost.len())));
+        }
+        Ok(())
     }
 }
