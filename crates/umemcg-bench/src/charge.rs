@@ -18,6 +18,8 @@ use crate::stats::{Side, alternate, thread_time};
 
 /// Charges of one thread in one sample, at full size.
 const NR_CHARGES: u64 = 1 << 20;
+/// Bytes of a charge that is looked at while it is held.
+const HELD_BYTES: u64 = 4096;
 /// Limit of everything: never reached.
 const CAPACITY_BYTES: u64 = 64 << 30;
 
@@ -157,14 +159,28 @@ impl Ground {
         }
     }
 
-    /// Checks that everything counted has been given back.
+    /// Checks that everything counted has been given back, and that a charge is counted at its group
+    /// and at the root as long as it is held.
     fn finish(self) -> Result<(), Failure> {
         let Self { tree, groups, counters, .. } = self;
-        tree.root().drain_stocks();
-        let held: u64 = groups.iter().map(|group| group.usage_bytes()).sum();
+        // Of all groups together, and of the root with the state of all groups.
+        let usage = || {
+            tree.root().drain_stocks();
+            let held: u64 = groups.iter().map(|group| group.usage_bytes()).sum();
+            (held, tree.root().usage_bytes())
+        };
+        let (held, of_root) = usage();
         let counted: u64 = counters.iter().map(|counter| counter.usage.load(Ordering::Relaxed)).sum();
         if held != 0 || counted != 0 {
             return Err(Failure::Wrong(format!("{held} bytes still charged, {counted} still counted")));
+        }
+        let charges: Result<Vec<_>, _> = groups.iter().map(|group| group.try_charge(HELD_BYTES)).collect();
+        let charges = charges.map_err(Failure::at("cannot charge a group"))?;
+        let while_held = usage();
+        drop(charges);
+        let bytes = HELD_BYTES * groups.len() as u64;
+        if (while_held, usage()) != ((bytes, of_root + bytes), (0, of_root)) {
+            return Err(Failure::Wrong(format!("charges of {bytes} bytes count as {while_held:?}")));
         }
         Ok(())
     }
