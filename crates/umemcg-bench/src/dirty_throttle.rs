@@ -26,6 +26,8 @@ const MIB: u64 = 1 << 20;
 const STORE_RATE: u64 = 16 * MIB;
 const LIMIT_BYTES: u64 = 8 * MIB;
 const BACKGROUND_BYTES: u64 = 4 * MIB;
+/// With more dirty data than this the limit is not kept.
+const DIRTY_BYTES_MAX: u64 = 2 * LIMIT_BYTES;
 const CALL_BYTES: usize = 64 << 10;
 /// The interval of the neighbour's writes of one block: a tenth of the store's bandwidth.
 const NEIGHBOUR_INTERVAL: Duration = Duration::from_millis(40);
@@ -220,13 +222,18 @@ fn run_once(length: Duration) -> Result<Round, Failure> {
         round.nr_neighbour_pauses = beside.join().expect("the neighbour does not panic")?;
         Ok::<(), Failure>(())
     })?;
-    if !engine.sync_all(Duration::from_secs(60)).is_empty() || unclean(engine.root()) != 0 {
-        return Err(Failure::Wrong("something stays dirty after a sync".into()));
+    if round.most_dirty > DIRTY_BYTES_MAX {
+        return Err(Failure::Wrong(format!("{} bytes were dirty of {LIMIT_BYTES}", round.most_dirty)));
     }
+    // What the neighbour has written goes to the store later.
+    file.write_back().map_err(Failure::at("cannot write a file back"))?;
     // The limit is far below the file's length, so no byte is written again while it is dirty.
     let (accepted, taken) = (accepted.load(Relaxed), store.taken.load(Relaxed));
     if taken < accepted {
         return Err(Failure::Wrong(format!("{taken} bytes came to the store of {accepted} accepted ones")));
+    }
+    if !engine.sync_all(Duration::from_secs(60)).is_empty() || unclean(engine.root()) != 0 {
+        return Err(Failure::Wrong("something stays dirty after a sync".into()));
     }
     Ok(round)
 }
