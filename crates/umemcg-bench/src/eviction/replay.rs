@@ -96,18 +96,29 @@ impl Room {
         self.kept.push((data / PAGE) as f64);
     }
 
-    /// Sums up requests.
-    fn outcome(&self, trace: &Trace, time: std::time::Duration) -> Outcome {
+    /// Sums up requests. Each page is missed once at least, and no more are kept than there is room
+    /// for, or a little more while bookkeeping shrinks.
+    fn outcome(&self, trace: &Trace, time: std::time::Duration) -> Result<Outcome, Failure> {
         let nr_misses = self.group.stat_total(StatItem::CacheMiss);
         let nr_hits = trace.requests.len() as f64 - nr_misses as f64;
         let data: i64 = self.items.iter().map(|&item| self.group.stat_total(item)).sum();
         let full = &self.kept[self.kept.len() / 4..];
-        Outcome {
+        let mean_kept = full.iter().sum::<f64>() / full.len() as f64;
+        let kept_max = self.nr_pages + self.nr_pages / 4 + 2 * SPARE_BYTES / PAGE;
+        if (nr_misses as usize) < trace.places.len() || mean_kept > kept_max as f64 {
+            return Err(Failure::Wrong(format!(
+                "{}: {nr_misses} misses of {} pages, {mean_kept:.0} kept in room for {}",
+                trace.name,
+                trace.places.len(),
+                self.nr_pages
+            )));
+        }
+        Ok(Outcome {
             hit_percent: 100.0 * nr_hits / trace.requests.len() as f64,
             is_kept_by_kernel: 2 * self.group.stat_total(StatItem::FileKernel) > data,
-            mean_kept: full.iter().sum::<f64>() / full.len() as f64,
+            mean_kept,
             miss_us: time.as_secs_f64() * 1e6 / nr_misses as f64,
-        }
+        })
     }
 }
 
@@ -184,7 +195,7 @@ pub(super) fn kernel(trace: &Trace, place: &Path, told: Opens) -> Result<Outcome
     if nr_kept != nr_there {
         return Err(Failure::Wrong(format!("{nr_kept} pages are charged of {nr_there} that are kept")));
     }
-    Ok(room.outcome(trace, time))
+    room.outcome(trace, time)
 }
 
 /// Reads a page through a kernel.
@@ -244,7 +255,7 @@ pub(super) fn own(trace: &Trace) -> Result<Outcome, Failure> {
         drop(read_page(&files[file as usize], &room.group, page)?);
     }
     let time = thread_time() - before;
-    Ok(room.outcome(trace, time))
+    room.outcome(trace, time)
 }
 
 /// Reads a page alone: read-ahead is not part of the comparison.
