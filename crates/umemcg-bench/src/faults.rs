@@ -17,11 +17,12 @@
 use std::io;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use umemcg::files::{Arena, BackingStore, DirtyBound, DirtyThreshold, File, Readahead, Segment, StoreId};
-use umemcg::internal::count_hits;
+use umemcg::internal::{collect_hits, count_hits};
 use umemcg::{Engine, EngineConfig, Group, StatItem};
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_reclaim::baseline;
@@ -96,6 +97,8 @@ struct Toucher {
     group: Arc<Group>,
     files: Vec<Arc<File>>,
     with_controller: bool,
+    /// Of all samples.
+    nr_touches: AtomicU64,
 }
 
 impl Toucher {
@@ -116,7 +119,28 @@ impl Toucher {
             }
             file.write_back().map_err(Failure::at("cannot clean a file"))?;
         }
-        Ok(Self { engine: Arc::clone(engine), group: Arc::clone(group), files, with_controller })
+        let (engine, group, nr_touches) = (Arc::clone(engine), Arc::clone(group), AtomicU64::new(0));
+        Ok(Self { engine, group, files, with_controller, nr_touches })
+    }
+
+    /// Checks that the controller counts dirty pages for the group, and that they are counted for
+    /// none without it.
+    fn check_dirty(&self) -> Result<(), Failure> {
+        baseline::without_controller(!self.with_controller);
+        let is_written = (0..BATCH).all(|page| self.write(&self.files[0], page));
+        let dirty = self.group.stat_total(StatItem::FileDirty);
+        let is_clean = self.files[0].write_back().is_ok();
+        baseline::without_controller(false);
+        let expected = if self.with_controller { BATCH * PAGE_SIZE_U64 } else { 0 };
+        if !is_written || !is_clean || dirty != expected as i64 {
+            return Err(Failure::Wrong(format!("{dirty} bytes count as dirty, not {expected}")));
+        }
+        Ok(())
+    }
+
+    fn hits(&self) -> u64 {
+        collect_hits();
+        self.group.stat_local(StatItem::CacheHit) as u64
     }
 
     fn read(&self, file: &Arc<File>, readahead: &Readahead) -> u64 {
@@ -159,6 +183,7 @@ impl Toucher {
                 good &= file.nr_dirty() == BATCH && file.write_back().is_ok();
             }
         }
+        self.nr_touches.fetch_add(touches, Relaxed);
         if good { touches as f64 / used.as_secs_f64() } else { 0.0 }
     }
 
@@ -219,6 +244,8 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         let touchers: Result<Vec<_>, _> =
             sides.iter().map(|&(_, group, on)| Toucher::new(&engine, group, threads, on)).collect();
         let touchers = touchers?;
+        touchers.iter().try_for_each(Toucher::check_dirty)?;
+        let hits_before: Vec<u64> = touchers.iter().map(Toucher::hits).collect();
         let taken = sides
             .iter()
             .zip(&touchers)
@@ -227,6 +254,12 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         let samples = alternate(rounds, taken, &progress);
         if samples.iter().any(|side| side.min == 0.0) {
             return Err(Failure::Wrong(format!("{mode}: a page was not what was written, or not clean")));
+        }
+        for (toucher, before) in touchers.iter().zip(hits_before).filter(|_| touch == Touch::Read) {
+            let (nr, nr_touches) = (toucher.hits() - before, toucher.nr_touches.load(Relaxed));
+            if toucher.with_controller && nr != nr_touches {
+                return Err(Failure::Wrong(format!("{mode}: {nr} hits are counted of {nr_touches}")));
+            }
         }
         report.sections.push(section(mode, samples));
     }
