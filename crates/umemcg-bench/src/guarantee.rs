@@ -114,7 +114,7 @@ impl Bench {
                 .read(&self.borrower, offset, PIECE_BYTES, &readahead)
                 .map_err(Failure::at("cannot read"))?;
         }
-        Ok(())
+        self.expect_borrowed()
     }
 
     /// Fills the pool with objects.
@@ -122,6 +122,15 @@ impl Bench {
         for key in 0..self.pool_bytes / OBJECT_BYTES {
             // An insert without room at the moment is no loss.
             let _ = self.objects.insert(&self.borrower, key, ());
+        }
+        self.expect_borrowed()
+    }
+
+    /// Checks that the borrower uses most of the share: otherwise nothing is taken back.
+    fn expect_borrowed(&self) -> Result<(), Failure> {
+        let (usage, least) = (self.borrower.usage_bytes(), self.pool_bytes - self.share.bytes() / 2);
+        if usage < least {
+            return Err(Failure::Wrong(format!("the borrower uses {usage} of {} bytes", self.pool_bytes)));
         }
         Ok(())
     }
@@ -161,9 +170,9 @@ impl Bench {
         let start = Instant::now();
         let held = self.share.reserve(self.share.bytes()).map_err(Failure::at("cannot take a share back"))?;
         let taken = start.elapsed();
-        let (usage, least) = (self.share.group().usage_bytes(), held.bytes());
+        let (usage, least) = (self.share.group().usage_bytes(), self.share.bytes());
         if usage < least {
-            return Err(Failure::Wrong(format!("{least} bytes are reserved and {usage} are used")));
+            return Err(Failure::Wrong(format!("{usage} bytes are used of a share of {least}")));
         }
         drop(held);
         self.objects.clear();
