@@ -32,6 +32,9 @@ use super::ground::{A, B, Ground, LITTLE, MIB, STREAM_FACTOR};
 /// read-ahead, and the stock of threads.
 const SLACK_BYTES: u64 = 4 * MIB;
 const LEFT_MIN: f64 = 0.99;
+/// Beyond these parts no limit is kept: of A's, in excess of it, and of what B holds.
+const EXCESS_SHARE: u64 = 4;
+const HELD_SHARE: u64 = 2;
 const P99_MAX: f64 = 1.1;
 /// Seconds of a phase at full size.
 const PHASE_S: f64 = 1.0;
@@ -95,6 +98,13 @@ fn what_the_kernel_has(
         let (of_a, of_b) = (ground.view.watch(&ground.stream_files())?, ground.view.watch(&set)?);
         ground.stream(&ground.kernel, A, "stream", STREAM_FACTOR * ground.sizes.pool)?;
         let (of_a, of_b) = (of_a.end()?, of_b.end()?);
+        let most_of_a = ground.sizes.a + ground.sizes.a / EXCESS_SHARE + SLACK_BYTES;
+        if of_a.most * PAGE_SIZE_U64 > most_of_a || of_b.least < pages / HELD_SHARE {
+            return Err(Failure::Wrong(format!(
+                "the kernel had {} pages of A's files with a limit of {} bytes, and {} of B's {pages}",
+                of_a.most, ground.sizes.a, of_b.least
+            )));
+        }
         most.push((of_a.most * PAGE_SIZE_U64) as f64);
         left.push(100.0 * of_b.least as f64 / pages as f64);
         nr_counts += of_a.nr;
