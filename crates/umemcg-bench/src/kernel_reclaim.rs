@@ -39,6 +39,8 @@ const SCALE_MIN: f64 = 0.125;
 /// A tenant ends within this.
 const LONG: Duration = Duration::from_secs(120);
 
+/// If B loses more than this part of its pages, A's soft limit has no effect.
+const LOST_SHARE: u64 = 4;
 const CALL_RATIO_MAX: f64 = 1.02;
 const CPU_RATIO_MAX: f64 = 1.02;
 
@@ -216,8 +218,12 @@ impl Ground {
             }
             let (done, cpu) =
                 self.tenant(A, Work::Stream, &self.mount.seen().join("stream"), 4 * self.pool)?;
+            let nr_lost = before.saturating_sub(self.view.count(&held)?);
+            if nr_lost > before / LOST_SHARE {
+                return Err(Failure::Wrong(format!("B lost {nr_lost} of {before} pages to A")));
+            }
             if round > 0 {
-                lost.push(before.saturating_sub(self.view.count(&held)?) as f64);
+                lost.push(nr_lost as f64);
                 spent.push(cpu * 1e3);
                 elapsed.push(done.seconds * 1e3);
             }
