@@ -89,6 +89,10 @@ const FIGURES: [(&str, &str); 9] = [
 const ELAPSED: usize = 0;
 const USER: usize = 1;
 const SYSTEM: usize = 2;
+const NEIGHBOUR_LEFT: usize = 8;
+/// The least percentage of the neighbour's names that is left where names are shrunk per group: the
+/// kernel may forget some by itself.
+const LEFT_PERCENT_MIN: f64 = 50.0;
 
 /// The mail's rows: base, with one list, per group; with their standard deviations.
 const MAIL: [[&str; 3]; 5] = [
@@ -139,8 +143,10 @@ pub fn run(options: &Options, page_cache: PageCache) -> Result<Report, Failure> 
             progress.show(&format!("round {round} of {rounds}: {}", MODES[side].1));
             let run = tree.build(page_cache, MODES[side].0, Some(limit));
             Mode::PerGroup.set();
+            let run = run?;
+            run.check(MODES[side].0, limit, free.peak_bytes)?;
             if round > 0 {
-                runs[side].push(run?.figures);
+                runs[side].push(run.figures);
             }
         }
     }
@@ -231,8 +237,24 @@ struct Tree {
 /// The result of a build.
 struct Built {
     figures: [f64; 9],
+    usage_bytes: u64,
     peak_bytes: u64,
     metadata_peak_bytes: u64,
+}
+
+impl Built {
+    /// Checks that the group was kept near its limit, which is below what it takes without one, and
+    /// that reclaim has left the neighbour alone.
+    fn check(&self, mode: Mode, limit: u64, free_bytes: u64) -> Result<(), Failure> {
+        if limit < free_bytes && self.usage_bytes > limit.midpoint(free_bytes) {
+            return Err(Failure::Wrong(format!("{} bytes are used, the limit is {limit}", self.usage_bytes)));
+        }
+        let left = self.figures[NEIGHBOUR_LEFT];
+        if mode == Mode::PerGroup && left < LEFT_PERCENT_MIN {
+            return Err(Failure::Wrong(format!("the neighbour has {left:.0} % of its names")));
+        }
+        Ok(())
+    }
 }
 
 impl Tree {
@@ -329,13 +351,14 @@ impl Tree {
             .map_err(Failure::at("cannot mount"))?;
         let figures = bounded(&daemon, || self.watch(&turns));
         let (peak_bytes, metadata_peak_bytes) = (build.peak_bytes(), build.metadata_peak_bytes());
+        let usage_bytes = build.usage_bytes();
         let lost = daemon.shut_down(Instant::now() + Duration::from_secs(60));
         drop(daemon);
         let figures = figures?;
         if !lost.is_empty() {
             return Err(Failure::Wrong("data of the build could not be written".into()));
         }
-        Ok(Built { figures, peak_bytes, metadata_peak_bytes })
+        Ok(Built { figures, usage_bytes, peak_bytes, metadata_peak_bytes })
     }
 
     fn watch(&self, turns: &Turns) -> Result<[f64; 9], Failure> {
