@@ -17,6 +17,8 @@ use crate::stats::{Side, alternate};
 const NR_TENANTS: usize = 10_000;
 /// Bytes charged to each of them.
 const HELD_BYTES: u64 = 5000;
+/// The start of the rows of a scrape with these bytes.
+const HELD_ROW: &str = "umemcg_memory_reserved_bytes{group=\"/tenants/tenant";
 /// Nanoseconds for a snapshot of all of them.
 const SNAPSHOT_NS_MAX: f64 = 50e6;
 /// Nanoseconds for the text of a scrape of all of them.
@@ -51,6 +53,12 @@ fn make_tenants(engine: &Arc<Engine>) -> Result<Vec<Account>, Failure> {
     Ok(accounts)
 }
 
+/// Returns the sum of what tenants hold by the text of a scrape.
+fn shown_bytes(text: &str) -> f64 {
+    let rows = text.lines().filter_map(|line| line.strip_prefix(HELD_ROW)?.rsplit(' ').next());
+    rows.filter_map(|value| value.parse::<f64>().ok()).sum()
+}
+
 /// Runs the benchmark.
 pub fn run(options: &Options) -> Result<Report, Failure> {
     let progress = Progress::new();
@@ -75,16 +83,20 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         Side::new("text of a scrape", || {
             let start = Instant::now();
             let text = exposition(&engine, GroupDepth::default(), &surroundings);
+            let elapsed = start.elapsed().as_nanos() as f64;
             assert!(text.matches("umemcg_memory_usage_bytes{").count() > NR_TENANTS, "every tenant is shown");
-            start.elapsed().as_nanos() as f64
+            assert_eq!(shown_bytes(&text), (HELD_BYTES * NR_TENANTS as u64) as f64, "with what it holds");
+            elapsed
         }),
         Side::new("group by group", || {
             let start = Instant::now();
-            let mut all = 0;
+            let (mut held, mut all) = (0, 0);
             for group in &groups {
+                held += group.stat_local(StatItem::Reserved);
                 all += StatItem::ALL.iter().map(|&item| group.stat_total(item)).sum::<i64>();
                 all += EventKind::ALL.iter().map(|&kind| group.event_count(kind) as i64).sum::<i64>();
             }
+            assert_eq!(held as u64, HELD_BYTES * NR_TENANTS as u64, "every tenant is seen once");
             std::hint::black_box(all);
             start.elapsed().as_nanos() as f64
         }),
