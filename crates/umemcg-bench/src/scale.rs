@@ -135,6 +135,7 @@ fn world(options: &Options, nr: usize) -> Result<[f64; 6], Failure> {
     let start = thread_time();
     charges.drain(..).for_each(drop);
     let give_back = each(start, nr);
+    check_charges(&parent, &groups)?;
 
     let visited: Vec<&Arc<Group>> = order.iter().take(NR_VISITED).map(|&at| &groups[at]).collect();
     let (reclaim, stat) = visit(options, &engine, &control, &visited)?;
@@ -148,6 +149,22 @@ fn world(options: &Options, nr: usize) -> Result<[f64; 6], Failure> {
         return Err(Failure::Wrong("a group is left".into()));
     }
     Ok([create, charge, give_back, reclaim, stat, remove])
+}
+
+/// Checks that charges of groups count above them as long as they are held.
+fn check_charges(parent: &Group, groups: &[Arc<Group>]) -> Result<(), Failure> {
+    let before = parent.usage_exact();
+    let charges: Result<Vec<_>, _> = groups.iter().map(|group| group.try_charge(PAGE_SIZE_U64)).collect();
+    let charges = charges.map_err(Failure::at("cannot charge"))?;
+    let while_held = parent.usage_exact();
+    drop(charges);
+    let (after, bytes) = (parent.usage_exact(), groups.len() as u64 * PAGE_SIZE_U64);
+    if (while_held, after) != (before + bytes, before) {
+        return Err(Failure::Wrong(format!(
+            "{bytes} bytes charged and given back: {before}, {while_held}, {after} above"
+        )));
+    }
+    Ok(())
 }
 
 /// Returns the growth of this process's resident memory for each of `nr` empty groups.
