@@ -240,6 +240,17 @@ impl Ground {
         Ok(())
     }
 
+    /// Checks that hardly any pages are left. Names leave when the kernel forgets them.
+    fn expect_no_pages(&self) -> Result<(), Failure> {
+        let failed = Failure::at("cannot read memory.stat");
+        let text = fs::read_to_string(self.control.join("memory.stat")).map_err(failed)?;
+        let pages = text.lines().find_map(|line| line.strip_prefix("total_cache ")?.parse::<u64>().ok());
+        match pages {
+            Some(bytes) if bytes <= self.pool_bytes / 10 => Ok(()),
+            left => Err(Failure::Wrong(format!("bytes of pages after a drop: {left:?}"))),
+        }
+    }
+
     /// Drops all pages, names and inodes. Returns resident bytes after the allowed time, and the
     /// seconds it took to get below the bound.
     fn drop_everything(&self, back_within: Duration) -> Result<(f64, f64), Failure> {
@@ -255,6 +266,7 @@ impl Ground {
             std::thread::sleep(LOOK_EVERY);
         }
         std::thread::sleep(back_within.saturating_sub(start.elapsed()));
+        self.expect_no_pages()?;
         Ok((self.resident() as f64, below))
     }
 }
