@@ -60,6 +60,8 @@ const KEPT_MIN: f64 = 0.97;
 /// The same for a time.
 const P99_MAX: f64 = 1.03;
 const HIT_POINTS_MAX: f64 = 0.5;
+/// If A finds less of what fits its share, B has taken some of it.
+const FOUND_PERCENT_MIN: f64 = 90.0;
 
 const SIDES: [&str; 6] = [
     "two groups, B with marks",
@@ -359,6 +361,9 @@ impl World {
         let hits = 100.0 * found / (found + missed).max(1.0);
         if a.refused > 0 && (side < NR_OURS || a.refused > a.calls / 100) {
             return Err(Failure::Wrong(format!("{} calls of A were refused, {}", a.refused, SIDES[side])));
+        }
+        if side < BASELINE && hits < FOUND_PERCENT_MIN {
+            return Err(Failure::Wrong(format!("A finds {hits:.1} % of its pages, {}", SIDES[side])));
         }
         self.nr_refused.set(self.nr_refused.get() + b.refused);
         self.by_process.groups.lock().unwrap_or_else(PoisonError::into_inner).clear();
