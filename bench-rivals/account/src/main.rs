@@ -118,6 +118,7 @@ fn main() {
         let title = format!("4 KiB taken and given back, threads {threads}");
         rows.push(alternate(&title, false, rounds, sides));
     }
+    assert_eq!(ours.left_bytes(), 0, "everything is given back");
     let (by_itself, by_parent) = (Tenants::full_by_itself(), Tenants::full_by_parent());
     let nr = of(NR_REFUSALS);
     let sides = vec![

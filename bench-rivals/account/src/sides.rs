@@ -53,6 +53,12 @@ impl Umemcg {
         let group = deep(&engine, 4);
         Self { engine, group }
     }
+
+    /// Returns the bytes still charged.
+    pub fn left_bytes(&self) -> u64 {
+        self.group.drain_stocks();
+        self.group.usage_bytes()
+    }
 }
 
 impl Side for Umemcg {
