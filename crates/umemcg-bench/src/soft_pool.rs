@@ -21,6 +21,9 @@ const POOL_BYTES: u64 = 512 << 20;
 /// The smallest pool with enough room for A.
 const POOL_BYTES_MIN: u64 = 32 << 20;
 const CALL_BYTES: usize = 128 << 10;
+/// If B loses more than this part of its pages to an A over its soft limit, the limit has no
+/// effect.
+const LOST_SHARE: u64 = 8;
 /// The byte written by A.
 const WRITTEN: u8 = 7;
 
@@ -162,7 +165,11 @@ impl Pool {
         if access == Access::Write {
             self.check_written(&written)?;
         }
-        let missing = (self.bytes / 8 * 7 / PAGE_SIZE_U64).saturating_sub(self.held.nr_cached_pages());
+        let nr_held = self.bytes / 8 * 7 / PAGE_SIZE_U64;
+        let missing = nr_held.saturating_sub(self.held.nr_cached_pages());
+        if limited && how == SoftLimits::TwoRounds && missing > nr_held / LOST_SHARE {
+            return Err(Failure::Wrong(format!("B lost {missing} of {nr_held} pages to A's excess")));
+        }
         let before = b.stat_total(StatItem::WorkingsetRefault);
         self.hold(&b)?;
         let refaults = (b.stat_total(StatItem::WorkingsetRefault) - before).max(0) as u64;
