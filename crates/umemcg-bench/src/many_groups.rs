@@ -67,6 +67,9 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
             rounds.push(found);
         }
     }
+    if let Some(beyond) = members.iter().find(|member| member.group.usage_bytes() > LIMIT_BYTES) {
+        return Err(Failure::Wrong(format!("{:?} is beyond its limit", beyond.group)));
+    }
     let served: Vec<i64> =
         members.iter().map(|member| member.group.stat_total(StatItem::PgStealKswapd)).collect();
     if served.contains(&0) {
