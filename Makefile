@@ -249,6 +249,10 @@ experiments-small: deps ## every benchmark and experiment at a small scale: each
 	$(BUILD) --bin umemcg
 	@# Apart, as in `make experiments`. With the assertions of the tests.
 	$(BUILD) --features umemcg-bench/experiments --bin umemcg-bench
+	@# Without the rivals, which take minutes to build.
+	for program in account object-cache; do \
+		(cd bench-rivals/$$program && $(CARGO) build --locked --no-default-features --target-dir "$(abspath $(TARGET))/ours") || exit; \
+	done
 	TARGET="$(TARGET)" scripts/experiments_small.sh $(ONLY)
 
 check-portable: ## type-checks the crate for macOS and Windows, where engines keep no pages

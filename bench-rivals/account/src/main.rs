@@ -2,6 +2,8 @@
 //! by 4 KiB, by one and two threads, and refusals. Prints one JSON object; `umemcg-bench account`
 //! runs it and judges.
 
+#[cfg(feature = "rivals")]
+mod pools;
 mod sides;
 
 use std::sync::Barrier;
@@ -10,7 +12,9 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-use sides::{Fair, Greedy, Side, Tenants, Umemcg};
+#[cfg(feature = "rivals")]
+use pools::{Fair, Greedy};
+use sides::{Side, Tenants, Umemcg};
 
 /// Operations of one sample of a thread, at full size.
 const NR_PAIRS: u64 = 4 << 20;
@@ -106,27 +110,33 @@ fn main() {
     let scale = option("--scale").unwrap_or(1.0).clamp(0.01, 1.0);
     let rounds = option("--rounds").unwrap_or(5.0) as usize;
     let of = |nr: u64| (nr as f64 * scale) as u64;
-    let (ours, greedy, fair) = (Umemcg::new(), Greedy::new(), Fair::new());
+    let ours = Umemcg::new();
+    #[cfg(feature = "rivals")]
+    let (greedy, fair) = (Greedy::new(), Fair::new());
     let mut rows = Vec::new();
     for threads in [1, 2] {
         let nr = of(NR_PAIRS);
-        let sides = vec![
+        let sides = Vec::from([
             pairs("umemcg", &ours, threads, nr),
+            #[cfg(feature = "rivals")]
             pairs("greedy", &greedy, threads, nr),
+            #[cfg(feature = "rivals")]
             pairs("fair", &fair, threads, nr),
-        ];
+        ]);
         let title = format!("4 KiB taken and given back, threads {threads}");
         rows.push(alternate(&title, false, rounds, sides));
     }
     assert_eq!(ours.left_bytes(), 0, "everything is given back");
     let (by_itself, by_parent) = (Tenants::full_by_itself(), Tenants::full_by_parent());
     let nr = of(NR_REFUSALS);
-    let sides = vec![
+    let sides = Vec::from([
         refusals("umemcg, its own limit", &by_itself, nr),
         refusals("umemcg, the limit above", &by_parent, nr),
+        #[cfg(feature = "rivals")]
         refusals("greedy", &greedy, nr),
+        #[cfg(feature = "rivals")]
         refusals("fair", &fair, nr),
-    ];
+    ]);
     rows.push(alternate("refused, 1,024 tenants at depth 4", true, rounds, sides));
     let notes = vec![format!(
         "a growth and a shrink together, processor time of the slower thread, {} a sample; each thread has a \

@@ -1,15 +1,12 @@
-//! The pools, each behind the same four functions.
+//! Our side, behind the four functions that the pools have, too.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-use datafusion_execution::memory_pool::{
-    FairSpillPool, GreedyMemoryPool, MemoryConsumer, MemoryPool, MemoryReservation,
-};
 use umemcg::{Account, Engine, EngineConfig, Group, Refusal};
 
 /// More than is ever taken.
-const POOL_BYTES: u64 = 4 << 30;
+pub const POOL_BYTES: u64 = 4 << 30;
 /// Tenants that take turns in being refused.
 const NR_TENANTS: usize = 1024;
 /// Bytes that each of them holds.
@@ -140,75 +137,5 @@ impl Side for Tenants {
             Err(Refusal::NotNow { group, .. }) => Arc::ptr_eq(&group, &self.full[at]),
             _ => false,
         }
-    }
-}
-
-fn grow(holder: &MemoryReservation, bytes: usize) -> bool {
-    holder.try_grow(bytes).is_ok()
-}
-
-fn is_refused(holder: &MemoryReservation) -> bool {
-    holder.try_grow(2 * POOL_BYTES as usize).is_err()
-}
-
-/// The pool that gives to the first to come.
-pub struct Greedy(Arc<dyn MemoryPool>);
-
-impl Greedy {
-    pub fn new() -> Self {
-        Self(Arc::new(GreedyMemoryPool::new(POOL_BYTES as usize)))
-    }
-}
-
-impl Side for Greedy {
-    type Holder = MemoryReservation;
-
-    fn holder(&self) -> MemoryReservation {
-        MemoryConsumer::new("sort").register(&self.0)
-    }
-
-    #[inline]
-    fn grow(&self, holder: &MemoryReservation, bytes: usize) -> bool {
-        grow(holder, bytes)
-    }
-
-    #[inline]
-    fn shrink(&self, holder: &MemoryReservation, bytes: usize) {
-        holder.shrink(bytes);
-    }
-
-    fn is_refused(&self, holder: &MemoryReservation, _at: usize) -> bool {
-        is_refused(holder)
-    }
-}
-
-/// The pool that divides among those that can spill.
-pub struct Fair(Arc<dyn MemoryPool>);
-
-impl Fair {
-    pub fn new() -> Self {
-        Self(Arc::new(FairSpillPool::new(POOL_BYTES as usize)))
-    }
-}
-
-impl Side for Fair {
-    type Holder = MemoryReservation;
-
-    fn holder(&self) -> MemoryReservation {
-        MemoryConsumer::new("sort").with_can_spill(true).register(&self.0)
-    }
-
-    #[inline]
-    fn grow(&self, holder: &MemoryReservation, bytes: usize) -> bool {
-        grow(holder, bytes)
-    }
-
-    #[inline]
-    fn shrink(&self, holder: &MemoryReservation, bytes: usize) {
-        holder.shrink(bytes);
-    }
-
-    fn is_refused(&self, holder: &MemoryReservation, _at: usize) -> bool {
-        is_refused(holder)
     }
 }

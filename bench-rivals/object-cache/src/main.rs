@@ -2,6 +2,8 @@
 //! hits, and Zipf with insert on miss, by one and two threads. Prints one JSON object;
 //! `umemcg-bench object-cache` runs it and judges.
 
+#[cfg(feature = "rivals")]
+mod caches;
 mod sides;
 mod streams;
 
@@ -13,7 +15,9 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-use sides::{Foyer, MiniMoka, Moka, QuickCache, Side, Umemcg, Value};
+#[cfg(feature = "rivals")]
+use caches::{Foyer, MiniMoka, Moka, QuickCache};
+use sides::{Side, Umemcg, Value};
 use streams::{Zipf, uniform};
 
 /// Values that each cache has room for, at full size.
@@ -106,14 +110,18 @@ fn contenders(capacity: usize, only: Option<&str>) -> Vec<Contender> {
         hits: 0,
         lookups: 0,
     };
-    let mut all = vec![
+    let mut all = Vec::from([
         of("umemcg, 1 group", Box::new(Umemcg::new(capacity, 1))),
         of("umemcg, 64 groups", Box::new(Umemcg::new(capacity, 64))),
+        #[cfg(feature = "rivals")]
         of("quick_cache", Box::new(QuickCache::new(capacity))),
+        #[cfg(feature = "rivals")]
         of("foyer", Box::new(Foyer::new(capacity))),
+        #[cfg(feature = "rivals")]
         of("mini-moka", Box::new(MiniMoka::new(capacity))),
+        #[cfg(feature = "rivals")]
         of("moka", Box::new(Moka::new(capacity))),
-    ];
+    ]);
     if let Some(only) = only {
         all.retain(|contender| only.split('+').any(|part| contender.name.contains(part)));
     }
