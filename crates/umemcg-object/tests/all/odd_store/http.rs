@@ -33,7 +33,7 @@ pub enum Form {
     Old,
     /// The connection ends after the answer, without a word.
     LastOfConnection,
-    /// The first byte is late.
+    /// The request is served late: others may come before it.
     Late(Duration),
     /// Nothing comes.
     Lost,
@@ -61,9 +61,6 @@ impl Answer {
     pub fn send(self, form: Form, is_head: bool, stream: &mut TcpStream) -> bool {
         if form == Form::Lost {
             return false;
-        }
-        if let Form::Late(pause) = form {
-            std::thread::sleep(pause);
         }
         let is_gzip = form == Form::Gzip && self.status != 204 && !is_head;
         let answer = if is_gzip { self.with("Content-Encoding", "gzip").encoded() } else { self };

@@ -30,6 +30,8 @@ pub enum Instead {
     /// The same, with an ETag.
     PageWithEtag,
     Nothing,
+    /// Nothing under another status of success.
+    Accepted,
     /// The first two thirds of it.
     CutShort,
 }
@@ -76,10 +78,12 @@ pub enum Oddity {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Etags {
     #[default]
-    Md5,
+    Digest,
     Empty,
     Weak,
     Missing,
+    /// One for all objects.
+    Const,
 }
 
 /// Properties of the server that last until a test changes them.
@@ -95,7 +99,7 @@ pub struct Character {
 
 impl Default for Character {
     fn default() -> Self {
-        Self { etags: Etags::Md5, takes_conditions: true, page: 1000, seconds_ahead: 0 }
+        Self { etags: Etags::Digest, takes_conditions: true, page: 1000, seconds_ahead: 0 }
     }
 }
 
@@ -137,6 +141,16 @@ struct Plan {
     next: VecDeque<(Asked, Oddity)>,
     /// For all others of a kind.
     always: Vec<(Asked, Oddity)>,
+}
+
+impl Plan {
+    /// Returns the oddity of a request of a kind.
+    fn due(&mut self, asked: Asked) -> Option<Oddity> {
+        match self.next.iter().position(|(of, _)| *of == asked) {
+            Some(at) => self.next.remove(at).map(|(_, oddity)| oddity),
+            None => self.always.iter().find(|(of, _)| *of == asked).map(|(_, oddity)| *oddity),
+        }
+    }
 }
 
 /// The server; it ends when this is dropped.
@@ -231,15 +245,11 @@ fn serve(client: TcpStream, plan: &Mutex<Plan>) {
     let mut reader = BufReader::new(client);
     while let Some(request) = Request::read(&mut reader) {
         let asked = Asked::of(&request);
-        let (answer, form) = {
-            let mut plan = lock(plan);
-            let at = plan.next.iter().position(|(of, _)| *of == asked);
-            let oddity = match at {
-                Some(at) => plan.next.remove(at).map(|(_, oddity)| oddity),
-                None => plan.always.iter().find(|(of, _)| *of == asked).map(|(_, oddity)| *oddity),
-            };
-            plan.state.answer(&request, asked, oddity)
-        };
+        let oddity = lock(plan).due(asked);
+        if let Some(Oddity::Form(Form::Late(pause))) = oddity {
+            std::thread::sleep(pause);
+        }
+        let (answer, form) = lock(plan).state.answer(&request, asked, oddity);
         if !answer.send(form, request.method == "HEAD", &mut out) {
             let _ = out.shutdown(Shutdown::Both);
             return;

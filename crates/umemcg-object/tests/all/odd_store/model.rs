@@ -477,7 +477,7 @@ impl Drop for Told<'_> {
 
 fn round(seed: u64) {
     let mut model = Model::new(seed);
-    let etags = [Etags::Md5, Etags::Md5, Etags::Md5, Etags::Empty, Etags::Weak, Etags::Missing];
+    let etags = [Etags::Digest, Etags::Digest, Etags::Digest, Etags::Empty, Etags::Weak, Etags::Missing];
     let character = Character {
         etags: model.dice.of(&etags),
         takes_conditions: model.dice.below(5) > 0,

@@ -1,9 +1,8 @@
 //! The objects of an odd store, and its answers.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hasher};
 use std::time::{SystemTime, UNIX_EPOCH};
-
-use md5::{Digest, Md5};
 
 use super::http::{Answer, Form, Request, decoded};
 use super::{Asked, Character, Etags, Instead, Listing, Oddity};
@@ -38,7 +37,9 @@ pub struct State {
 }
 
 pub const TYPE: &str = ":content-type";
-const PAGE: &str = "<!DOCTYPE html><html><body>Password: <input></body></html>";
+/// The key to which redirections lead.
+pub const ELSEWHERE: &str = "p/elsewhere";
+pub const PAGE: &str = "<!DOCTYPE html><html><body>Password: <input></body></html>";
 
 /// Returns the metadata and the type of the content in a request.
 fn labels_in(request: &Request) -> BTreeMap<String, String> {
@@ -47,8 +48,11 @@ fn labels_in(request: &Request) -> BTreeMap<String, String> {
     told
 }
 
-fn hex(digest: &[u8]) -> String {
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+/// Returns an ETag: the same for the same bytes.
+fn digest(bytes: &[u8]) -> String {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(bytes);
+    format!("{:016x}", hasher.finish())
 }
 
 fn error(status: u16, code: &str) -> Answer {
@@ -56,6 +60,16 @@ fn error(status: u16, code: &str) -> Answer {
         status,
         format!("<?xml version=\"1.0\"?>\n<Error><Code>{code}</Code><Message>odd</Message></Error>"),
     )
+}
+
+/// Returns a refusal; a redirection has a place to go to, as of a bucket in another region.
+fn refusal(status: u16, request: &Request) -> Answer {
+    let answer = error(status, "Odd");
+    if !matches!(status, 301 | 307) {
+        return answer;
+    }
+    let place = format!("http://{}/bucket/{ELSEWHERE}", request.header("host").unwrap_or_default());
+    answer.with("Location", place).with("x-amz-bucket-region", "eu-central-1")
 }
 
 fn escaped(text: &str) -> String {
@@ -107,7 +121,7 @@ impl State {
         metadata: BTreeMap<String, String>,
         etag: Option<String>,
     ) -> String {
-        let etag = etag.unwrap_or_else(|| hex(&Md5::digest(&bytes)));
+        let etag = etag.unwrap_or_else(|| digest(&bytes));
         let modified = self.now();
         self.objects.insert(key.into(), Stored { bytes, metadata, etag: etag.clone(), modified });
         etag
@@ -115,10 +129,11 @@ impl State {
 
     fn shown_etag(&self, etag: &str) -> Option<String> {
         match self.character.etags {
-            Etags::Md5 => Some(format!("\"{etag}\"")),
+            Etags::Digest => Some(format!("\"{etag}\"")),
             Etags::Empty => Some("\"\"".into()),
             Etags::Weak => Some(format!("W/\"{etag}\"")),
             Etags::Missing => None,
+            Etags::Const => Some("\"const\"".into()),
         }
     }
 
@@ -146,8 +161,9 @@ impl State {
     pub fn answer(&mut self, request: &Request, asked: Asked, oddity: Option<Oddity>) -> (Answer, Form) {
         let form = if let Some(Oddity::Form(form)) = oddity { form } else { Form::Plain };
         let answer = match oddity {
-            Some(Oddity::Status(status)) => error(status, "Odd"),
+            Some(Oddity::Status(status)) => refusal(status, request),
             Some(Oddity::Instead(Instead::PageWithEtag)) => Answer::new(200, PAGE).with("ETag", "\"page\""),
+            Some(Oddity::Instead(Instead::Accepted)) => Answer::new(202, ""),
             Some(Oddity::Instead(instead)) if instead != Instead::CutShort => Answer::new(
                 200,
                 match instead {
@@ -156,7 +172,7 @@ impl State {
                         "\n <Error xmlns=\"http://s3.amazonaws.com/doc/\"><Code>ServiceUnavailable</Code></Error>"
                     }
                     Instead::Html | Instead::PageWithEtag => PAGE,
-                    Instead::Nothing | Instead::CutShort => "",
+                    Instead::Nothing | Instead::Accepted | Instead::CutShort => "",
                 },
             ),
             _ => {
@@ -235,7 +251,7 @@ impl State {
         if let Some(id) = request.query.get("uploadId") {
             let Some(upload) = self.uploads.get_mut(id) else { return error(404, "NoSuchUpload") };
             upload.parts.insert(request.query["partNumber"].parse().unwrap(), request.body.clone());
-            return Answer::new(200, "").with("ETag", format!("\"{}\"", hex(&Md5::digest(&request.body))));
+            return Answer::new(200, "").with("ETag", format!("\"{}\"", digest(&request.body)));
         }
         if !self.meets(request, self.objects.get(&request.key)) {
             return error(412, "PreconditionFailed");
@@ -288,9 +304,9 @@ impl State {
             return error(412, "PreconditionFailed");
         }
         let Some(upload) = self.uploads.remove(id) else { unreachable!() };
-        let sums: Vec<u8> = upload.parts.values().flat_map(|part| Md5::digest(part).to_vec()).collect();
-        let etag = format!("{}-{}", hex(&Md5::digest(&sums)), upload.parts.len());
-        let bytes = upload.parts.into_values().flatten().collect();
+        let digests: String = upload.parts.values().map(|part| digest(part)).collect();
+        let etag = format!("{}-{}", digest(digests.as_bytes()), upload.parts.len());
+        let bytes = upload.parts.into_values().collect::<Vec<_>>().concat();
         let etag = self.store(&upload.key, bytes, upload.metadata, Some(etag));
         let (key, etag) = (escaped(&upload.key), escaped(&self.shown_etag(&etag).unwrap_or_default()));
         Answer::new(
