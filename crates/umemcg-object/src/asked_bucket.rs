@@ -175,7 +175,7 @@ impl AskedBucket {
     /// Returns whether a listing has this version of an object, or for `None` no object. A version
     /// of the same size is enough if it `may_differ`: some gateways list other ETags. Always `true`
     /// for a local directory, which has no gateway in between.
-    fn is_listed_as(
+    pub(crate) fn is_listed_as(
         &self,
         found: Option<&Found>,
         (key, place): (&str, &Place),

@@ -3,8 +3,8 @@
 //! With S3, preconditions on source and destination go with the request. With other stores a HEAD
 //! before and after the copy takes their place. A copy has the metadata of its source, including
 //! the upload mark (`metadata`); the mark identifies the copy after a lost response. A success
-//! counts once a HEAD shows the copy. A directory's object has only metadata, and is stored anew:
-//! SeaweedFS does not copy such objects.
+//! counts once a HEAD shows the copy, and without a mark once a listing shows it, too. A
+//! directory's object has only metadata, and is stored anew: SeaweedFS does not copy such objects.
 
 use std::io;
 use std::sync::Arc;
@@ -98,16 +98,25 @@ impl Copy<'_> {
         }
         let found = asked.find_stored("COPY", to, to_place)?;
         let is_new = !before.is_some_and(|before| before.is_same(&found.info));
-        if is_new && found.info.etag.is_some() && found.info.is_same(self.info) {
-            return Ok(found.info);
+        let mut is_copy = is_new && found.info.etag.is_some() && found.info.is_same(self.info);
+        if !is_copy {
+            // Some stores ignore the precondition on the source, and give the copy a new ETag.
+            is_copy = is_copy_of(&self.check_source()?, before, &found);
         }
-        // Some stores ignore the precondition on the source, and give the copy a new ETag.
-        let source = self.check_source()?;
-        if is_copy_of(&source, before, &found) {
+        if is_copy && self.is_confirmed(&found, before)? {
             return Ok(found.info);
         }
         let text = format!("COPY of {:?} in {} to {to:?}: another object is there", self.from.0, asked.url);
         Err(BucketError::Unavailable(text).into())
+    }
+
+    /// Returns whether a copy over the destination `before` has a mark, or a listing shows it: a
+    /// page in place of the store may have an ETag and the length of the copy.
+    fn is_confirmed(&self, found: &Found, before: Option<&ObjectInfo>) -> Result<bool, BucketError> {
+        // Some gateways list other ETags. The length is enough, unless it is that of `before`.
+        let may_differ = before.is_none_or(|before| before.size != found.info.size);
+        let to = (self.to.0, &self.to.1);
+        Ok(found.mark().is_some() || self.asked.is_listed_as(Some(found), to, may_differ)?)
     }
 
     fn store_anew(&self) -> Result<ObjectInfo, BucketError> {
@@ -163,14 +172,14 @@ impl Copy<'_> {
     }
 }
 
-/// Returns whether an object is the copy and not the destination `before`. Compares the upload mark
+/// Returns whether an object may be the copy and not the destination `before`. A mark must be that
 /// of the source. Without a mark, the copy has the length of the source, and either its ETag or an
 /// ETag other than the one before.
 fn is_copy_of(source: &ObjectInfo, before: Option<&ObjectInfo>, found: &Found) -> bool {
     let mark = source.metadata.as_deref().and_then(mark_of);
-    let is_copy = match (mark, found.mark()) {
-        (Some(ours), Some(theirs)) => ours == theirs,
-        _ => found.info.is_same(source) || !before.is_some_and(|before| before.is_same(&found.info)),
+    let is_copy = match found.mark() {
+        Some(theirs) => mark == Some(theirs),
+        None => found.info.is_same(source) || !before.is_some_and(|before| before.is_same(&found.info)),
     };
     is_copy && source.size == found.info.size
 }

@@ -8,6 +8,7 @@ use umemcg_vfs::object::{
 };
 
 use super::http::Form;
+use super::s3::PAGE;
 use super::{Asked, Character, Etags, Instead, LATE, Listing, OddStore, Oddity};
 use crate::servers::source::Source;
 
@@ -228,6 +229,26 @@ fn a_page_with_an_etag_is_no_other_version() {
         store.be_right();
     }
     assert_eq!(bucket.find_confirmed("o").unwrap(), Some(info));
+}
+
+#[test]
+fn a_page_with_an_etag_is_no_copy() {
+    let (store, bucket) = world();
+    // As long as the page, and without a mark.
+    store.state(|state| state.put("p/o", &[b'o'; PAGE.len()], &[]));
+    let info = bucket.head("o").unwrap();
+    for before in [None, Some([b'x'; PAGE.len()])] {
+        store.state(|state| before.iter().for_each(|before| state.put("p/copy", before, &[])));
+        store.next(1, Asked::Copy, Oddity::Instead(Instead::Accepted));
+        // The first HEAD finds the destination as it is.
+        store.next(1, Asked::Head, Oddity::Form(Form::Plain));
+        store.next(1, Asked::Head, Oddity::Instead(Instead::PageWithEtag));
+        let copied = bucket.copy("o", &info, "copy", &Expected::Anything);
+        assert!(matches!(copied, Err(BucketError::Unavailable(_))), "{before:?}: {copied:?}");
+        store.be_right();
+    }
+    bucket.copy("o", &info, "copy", &Expected::Anything).unwrap();
+    assert_eq!(stored(&store, "p/copy"), stored(&store, "p/o"));
 }
 
 #[test]
