@@ -1,10 +1,11 @@
 //! Deletes one version of an object.
 //!
 //! A request to S3 names the version (`If-Match`). A server ignoring the precondition removes any
-//! version. A server refusing it gets unconditional requests from then on. A request with a lost
-//! response is sent again, and then fails because the object is gone. So a HEAD judges a failure,
-//! and an object not found is gone if no listing has it. A conflict with another change decides
-//! nothing: the request is sent again, with its precondition.
+//! version. A server that refuses it, and accepts the request without it, gets unconditional
+//! requests from then on. A request with a lost response is sent again, and then fails because the
+//! object is gone. So a HEAD judges a failure, and an object not found is gone if no listing has
+//! it. A conflict with another change decides nothing: the request is sent again, with its
+//! precondition.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -46,8 +47,10 @@ impl Deletion<'_> {
         for round in 1.. {
             let Err(refusal) = self.delete(Some(info)) else { break };
             if refusal.is_unknown_to_store() {
+                // First: a page in place of the store refuses both requests.
+                self.delete_any()?;
                 asked.has_plain_deletes.store(true, Ordering::Relaxed);
-                return self.delete_any();
+                break;
             }
             if !matches!(refusal.error, BucketError::Changed(_)) || round == NR_ROUNDS {
                 return Err(refusal.error);

@@ -211,7 +211,9 @@ impl OddStore {
     pub fn be_behind_a_page(&self, hides_listings: bool) {
         let page = Oddity::Instead(Instead::PageWithEtag);
         self.always(Asked::Head, page);
-        self.always(Asked::Put, Oddity::Status(405));
+        for asked in [Asked::Put, Asked::Copy, Asked::Delete, Asked::Begin, Asked::Complete] {
+            self.always(asked, Oddity::Status(405));
+        }
         if hides_listings {
             self.always(Asked::List, page);
         }

@@ -226,9 +226,25 @@ fn a_page_with_an_etag_is_no_other_version() {
             let found = bucket.find_confirmed(key);
             assert!(matches!(found, Err(BucketError::Unavailable(_))), "{key}, {hides_listings}: {found:?}");
         }
+        let copied = bucket.copy("o", &info, "copy", &Expected::Anything);
+        assert!(matches!(copied, Err(BucketError::Unavailable(_))), "{hides_listings}: {copied:?}");
         store.be_right();
     }
     assert_eq!(bucket.find_confirmed("o").unwrap(), Some(info));
+}
+
+#[test]
+fn a_page_in_place_of_the_store_ends_no_condition() {
+    let (store, bucket) = world();
+    let info = bucket.head("o").unwrap();
+    store.be_behind_a_page(true);
+    let deleted = bucket.delete_version("o", &info);
+    assert!(matches!(deleted, Err(BucketError::Unavailable(_))), "{deleted:?}");
+    store.be_right();
+    store.state(|state| state.put("p/o", b"another version", &[]));
+    let deleted = bucket.delete_version("o", &info);
+    assert!(matches!(deleted, Err(BucketError::Changed(_))), "{deleted:?}");
+    assert_eq!(stored(&store, "p/o").unwrap(), b"another version");
 }
 
 #[test]
