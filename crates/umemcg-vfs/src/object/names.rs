@@ -35,8 +35,9 @@ const NR_ATTEMPTS_MAX: usize = 8;
 impl ObjectVolume {
     fn remove_file(&self, node: NodeId, (parent, name): (NodeId, &str)) -> Result<(), VfsError> {
         let drafts = self.drafts()?;
-        // No upload makes the object anew afterwards.
-        let turn = drafts.turn(node);
+        // No upload makes the object anew afterwards, and no rename replaces it meanwhile.
+        let claim = Claim { alone: &[node], name: Some((parent, name)), ..Claim::default() };
+        let turn = drafts.turn_for(&claim);
         let content = self.objects.tree.lock().get(node)?.content.clone();
         let draft = content.as_ref().and_then(|content| content.draft());
         let stream = self.stream_of(node);

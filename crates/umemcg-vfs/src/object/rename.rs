@@ -48,11 +48,12 @@ impl Renaming<'_> {
         if self.from == self.to || target.is_some_and(|target| target.node == source.node) {
             return Ok(());
         }
+        let replaced = target.map(|target| target.node);
         match (source.is_directory(), target.map(Entry::is_directory)) {
             (false, Some(true)) => Err(Errno::ISDIR.into()),
             (true, Some(false)) => Err(Errno::NOTDIR.into()),
-            (false, _) => self.rename_file(source.node, target),
-            (true, _) => self.rename_directory(source.node, target),
+            (false, _) => self.rename_file(source.node, replaced),
+            (true, _) => self.rename_directory(source.node, replaced),
         }
     }
 
@@ -75,13 +76,13 @@ impl Renaming<'_> {
         tree.get(node).ok().and_then(|found| found.content.clone())
     }
 
-    fn rename_file(&self, node: NodeId, target: Option<&Entry>) -> Result<(), VfsError> {
+    fn rename_file(&self, node: NodeId, target: Option<NodeId>) -> Result<(), VfsError> {
         let objects = &self.volume.objects;
         let drafts = self.volume.drafts()?;
-        let target = target.map(|target| target.node);
         let alone: Vec<_> = [node].into_iter().chain(target).collect();
         let until = drafts.room_deadline();
-        let _turn = drafts.turn_for(&Claim { alone: &alone, keep: Some(self.to.0), whole: &[] });
+        let claim = Claim { alone: &alone, keep: Some(self.to.0), name: Some(self.to), ..Claim::default() };
+        let _turn = drafts.turn_for(&claim);
         self.check_names(node, target)?;
         self.volume.settle_stream(node, self.group)?;
         let new_key = &*self.volume.new_key(self.to.0, self.to.1)?;
@@ -231,11 +232,10 @@ impl Renaming<'_> {
         }
     }
 
-    fn rename_directory(&self, node: NodeId, target: Option<&Entry>) -> Result<(), VfsError> {
+    fn rename_directory(&self, node: NodeId, target: Option<NodeId>) -> Result<(), VfsError> {
         let objects = &self.volume.objects;
-        let target = target.map(|target| target.node);
         let whole: Vec<_> = [node].into_iter().chain(target).collect();
-        let claim = Claim { alone: &[], keep: Some(self.to.0), whole: &whole };
+        let claim = Claim { keep: Some(self.to.0), whole: &whole, ..Claim::default() };
         let until = self.volume.drafts()?.room_deadline();
         let _turn = self.volume.drafts()?.turn_for(&claim);
         self.check_names(node, target)?;

@@ -3,7 +3,9 @@
 //! An operation is alone on a node if it stores its draft, makes or cuts it, notes its first
 //! change, or removes or renames the node. So a file is never stored under a name that it is about
 //! to lose. Every turn keeps the names of its nodes, and of all directories above, as they are. A
-//! directory is renamed by a thread alone on everything below it; operations elsewhere go on.
+//! file is renamed by a thread alone on the new name, too, and removed by one alone on its name: a
+//! lookup may find another node there while the copy is made. A directory is renamed by a thread
+//! alone on everything below it; operations elsewhere go on.
 
 use std::collections::{HashMap, HashSet};
 
@@ -25,6 +27,8 @@ struct Taken {
     nr_waiting: u32,
     /// Nodes with a thread alone on them.
     alone: HashSet<NodeId>,
+    /// Names in directories with a thread alone on them.
+    names: HashSet<(NodeId, String)>,
     /// Nodes whose names stay, with the number of turns of each.
     kept: HashMap<NodeId, usize>,
     /// Directories claimed whole: a thread is alone on and below them, or about to be.
@@ -38,6 +42,8 @@ struct Taken {
 pub(super) struct Claim<'a> {
     /// To be alone on these nodes.
     pub(super) alone: &'a [NodeId],
+    /// To be alone on this name in a directory, whichever node has it.
+    pub(super) name: Option<(NodeId, &'a str)>,
     /// To keep the name of this node, and of all above.
     pub(super) keep: Option<NodeId>,
     /// To be alone on these directories and below them: they are renamed or replaced.
@@ -50,6 +56,7 @@ pub(super) struct Claim<'a> {
 pub(super) struct TurnGuard<'t> {
     turns: &'t Turns,
     alone: Vec<NodeId>,
+    name: Option<(NodeId, String)>,
     kept: Vec<NodeId>,
     whole: Vec<NodeId>,
     /// A file is renamed: the turn keeps the name of its new directory.
@@ -61,6 +68,7 @@ impl Turns {
     /// directories above a node. No lock may be held.
     pub(super) fn take(&self, claim: &Claim<'_>, above: impl Fn(NodeId) -> Vec<NodeId>) -> TurnGuard<'_> {
         assert_no_locks_held("a wait for a turn");
+        let name = claim.name.map(|(directory, name)| (directory, name.to_owned()));
         let mut nr_renamed = self.taken.lock().nr_renamed;
         let (mut taken, kept) = loop {
             // A directory to be renamed does not keep its own name.
@@ -70,7 +78,8 @@ impl Turns {
             let mut taken = self.taken.lock();
             let is_free = |taken: &Taken| {
                 let is_others = kept.iter().chain(claim.whole).any(|node| taken.whole.contains(node));
-                !is_others && !claim.alone.iter().any(|node| taken.alone.contains(node))
+                let is_named = name.as_ref().is_some_and(|name| taken.names.contains(name));
+                !is_others && !is_named && !claim.alone.iter().any(|node| taken.alone.contains(node))
             };
             while taken.nr_renamed == nr_renamed && !is_free(&taken) {
                 taken.nr_waiting += 1;
@@ -84,6 +93,7 @@ impl Turns {
             nr_renamed = taken.nr_renamed;
         };
         taken.alone.extend(claim.alone);
+        taken.names.extend(name.clone());
         for &node in &kept {
             *taken.kept.entry(node).or_default() += 1;
         }
@@ -98,7 +108,8 @@ impl Turns {
         }
         drop(taken);
         let moves = claim.keep.is_some() && !claim.alone.is_empty();
-        TurnGuard { turns: self, alone: claim.alone.to_vec(), kept, whole: claim.whole.to_vec(), moves }
+        let (alone, whole) = (claim.alone.to_vec(), claim.whole.to_vec());
+        TurnGuard { turns: self, alone, name, kept, whole, moves }
     }
 }
 
@@ -115,6 +126,9 @@ impl Drop for TurnGuard<'_> {
             let mut taken = self.turns.taken.lock();
             for node in &self.alone {
                 taken.alone.remove(node);
+            }
+            if let Some(name) = &self.name {
+                taken.names.remove(name);
             }
             for node in &self.kept {
                 if let Some(nr) = taken.kept.get_mut(node) {

@@ -5,8 +5,9 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use crate::common::gate::Gate;
 use crate::common::memory_bucket::ChangeFault;
-use crate::common::object_world::{World, errno, pattern};
+use crate::common::object_world::{World, errno, pattern, wait_for};
 use rustix::io::Errno;
 use umemcg_vfs::object::BucketError;
 use umemcg_vfs::{Attributes, Names, NodeId, OFlags, RenameFlags, Volume};
@@ -213,6 +214,35 @@ fn a_file_is_renamed_by_a_copy() {
     assert_eq!(errno(w.rename("d/b", "x", RenameFlags::empty())), Some(Errno::STALE));
     w.rename("d/b", "x", RenameFlags::empty()).unwrap();
     assert_eq!(w.stored("x").unwrap(), b"changed elsewhere");
+}
+
+#[test]
+fn a_removal_waits_for_a_rename_onto_its_name() {
+    let w = World::new();
+    w.put("a", b"renamed").unwrap();
+    let gate = Arc::new(Gate::default());
+    gate.close();
+    let at_copy = Arc::clone(&gate);
+    w.bucket.on_request(move |method, key| {
+        if (method, key) == ("COPY", "a") {
+            at_copy.pass();
+        }
+    });
+    std::thread::scope(|scope| {
+        let renaming = scope.spawn(|| errno(w.rename("a", "b", RenameFlags::empty())));
+        wait_for("the copy begins", || gate.nr_waiting() == 1);
+        // Its version is replaced by the copy.
+        w.put("b", b"made meanwhile").unwrap();
+        let removal = scope.spawn(|| errno(w.unlink("b")));
+        wait_for("the removal waits", || w.volume.nr_waiting_for_turn() == 1 || removal.is_finished());
+        gate.open();
+        assert_eq!(renaming.join().unwrap(), None);
+        // The kernel then removes the file that has the name by now.
+        assert_eq!(removal.join().unwrap(), Some(Errno::STALE));
+    });
+    assert_eq!(w.bucket.keys(), ["b"]);
+    w.unlink("b").unwrap();
+    assert!(w.bucket.keys().is_empty());
 }
 
 #[test]
