@@ -227,6 +227,30 @@ fn a_directory_has_a_mode() {
 }
 
 #[test]
+fn a_set_group_id_directory_hands_down_its_group_and_bit() {
+    let w = World::new();
+    w.mkdir("d").unwrap();
+    w.set("d", &SetAttr { mode: Some(0o2775), gid: Some(12), ..SetAttr::default() }).unwrap();
+    let me = Caller { uid: 3, gid: 4, ..w.me.clone() };
+    let d = w.find("d").unwrap().node;
+    let flags = OFlags::RDWR | OFlags::CREATE;
+    let (made, file) = w.volume.create(&me, d, OsStr::new("file"), 0o644, flags).unwrap();
+    file.flush().unwrap();
+    drop(file);
+    let below = w.volume.mkdir(&me, d, OsStr::new("below"), 0o755).unwrap();
+    let link = w.volume.symlink(&me, d, OsStr::new("link"), OsStr::new("file")).unwrap();
+    for node in [made.node, below.node, link.node, d] {
+        umemcg_vfs::Lookup::forget(&*w.volume, node, 1);
+    }
+    for w in [&w, &other(&w)] {
+        for (path, mode) in [("d/file", 0o100_644), ("d/below", 0o042_755), ("d/link", 0o120_777)] {
+            let attr = w.attr(path).unwrap();
+            assert_eq!((attr.mode, attr.uid, attr.gid), (mode, 3, 12), "{path}");
+        }
+    }
+}
+
+#[test]
 fn symbolic_links_are_objects_with_their_target() {
     let w = World::new();
     w.put("file", b"bytes").unwrap();

@@ -112,6 +112,25 @@ fn names_and_attributes_are_charged_or_refused_in_a_full_group() {
 }
 
 #[test]
+fn a_set_group_id_directory_hands_down_its_group_and_bit() {
+    let m = Memory::new(None, 8 << 20);
+    let d = m.volume.mkdir(&m.me, ROOT, name("d"), 0o755).unwrap().node;
+    let shared = SetAttr { mode: Some(0o2775), gid: Some(12), ..SetAttr::default() };
+    m.volume.setattr(&m.me, d, &shared).unwrap();
+    let me = Caller { uid: 3, gid: 4, ..m.me.clone() };
+    let (made, file) = m.volume.create(&me, d, name("file"), 0o644, NEW).unwrap();
+    drop(file);
+    let below = m.volume.mkdir(&me, d, name("below"), 0o755).unwrap();
+    let link = m.volume.symlink(&me, d, name("link"), name("file")).unwrap();
+    for (node, mode) in [(made.node, 0o644), (below.node, 0o2755), (link.node, 0o777)] {
+        let attr = m.volume.getattr(node).unwrap();
+        assert_eq!((attr.mode & 0o7777, attr.uid, attr.gid), (mode, 3, 12), "{mode:o}");
+    }
+    drop(me);
+    m.ends_at_zero();
+}
+
+#[test]
 fn the_size_bounds_data_and_is_shown() {
     let m = Memory::new(Some(100_000), 8 << 20);
     let (_, file) = m.volume.create(&m.me, ROOT, name("f"), 0o644, NEW).unwrap();
