@@ -1,10 +1,12 @@
 //! An S3 server in memory with the faults of gateways, proxies and small servers. A test chooses
 //! the fault for each kind of request.
 
+mod dice;
 pub mod http;
 mod model;
 mod recognised;
 mod s3;
+mod volume_faults;
 
 use std::collections::VecDeque;
 use std::io::BufReader;
@@ -35,6 +37,32 @@ pub enum Instead {
     /// The first two thirds of it.
     CutShort,
 }
+
+/// All of them.
+pub const INSTEAD: [Instead; 7] = [
+    Instead::Error,
+    Instead::ErrorWithNamespace,
+    Instead::Html,
+    Instead::PageWithEtag,
+    Instead::Nothing,
+    Instead::Accepted,
+    Instead::CutShort,
+];
+
+/// A pause that is longer than most answers take.
+const LATE: Duration = Duration::from_millis(300);
+
+/// The forms that are not plain.
+pub const FORMS: [Form; 8] = [
+    Form::Chunked,
+    Form::Cut,
+    Form::Gzip,
+    Form::Long,
+    Form::Old,
+    Form::LastOfConnection,
+    Form::Late(LATE),
+    Form::Lost,
+];
 
 /// The fault of a listing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -258,6 +286,3 @@ fn serve(client: TcpStream, plan: &Mutex<Plan>) {
         }
     }
 }
-
-/// A pause that is longer than most answers take.
-pub const LATE: Duration = Duration::from_millis(300);

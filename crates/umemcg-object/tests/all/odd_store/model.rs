@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -16,12 +17,18 @@ use umemcg_vfs::{
     VolumeError, VolumeFile,
 };
 
-use super::http::Form;
-use super::s3::TYPE;
-use super::{Asked, Character, Etags, Instead, Listing, OddStore, Oddity};
+use super::dice::Dice;
+use super::s3::ELSEWHERE;
+use super::{Asked, Listing, OddStore, Oddity};
 
 const NR_ROUNDS: u64 = 20;
+/// A round waits most of its time.
+const NR_ROUNDS_AT_ONCE: usize = 4;
 const NR_OPERATIONS: usize = 14;
+/// The usual length of a part of an upload.
+const PART_BYTES: usize = 8 << 20;
+/// The usual length of a write of the kernel.
+const WRITE_BYTES: usize = 128 << 10;
 const PATHS: [&str; 7] = ["a", "b", "c", "d/a", "d/b", "e/f/a", "e/f/b"];
 /// Stored by another program, and never changed here.
 const OTHERS: [&str; 4] = ["other", "d/other", "e/f/other", "e/f/other2"];
@@ -29,22 +36,10 @@ const OTHERS: [&str; 4] = ["other", "d/other", "e/f/other", "e/f/other2"];
 /// Directories that another program has marked with an empty object, in half of the rounds.
 const MARKED: [&str; 3] = ["d", "e", "e/f"];
 
-/// Numbers as good as random (splitmix64).
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-
-    fn of<T: Copy>(&mut self, these: &[T]) -> T {
-        these[self.below(these.len() as u64) as usize]
-    }
-}
+/// Stored by another program under one of the paths, in half of the rounds, with metadata that
+/// cannot be read here. No other file is as long.
+const FOREIGN: [u8; 6000] = [b'f'; 6000];
+const FOREIGN_LABELS: [(&str, &str); 2] = [("title", "Übersicht"), ("x.y", "z")];
 
 /// The possible contents of a path: more than one after an operation that failed.
 type May = BTreeSet<Option<Vec<u8>>>;
@@ -53,15 +48,24 @@ fn only(what: Option<Vec<u8>>) -> May {
     BTreeSet::from([what])
 }
 
+/// Returns bytes that differ at the same place of two parts.
+fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    // They repeat after these, of which a part is no multiple.
+    let period: Vec<u8> = (0..7 * 256).map(|at| (at / 7 + seed) as u8).collect();
+    let mut bytes = period.repeat(len / period.len() + 1);
+    bytes.truncate(len);
+    bytes
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Writes {
+pub(super) enum Writes {
     Staged,
     Late,
     Streamed,
 }
 
-struct Model {
-    store: OddStore,
+pub(super) struct Model {
+    pub(super) store: OddStore,
     dice: Dice,
     writes: Writes,
     stores_attributes: bool,
@@ -69,7 +73,8 @@ struct Model {
     engine: Arc<Engine>,
     volume: Option<Arc<ObjectVolume>>,
     staging: tempfile::TempDir,
-    me: Caller,
+    pub(super) me: Caller,
+    nr_written: usize,
     known: BTreeMap<&'static str, May>,
     /// What was written to each path: after a renaming that failed, the old name may show what the
     /// store had.
@@ -102,17 +107,25 @@ impl Model {
                 .state(|state| MARKED.iter().for_each(|mark| state.put(&format!("p/{mark}"), b"", &[])));
             model.done.push("directories are marked".into());
         }
+        if model.dice.below(2) == 0 {
+            let path = model.dice.of(&PATHS);
+            model.store.state(|state| state.put(&format!("p/{path}"), &FOREIGN, &FOREIGN_LABELS));
+            let foreign = only(Some(FOREIGN.to_vec()));
+            model.written.insert(path, foreign.clone());
+            model.known.insert(path, foreign);
+            model.done.push(format!("another program has stored {path}"));
+        }
         model
     }
 
-    fn with(dice: Dice, writes: Writes, stores_attributes: bool) -> Self {
+    pub(super) fn with(dice: Dice, writes: Writes, stores_attributes: bool) -> Self {
         let store = OddStore::start();
         store.state(|state| {
             OTHERS
                 .iter()
                 .for_each(|other| state.put(&format!("p/{other}"), other.as_bytes(), &[("x.y", "z")]));
         });
-        let engine = Engine::new(EngineConfig::new(32 << 20)).unwrap();
+        let engine = Engine::new(EngineConfig::new(64 << 20)).unwrap();
         let group = engine.create_group(engine.root(), OsStr::new("g")).unwrap();
         let me = Caller { uid: 0, gid: 0, supplementary_gid: None, group, umask: 0, thread: 1 };
         let known = PATHS.into_iter().map(|path| (path, only(None))).collect();
@@ -127,6 +140,7 @@ impl Model {
             volume: None,
             staging,
             me,
+            nr_written: 0,
             known,
             written: BTreeMap::new(),
             done: vec![format!("{writes:?}, attributes are stored: {stores_attributes}")],
@@ -139,7 +153,7 @@ impl Model {
         let staging = StagingConfig {
             writes_back: self.writes == Writes::Late,
             retry_pause: Duration::from_millis(20),
-            ..StagingConfig::new(self.staging.path().to_owned(), 16 << 20)
+            ..StagingConfig::new(self.staging.path().to_owned(), 256 << 20)
         };
         let config = ObjectConfig {
             bucket: self.store.bucket(),
@@ -154,12 +168,12 @@ impl Model {
         self.volume = Some(open_volume(&self.engine, &config));
     }
 
-    fn volume(&self) -> &ObjectVolume {
+    pub(super) fn volume(&self) -> &ObjectVolume {
         self.volume.as_ref().unwrap()
     }
 
     /// Calls `act` with the directory and the name of a path.
-    fn at<R>(
+    pub(super) fn at<R>(
         &self,
         path: &str,
         act: impl FnOnce(NodeId, &OsStr) -> Result<R, VfsError>,
@@ -181,20 +195,21 @@ impl Model {
         result
     }
 
-    fn write(&self, path: &str, bytes: &[u8]) -> Result<(), VfsError> {
+    pub(super) fn write(&self, path: &str, bytes: &[u8]) -> Result<(), VfsError> {
         self.write_once(path, bytes, || {})
     }
 
-    /// As [`write`](Self::write), and calls `opened` between the open and the first byte.
-    fn write_once(&self, path: &str, bytes: &[u8], opened: impl FnOnce()) -> Result<(), VfsError> {
+    /// As [`write`](Self::write), and calls `then` between the open and the first byte.
+    pub(super) fn write_once(&self, path: &str, bytes: &[u8], then: impl FnOnce()) -> Result<(), VfsError> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
         let (entry, file) =
             self.at(path, |parent, name| self.volume().create(&self.me, parent, name, 0o644, flags))?;
-        opened();
+        then();
         let write = || {
             let mut done = 0;
             while done < bytes.len() {
-                done += file.write(&self.me.group, done as u64, &bytes[done..], false)?;
+                let part = &bytes[done..bytes.len().min(done + WRITE_BYTES)];
+                done += file.write(&self.me.group, done as u64, part, false)?;
             }
             file.flush()
         };
@@ -231,7 +246,7 @@ impl Model {
         Ok(bytes)
     }
 
-    fn list(&self, directory: &str) -> Result<BTreeSet<String>, VfsError> {
+    pub(super) fn list(&self, directory: &str) -> Result<BTreeSet<String>, VfsError> {
         let (mut names, mut offset) = (BTreeSet::new(), 0);
         // Of the root, this is the root.
         let below = if directory == "." { "x".into() } else { format!("{directory}/x") };
@@ -252,41 +267,9 @@ impl Model {
         Ok(names)
     }
 
-    fn make_odd(&mut self) {
-        let dice = &mut self.dice;
-        let instead =
-            [Instead::Error, Instead::ErrorWithNamespace, Instead::Html, Instead::Nothing, Instead::CutShort];
-        let forms =
-            [Form::Chunked, Form::Cut, Form::Gzip, Form::Long, Form::Old, Form::LastOfConnection, Form::Lost];
-        let listings = [
-            Listing::NoToken,
-            Listing::OldToken,
-            Listing::Twice,
-            Listing::Unsorted,
-            Listing::NoEtags,
-            Listing::EmptyFirst,
-            Listing::Endless,
-            Listing::EmptyParts,
-            Listing::AnyPrefix,
-        ];
-        let all =
-            [Asked::Head, Asked::Get, Asked::List, Asked::Put, Asked::Copy, Asked::Delete, Asked::Complete];
-        let asked = dice.of(&all);
-        let oddity = match dice.below(6) {
-            0 => Oddity::Form(dice.of(&forms)),
-            1 => Oddity::Status(dice.of(&[404, 500, 503, 400, 412, 409, 301, 307])),
-            2 => Oddity::StatusAfter(dice.of(&[500, 503])),
-            3 if asked == Asked::List => Oddity::Listing(dice.of(&listings)),
-            4 if asked == Asked::Get => Oddity::WholeObject,
-            _ => Oddity::Instead(dice.of(&instead)),
-        };
-        // What says nothing is what many servers answer to a deletion; whether it was one cannot
-        // be seen.
-        let is_silent = matches!(oddity, Oddity::Instead(Instead::Nothing | Instead::CutShort));
-        if asked == Asked::Delete && is_silent {
-            return;
-        }
-        let nr = 1 + dice.below(3) as usize;
+    /// Makes the store odd, and returns the kind of requests that it is odd for.
+    fn make_odd(&mut self) -> Option<Asked> {
+        let (nr, asked, oddity) = self.dice.oddity()?;
         self.done.push(format!("    {nr} of {asked:?}: {oddity:?}"));
         if matches!(oddity, Oddity::Listing(Listing::Endless | Listing::EmptyParts)) {
             // For as long as it is asked.
@@ -294,16 +277,21 @@ impl Model {
         } else {
             self.store.next(nr, asked, oddity);
         }
+        Some(asked)
     }
 
     fn step(&mut self) {
         self.store.be_calm();
-        if self.dice.below(3) > 0 {
-            self.make_odd();
-        }
+        let asked = if self.dice.below(3) > 0 { self.make_odd() } else { None };
         let path = self.dice.of(&PATHS);
+        if matches!(asked, Some(Asked::Begin | Asked::Complete)) {
+            return self.write_some(path, true);
+        }
         match self.dice.below(13) {
-            0..=3 => self.write_some(path),
+            0..=3 => {
+                let is_large = self.dice.below(12) == 0;
+                self.write_some(path, is_large);
+            }
             4 | 5 => self.read_some(path),
             6 => self.unlink_some(path),
             7 | 8 => {
@@ -331,15 +319,24 @@ impl Model {
         self.store.be_calm();
     }
 
-    fn write_some(&mut self, path: &'static str) {
-        let (len, seed) = (self.dice.below(5000), self.dice.below(251));
-        let bytes: Vec<u8> = (0..len).map(|at| (at / 7 + seed) as u8).collect();
+    /// Writes a file; a large one is stored in two parts.
+    fn write_some(&mut self, path: &'static str, is_large: bool) {
+        self.nr_written += 1;
+        // No two are as long: a store may have nothing else by which versions differ.
+        let small = 100 + self.nr_written + NR_OPERATIONS * self.dice.below(340) as usize;
+        let len = if is_large { PART_BYTES + small } else { small };
+        let bytes = pattern(len, self.dice.below(251));
         let written = self.write(path, &bytes);
         self.done.push(format!("write {path}, {len} bytes: {written:?}"));
         let known = self.known.get_mut(path).unwrap();
         self.written.entry(path).or_default().insert(Some(bytes.clone()));
         match written {
-            Ok(()) => *known = only(Some(bytes)),
+            Ok(()) => {
+                assert!(*known != only(Some(FOREIGN.to_vec())), "{path}: its metadata are lost");
+                *known = only(Some(bytes));
+            }
+            // Its metadata would be lost, and nothing has changed.
+            Err(error) if error.errno() == Errno::OPNOTSUPP => {}
             Err(_) => known.extend([Some(bytes), Some(Vec::new())]),
         }
     }
@@ -430,7 +427,7 @@ impl Model {
     }
 
     /// Ends the volume when all that was accepted is in the store.
-    fn unmount(&mut self) {
+    pub(super) fn unmount(&mut self) {
         // The first may report an earlier failure, once.
         let synced = [self.volume().syncfs(), self.volume().syncfs()];
         self.done.push(format!("sync: {synced:?}"));
@@ -446,10 +443,17 @@ impl Model {
         self.unmount();
         self.store.state(|state| {
             for (path, known) in &self.known {
-                let there = state.objects.get(&format!("p/{path}")).map(|object| object.bytes.clone());
+                let object = state.objects.get(&format!("p/{path}"));
+                let there = object.map(|object| object.bytes.clone());
                 let len = there.as_ref().map(Vec::len);
                 assert!(known.contains(&there), "{path}: the store has {len:?} bytes");
+                for foreign in object.into_iter().filter(|object| object.bytes == FOREIGN) {
+                    for (name, value) in FOREIGN_LABELS {
+                        assert_eq!(foreign.metadata.get(name).map(String::as_str), Some(value), "{path}");
+                    }
+                }
             }
+            assert!(!state.objects.contains_key(ELSEWHERE), "a redirection was followed");
             for other in OTHERS {
                 let there = state.objects.get(&format!("p/{other}"));
                 let is_as_it_was = there.is_some_and(|object| {
@@ -477,13 +481,7 @@ impl Drop for Told<'_> {
 
 fn round(seed: u64) {
     let mut model = Model::new(seed);
-    let etags = [Etags::Digest, Etags::Digest, Etags::Digest, Etags::Empty, Etags::Weak, Etags::Missing];
-    let character = Character {
-        etags: model.dice.of(&etags),
-        takes_conditions: model.dice.below(5) > 0,
-        page: model.dice.of(&[1, 2, 3, 1000]),
-        seconds_ahead: model.dice.of(&[0, 0, 30, -30, 7200]),
-    };
+    let character = model.dice.character();
     model.store.set_character(character);
     model.done.push(format!("{character:?}"));
     let told = Told(&mut model, seed);
@@ -492,86 +490,14 @@ fn round(seed: u64) {
 }
 
 #[test]
-fn a_change_in_place_keeps_what_others_stored_with_the_object() {
-    for writes in [Writes::Staged, Writes::Late, Writes::Streamed] {
-        for stores_attributes in [true, false] {
-            let mut model = Model::with(Dice(1), writes, stores_attributes);
-            let told = [("x.y", "z"), ("mode", "33261"), (TYPE, "text/html")];
-            model.store.state(|state| state.put("p/a", b"old", &told));
-            model.write("a", b"changed").unwrap();
-            model.unmount();
-            model.store.state(|state| {
-                let stored = &state.objects["p/a"];
-                let case = format!("{writes:?} {stores_attributes} {:?}", stored.metadata);
-                assert_eq!(stored.bytes, b"changed", "{case}");
-                for (name, value) in told {
-                    assert_eq!(stored.metadata.get(name).map(String::as_str), Some(value), "{case}");
-                }
-            });
-        }
-    }
-}
-
-#[test]
-fn a_listing_of_empty_parts_has_an_end() {
-    let model = Model::with(Dice(1), Writes::Staged, false);
-    model.store.always(Asked::List, Oddity::Listing(Listing::EmptyParts));
-    let listed = model.list(".");
-    assert!(listed.as_ref().is_err_and(|error| error.errno() == Errno::IO), "{listed:?}");
-}
-
-#[test]
-fn an_open_file_outlives_a_listing_without_etags() {
-    for seconds_ahead in [30, -30] {
-        let model = Model::with(Dice(1), Writes::Staged, false);
-        model.store.set_character(Character { seconds_ahead, ..Character::default() });
-        model.store.always(Asked::List, Oddity::Listing(Listing::NoEtags));
-        let (me, volume, flags) = (&model.me, model.volume(), OFlags::WRONLY | OFlags::CREATE);
-        let create = |parent, name: &OsStr| volume.create(me, parent, name, 0o644, flags);
-        let (entry, file) = model.at("d/a", create).unwrap();
-        let write = |at| {
-            file.write(&me.group, at, b"x", false).unwrap();
-            file.flush().unwrap();
-        };
-        write(0);
-        let listed = model.at("d/a", |parent, _| {
-            volume.opendir(me, parent)?.readdirplus(me, 0, &mut |entry| {
-                entry.entry.into_iter().for_each(|found| volume.forget(found.node, 1));
-                true
-            })
-        });
-        listed.unwrap();
-        write(1);
-        let (root, no_flags) = (NodeId::ROOT, RenameFlags::empty());
-        volume.rename(me, root, OsStr::new("d"), root, OsStr::new("g"), no_flags).unwrap();
-        write(2);
-        let there = model.store.state(|state| state.objects.get("p/g/a").map(|object| object.bytes.clone()));
-        assert_eq!(there.as_deref(), Some(&b"xxx"[..]), "{seconds_ahead}");
-        file.closed();
-        drop(file);
-        volume.forget(entry.node, 1);
-    }
-}
-
-#[test]
-fn a_page_in_place_of_the_store_loses_no_accepted_write() {
-    for hides_listings in [true, false] {
-        let mut model = Model::with(Dice(1), Writes::Late, true);
-        let page = || model.store.be_behind_a_page(hides_listings);
-        model.write_once("a", b"accepted", page).unwrap();
-        let synced = model.volume().syncfs();
-        assert!(synced.is_err(), "it is stored behind the page");
-        model.store.be_calm();
-        model.unmount();
-        let there = model.store.state(|state| state.objects.get("p/a").map(|object| object.bytes.clone()));
-        assert_eq!(there.as_deref(), Some(&b"accepted"[..]), "{hides_listings}");
-    }
-}
-
-#[test]
 fn an_odd_store_loses_hides_and_makes_up_nothing() {
     let number = |name: &str, usual| std::env::var(name).map_or(usual, |text| text.parse().unwrap());
     let first = number("UMEMCG_ODD_STORE_SEED", 1);
     let nr = number("UMEMCG_ODD_STORE_ROUNDS", NR_ROUNDS);
-    (first..first + nr).for_each(round);
+    let (next, end) = (AtomicU64::new(first), first + nr);
+    let rounds = || {
+        let seeds = std::iter::from_fn(|| Some(next.fetch_add(1, Ordering::Relaxed)));
+        seeds.take_while(|seed| *seed < end).for_each(round);
+    };
+    std::thread::scope(|scope| (0..NR_ROUNDS_AT_ONCE).for_each(|_| _ = scope.spawn(rounds)));
 }

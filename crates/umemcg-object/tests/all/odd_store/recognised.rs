@@ -9,28 +9,8 @@ use umemcg_vfs::object::{
 
 use super::http::Form;
 use super::s3::PAGE;
-use super::{Asked, Character, Etags, Instead, LATE, Listing, OddStore, Oddity};
+use super::{Asked, Character, Etags, FORMS, INSTEAD, Instead, Listing, OddStore, Oddity};
 use crate::servers::source::Source;
-
-const INSTEAD: [Instead; 7] = [
-    Instead::Error,
-    Instead::ErrorWithNamespace,
-    Instead::Html,
-    Instead::PageWithEtag,
-    Instead::Nothing,
-    Instead::Accepted,
-    Instead::CutShort,
-];
-const FORMS: [Form; 8] = [
-    Form::Chunked,
-    Form::Cut,
-    Form::Gzip,
-    Form::Long,
-    Form::Old,
-    Form::LastOfConnection,
-    Form::Late(LATE),
-    Form::Lost,
-];
 
 #[derive(Debug)]
 struct NoNote;
