@@ -19,6 +19,7 @@ CRASH_FIO_MIB ?= 48
 # How often `make test-object-crash` kills a daemon, the server of a volume of objects, or both.
 OBJECT_CRASH_ROUNDS ?= 300
 ODD_STORE_ROUNDS ?= 1000
+ODD_STORE_TEST = an_odd_store_loses_hides_and_makes_up_nothing
 # How long each part of `make test-together` makes new rounds, and the seed of one round to repeat
 # instead. CI takes 30 on each kind of mount and 120 for the engine; an hour by hand is `make test-together TOGETHER_SECONDS=1200`.
 TOGETHER_SECONDS ?= 600
@@ -145,7 +146,13 @@ test-object-crash: deps-test ## hundreds of kills of a daemon under load, of the
 		$(NEXTEST) --run-ignored all --no-capture -E 'test(/^object_crash::/)'
 
 test-odd-store: deps-test ## a volume above a store whose answers are odd in every way, by chance, ODD_STORE_ROUNDS times (in `make test` a few)
-	UMEMCG_ODD_STORE_ROUNDS="$(ODD_STORE_ROUNDS)" $(NEXTEST) -E 'test(an_odd_store_loses_hides_and_makes_up_nothing)'
+	@failed=-; UMEMCG_ODD_STORE_ROUNDS="$(ODD_STORE_ROUNDS)" $(NEXTEST) -E 'test($(ODD_STORE_TEST))' || failed=$(ODD_STORE_TEST); \
+	if [ -n "$${CI_RECORD:-}" ]; then \
+		printf '%s\t%s\todd-store, seed %s\t%s\t%s\n' \
+			"$$(git rev-parse --short HEAD)$$(git diff --quiet HEAD -- . ':!.ci' || echo +)" "$$(date +%F)" \
+			"$${UMEMCG_ODD_STORE_SEED:-1}" "$(ODD_STORE_ROUNDS)" "$$failed" >>.ci/flaky.tsv; \
+	fi; \
+	[ "$$failed" = - ]
 
 run-object: deps ## a bucket as a volume of two tenants: a server, a mount, who holds what; cleans up
 	@scripts/deps.sh --object
