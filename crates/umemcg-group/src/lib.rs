@@ -28,6 +28,8 @@ mod stats;
 mod stock;
 mod stock_table;
 pub mod subtree_marks;
+#[doc(hidden)]
+pub mod testing;
 mod thread_stock;
 mod tree;
 mod turn_queue;
