@@ -1,5 +1,6 @@
 //! The turns of groups in a round of a store's write-back: how much of whose dirty data is written.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use umemcg_base::assert_no_locks_held;
@@ -30,12 +31,13 @@ pub(crate) struct GroupTurn {
     pub(crate) shared: bool,
 }
 
-/// Plans this round's turns. Reads the counts of every group and of those above it, so no lock may
-/// be held.
+/// Plans this round's turns, in the order of `first` and then of the groups' ages. Reads the counts
+/// of every group and of those above it, so no lock may be held.
 pub(crate) fn plan(
     groups: &[(Arc<Group>, usize)],
     pool: &PoolWriteback,
     wanted: &[(Arc<Group>, FlushGoal)],
+    first: &[u64],
 ) -> Vec<GroupTurn> {
     assert_no_locks_held("the plan of a round");
     let limits = pool.dirty_limits();
@@ -49,5 +51,8 @@ pub(crate) fn plan(
         let is_over = all || limits.is_over_background(group);
         GroupTurn { group: Arc::clone(group), left: *left, is_over, all, shared }
     };
-    groups.iter().map(turn).collect()
+    let mut turns: Vec<GroupTurn> = groups.iter().map(turn).collect();
+    let places: HashMap<u64, usize> = first.iter().copied().zip(0..).collect();
+    turns.sort_by_key(|turn| places.get(&turn.group.id()).copied().unwrap_or(usize::MAX));
+    turns
 }

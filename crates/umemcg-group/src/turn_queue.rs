@@ -72,6 +72,20 @@ impl<J> TurnQueue<J> {
         self.root.has(0, may)
     }
 
+    /// Returns the number of parts of the size of a group's part of all turns, while every group
+    /// with items has more.
+    pub fn nr_parts(&self, path: &GroupPath) -> u64 {
+        let (mut level, mut nr_parts) = (&self.root, 1_u64);
+        let mut groups = path.levels().iter();
+        loop {
+            nr_parts = nr_parts.saturating_mul(level.turn.len().max(1) as u64);
+            match groups.next().and_then(|group| level.below.get(group)) {
+                Some(below) => level = below,
+                None => return nr_parts,
+            }
+        }
+    }
+
     /// Takes out the items selected by `is_meant`.
     pub fn take_out(&mut self, is_meant: impl Fn(&J) -> bool) -> Vec<(GroupPath, J)> {
         let mut taken = Vec::new();
@@ -169,6 +183,20 @@ mod tests {
         of(&[1], 20..21, &mut queue);
         assert_eq!([next(&mut queue), next(&mut queue)], [Some(20), None], "of the tenant itself");
         assert_eq!(queue.pop().map(|(_, job)| job), Some(0));
+    }
+
+    #[test]
+    fn a_tenant_with_many_groups_has_the_part_of_one() {
+        let mut queue = TurnQueue::default();
+        let parts = |queue: &TurnQueue<u32>, path: &[u64]| queue.nr_parts(&GroupPath::new(path));
+        assert_eq!(parts(&queue, &[1, 2]), 1);
+        (100..250).for_each(|group| of(&[1, group], 0..1, &mut queue));
+        of(&[2], 0..1, &mut queue);
+        assert_eq!([&[1, 100][..], &[2], &[3]].map(|path| parts(&queue, path)), [300, 2, 2]);
+        // A group has a part beside the groups in it.
+        of(&[2, 5, 6], 0..1, &mut queue);
+        of(&[2, 5], 0..1, &mut queue);
+        assert_eq!([&[2][..], &[2, 5], &[2, 5, 6]].map(|path| parts(&queue, path)), [4, 8, 8]);
     }
 
     #[test]

@@ -10,8 +10,8 @@
 //! Two things are simpler than in Linux, which paces single tasks. Here a group's writers to one
 //! store share one virtual clock ([`PacingClock`]): each write reserves the time that the store
 //! needs for it, so the group as a whole has the rate, however many writers it has, and no rate of
-//! single tasks has to be estimated. And since write-back serves groups over their threshold in
-//! turn, these groups have equal shares of the store.
+//! single tasks has to be estimated. And since write-back serves tenants with groups over their
+//! threshold in turn, and these groups within a tenant, the store is divided in the same way.
 
 use std::time::Duration;
 
@@ -58,8 +58,8 @@ pub fn position_ratio(dirty: u64, free_run: u64, limit: u64) -> f64 {
     (1.0 + x * x * x).clamp(0.0, 2.0)
 }
 
-/// Returns the bytes a second for a group whose store takes `bandwidth` and serves `nr_sharing`
-/// groups in turn.
+/// Returns the bytes a second for a group with one part of `nr_sharing` of a store that takes
+/// `bandwidth`.
 pub fn paced_rate(bandwidth: u64, position_ratio: f64, nr_sharing: u64) -> f64 {
     let rate = bandwidth as f64 * position_ratio.max(POSITION_RATIO_MIN) / nr_sharing.max(1) as f64;
     rate.max(1.0)

@@ -119,7 +119,9 @@ impl File {
             }
             LevelCheck::Held(_) if self.refusal().is_some() => return None,
             // It reserves time for its bytes like any other write, besides waiting for room.
-            LevelCheck::Held(_) => self.reserve(group, now, bytes, self.rate(1.0)).max(now + PAUSE_MIN),
+            LevelCheck::Held(_) => {
+                self.reserve(group, now, bytes, self.rate(group, 1.0)).max(now + PAUSE_MIN)
+            }
             LevelCheck::Paced(rate) => self.reserve(group, now, bytes, rate),
         };
         (due >= now + PAUSE_MIN).then(|| WritePause { file: Arc::clone(self), group: Arc::clone(group), due })
@@ -157,12 +159,12 @@ impl File {
     /// whole pause, or than its share of the store's time if that is longer: at the limit itself
     /// the writer is held anyway, and the state has changed after a pause.
     fn reserve(&self, group: &Group, now: Duration, bytes: u64, rate: f64) -> Duration {
-        let at_least = (bytes as f64 / PAUSE_MAX.as_secs_f64()).min(self.rate(1.0));
+        let at_least = (bytes as f64 / PAUSE_MAX.as_secs_f64()).min(self.rate(group, 1.0));
         self.writeback.reserve(group, now, bytes, rate.max(at_least))
     }
 
-    fn rate(&self, position_ratio: f64) -> f64 {
-        paced_rate(self.writeback.write_bandwidth(), position_ratio, self.writeback.nr_sharing())
+    fn rate(&self, group: &Group, position_ratio: f64) -> f64 {
+        paced_rate(self.writeback.write_bandwidth(), position_ratio, self.writeback.nr_sharing(group))
     }
 
     /// Looks at all levels.
@@ -196,7 +198,7 @@ impl File {
         }
         match held {
             Some(remaining) => LevelCheck::Held(remaining),
-            None if gap == 0 && ratio < 2.0 => LevelCheck::Paced(self.rate(ratio)),
+            None if gap == 0 && ratio < 2.0 => LevelCheck::Paced(self.rate(group, ratio)),
             None => LevelCheck::Free((gap / CREDIT_SHARE).min(CREDIT_MAX)),
         }
     }

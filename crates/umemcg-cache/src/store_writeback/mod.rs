@@ -3,7 +3,9 @@
 //! and ends after a while without any (see [`crate::flushers`]), so a store without writers costs
 //! no thread. This state lives as long as one of the store's files.
 
-use std::collections::HashMap;
+mod round;
+
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -11,7 +13,7 @@ use std::time::Duration;
 
 use umemcg_base::sync::Instant;
 use umemcg_base::{LeafMutex, PAGE_SIZE_U64, Rank, RankedMutex, WakeSignal};
-use umemcg_group::Group;
+use umemcg_group::{Group, GroupPath, TurnQueue};
 use umemcg_reclaim::owner_from;
 
 use crate::dirty::bandwidth::{Bandwidth, RATE_FIRST};
@@ -26,6 +28,7 @@ use crate::flushers::{LOOK_INTERVAL, StoreFlusher, Turn};
 use crate::group_turn::{FlushGoal, GroupTurn, plan};
 use crate::pool_writeback::PoolWriteback;
 use crate::store::StoreId;
+use round::{Round, RoundSchedule};
 
 /// A flusher without dirty files ends after this long.
 const FLUSHER_LIFE: Duration = Duration::from_secs(5);
@@ -36,11 +39,10 @@ const RETRY_FIRST: Duration = Duration::from_millis(200);
 /// Longest wait before a failed file is tried again.
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
-/// This many failed files end a round: the store needs a rest. Fewer keep no other file from being
-/// written.
-const NR_FAILED_MAX: u32 = 4;
 /// Most files confirmed together.
 const NR_TOGETHER_MAX: usize = 64;
+/// The parts of a group's turn. Each file takes one, and one more for each such part of its budget.
+const NR_TURN_PARTS: u64 = NR_TOGETHER_MAX as u64;
 /// Growth of a store's dirty data, in pages, before thresholds are checked: this part of the room
 /// left below them …
 const LOOK_SHARE: u64 = 8;
@@ -48,27 +50,6 @@ const LOOK_SHARE: u64 = 8;
 const LOOK_PAGES_MIN: u64 = 64;
 /// … and not more.
 const LOOK_PAGES_MAX: u64 = 256;
-
-/// The progress of a round.
-#[derive(Debug, Default)]
-struct Round {
-    /// Small files written but not yet confirmed by the store, and their pages. They are confirmed
-    /// together: while the store confirms the first, the device writes the others.
-    written: Vec<Arc<dyn DirtyFile>>,
-    nr_unconfirmed: u64,
-    nr_failed: u32,
-    error: Option<std::io::Error>,
-    /// Due files are left.
-    is_more: bool,
-}
-
-impl Round {
-    fn failed(&mut self, file: &dyn DirtyFile, error: std::io::Error) {
-        file.queue_mark().make_due();
-        self.nr_failed += 1;
-        self.error = Some(error);
-    }
-}
 
 /// One backing store's write-back.
 pub struct StoreWriteback {
@@ -91,22 +72,15 @@ pub struct StoreWriteback {
     write_bandwidth: AtomicU64,
     /// The value of `nr_unclean` at which a writer has thresholds checked. (A)
     look_at: AtomicU64,
-    /// Groups over a threshold served by the last round; at least 1. (A)
-    nr_sharing: AtomicU64,
+    /// Groups over a threshold in the last round: the store is divided as their turns are. A leaf
+    /// lock.
+    sharing: LeafMutex<TurnQueue<()>>,
+    /// The groups that the last round left, by their ids, the next first. A leaf lock.
+    left_over: LeafMutex<Vec<u64>>,
     /// The virtual clocks of groups whose writers are paced, by group id. A leaf lock.
     clocks: LeafMutex<HashMap<u64, PacingClock>>,
     pace: LeafMutex<RoundSchedule>,
     me: Weak<StoreWriteback>,
-}
-
-/// The time of the next round.
-#[derive(Debug, Clone, Copy)]
-struct RoundSchedule {
-    /// After an error: the earliest time, and the length of that wait.
-    retry: Option<(Instant, Duration)>,
-    last_round: Instant,
-    /// It left due files.
-    is_more: bool,
 }
 
 impl fmt::Debug for StoreWriteback {
@@ -186,7 +160,8 @@ impl StoreWriteback {
             bandwidth: LeafMutex::default(),
             write_bandwidth: AtomicU64::new(RATE_FIRST),
             look_at: AtomicU64::new(LOOK_PAGES_MIN),
-            nr_sharing: AtomicU64::new(1),
+            sharing: LeafMutex::default(),
+            left_over: LeafMutex::default(),
             clocks: LeafMutex::default(),
             pace: LeafMutex::new(RoundSchedule { retry: None, last_round: Instant::now(), is_more: false }),
             me: Weak::clone(me),
@@ -282,9 +257,10 @@ impl StoreWriteback {
         self.write_bandwidth.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of groups among which write-back divides the store.
-    pub(crate) fn nr_sharing(&self) -> u64 {
-        self.nr_sharing.load(Ordering::Relaxed)
+    /// Returns the number of parts of the size of a group's part in the store.
+    pub(crate) fn nr_sharing(&self, group: &Group) -> u64 {
+        let path = GroupPath::of(group);
+        self.sharing.lock().nr_parts(&path)
     }
 
     /// Begins a call that writes to the store, or waits for it to confirm.
@@ -393,53 +369,98 @@ impl StoreWriteback {
         self.wake();
     }
 
-    /// Runs one round over the files queued at its beginning: the groups' lists in turn, a file of
-    /// each. A failed file goes behind the others of its group and stays due. A few failures end
-    /// the round, and the next round begins with the files not reached. Returns whether due files
-    /// are left.
+    /// Runs one round over the files queued at its beginning: tenants in turn, and the groups in a
+    /// tenant. A failed file goes behind the others of its group and stays due. A few failures end
+    /// the round, or its time, and the next round begins with the groups not reached. Returns
+    /// whether due files are left.
     fn round(&self) -> std::io::Result<bool> {
         let urgent = self.urgent.swap(false, Ordering::AcqRel);
         let wanted = std::mem::take(&mut *self.wanted.lock());
+        let first = std::mem::take(&mut *self.left_over.lock());
         // Copied first: a writer's first write to a clean file waits for this lock.
         let groups = self.queue.lock().dirty.groups();
-        let mut turns = plan(&groups, &self.pool, &wanted);
-        self.nr_sharing
-            .store(turns.iter().filter(|turn| turn.is_over).count().max(1) as u64, Ordering::Relaxed);
+        let (mut turns, mut sharing) = (TurnQueue::default(), TurnQueue::default());
+        for turn in plan(&groups, &self.pool, &wanted, &first) {
+            let path = GroupPath::of(&turn.group);
+            if turn.is_over {
+                sharing.push(path, ());
+            }
+            turns.push(path, turn);
+        }
+        // The former one is dropped without the lock.
+        let _former = std::mem::replace(&mut *self.sharing.lock(), sharing);
         let mut round = Round::default();
-        while !turns.is_empty() {
-            turns.retain_mut(|turn| {
-                if round.nr_failed >= NR_FAILED_MAX || self.stop.load(Ordering::Acquire) {
-                    return false;
-                }
-                let is_over =
-                    turn.is_over && (turn.all || self.pool.dirty_limits().is_over_background(&turn.group));
-                let now_ms = self.pool.now_ms();
-                let expire_ms = self.pool.dirty_limits().expire().as_millis() as u64;
-                let due = |file: &dyn DirtyFile| {
-                    urgent
-                        || is_over
-                        || file.queue_mark().is_older_than(expire_ms, now_ms)
-                        || turn.shared && file.dirty_owner().is_shared()
-                };
-                let goes = |file: &dyn DirtyFile| due(file) || file.is_stable();
-                let Some(file) = self.take(&turn.group, &mut turn.left, goes) else {
-                    // The files of a removed group are its parent's, whose turn may be over.
-                    if turn.left > 0 && turn.group.is_dead() {
-                        self.continue_later(turn, urgent, &mut round);
-                    }
-                    return false;
-                };
-                // A file that was clean may be dirty again by now, and young.
-                if !due(&*file) {
-                    self.requeue_or_retire(file);
-                } else if self.write_turn(file, &turn.group, &mut round) {
-                    self.continue_later(turn, urgent, &mut round);
-                }
-                turn.left > 0
-            });
+        while self.goes_on(&round)
+            && let Some((path, mut turn)) = turns.pop()
+        {
+            if self.write_next(&mut turn, !turns.is_empty(), urgent, &mut round) {
+                turns.push(path, turn);
+            }
         }
         self.confirm(&mut round);
-        round.error.map_or(Ok(round.is_more), Err)
+        let left: Vec<GroupTurn> = std::iter::from_fn(|| turns.pop()).map(|(_, turn)| turn).collect();
+        let is_cut = !left.is_empty() && !round.needs_rest();
+        if is_cut {
+            round.is_more = true;
+            self.pass_on(&left, urgent, &wanted);
+        }
+        *self.left_over.lock() = left.iter().map(|turn| turn.group.id()).collect();
+        // A few failures give the store no rest while others wait for their turns.
+        round.error.filter(|_| !is_cut).map_or(Ok(round.is_more), Err)
+    }
+
+    /// Returns whether the round has time for another file.
+    fn goes_on(&self, round: &Round) -> bool {
+        round.goes_on() && !self.stop.load(Ordering::Acquire)
+    }
+
+    /// Gives a group its turn: a long file, or as many small ones as are confirmed together. If a
+    /// file has more to write, the group has another turn while others wait for theirs. Returns
+    /// whether it has one.
+    fn write_next(&self, turn: &mut GroupTurn, others_wait: bool, urgent: bool, round: &mut Round) -> bool {
+        let mut nr_parts = 0;
+        while nr_parts < NR_TURN_PARTS && self.goes_on(round) {
+            let is_over =
+                turn.is_over && (turn.all || self.pool.dirty_limits().is_over_background(&turn.group));
+            let now_ms = self.pool.now_ms();
+            let expire_ms = self.pool.dirty_limits().expire().as_millis() as u64;
+            let due = |file: &dyn DirtyFile| {
+                urgent
+                    || is_over
+                    || file.queue_mark().is_older_than(expire_ms, now_ms)
+                    || turn.shared && file.dirty_owner().is_shared()
+            };
+            let goes = |file: &dyn DirtyFile| due(file) || file.is_stable();
+            let Some(file) = self.take(&turn.group, &mut turn.left, goes) else {
+                // The files of a removed group are its parent's, whose turn may be over.
+                if turn.left > 0 && turn.group.is_dead() {
+                    self.continue_later(turn, urgent, round);
+                }
+                return false;
+            };
+            // A file that was clean may be dirty again by now, and young.
+            if !due(&*file) {
+                self.requeue_or_retire(file);
+                continue;
+            }
+            let (nr, is_more) = self.write_turn(file, &turn.group, round);
+            nr_parts += nr;
+            if is_more {
+                self.continue_later(turn, urgent, round);
+                turn.left += usize::from(others_wait);
+            }
+        }
+        turn.left > 0
+    }
+
+    /// Passes requests on to the next round, for the groups that have a turn left. A group without
+    /// a file of its own asks again.
+    fn pass_on(&self, left: &[GroupTurn], urgent: bool, wanted: &[(Arc<Group>, FlushGoal)]) {
+        self.urgent.fetch_or(urgent, Ordering::Release);
+        let left: HashSet<u64> = left.iter().flat_map(|turn| turn.group.ancestors().map(Group::id)).collect();
+        for (over, how) in wanted.iter().filter(|(over, _)| left.contains(&over.id())) {
+            self.want_flushed(living(over), *how);
+        }
     }
 
     /// Passes the unfinished requests of this round on to the next. A removed group's requests go
@@ -452,8 +473,10 @@ impl StoreWriteback {
         }
     }
 
-    /// Writes a file for as long as its turn lasts; returns whether there may be more.
-    fn write_turn(&self, file: Arc<dyn DirtyFile>, group: &Arc<Group>, round: &mut Round) -> bool {
+    /// Writes a file for as long as its turn lasts. Returns the parts of its group's turn that this
+    /// takes, all of them after a failure, and whether there may be more to write.
+    fn write_turn(&self, file: Arc<dyn DirtyFile>, group: &Arc<Group>, round: &mut Round) -> (u64, bool) {
+        round.begin_turn();
         let since = file.queue_mark().begin_turn();
         let thresholds = self.pool.dirty_limits().thresholds(group);
         let pace = FlushPace::of_store(self.write_bandwidth(), thresholds);
@@ -463,6 +486,11 @@ impl StoreWriteback {
             // The rest is still due.
             file.queue_mark().put_back(since);
         }
+        round.has_written |= result.is_ok();
+        let nr_parts = match result {
+            Ok(written) => 1 + written.pages * NR_TURN_PARTS / pace.budget,
+            Err(_) => NR_TURN_PARTS,
+        };
         match result {
             Ok(written) if written.is_unconfirmed => {
                 round.written.push(file);
@@ -470,7 +498,7 @@ impl StoreWriteback {
                 if round.written.len() >= NR_TOGETHER_MAX || round.nr_unconfirmed >= pace.confirm {
                     self.confirm(round);
                 }
-                return false;
+                return (nr_parts, false);
             }
             Ok(_) => {}
             Err(error) => round.failed(&*file, error),
@@ -479,7 +507,7 @@ impl StoreWriteback {
         self.confirm(round);
         self.requeue_or_retire(file);
         self.pool.note_progress();
-        is_more
+        (nr_parts, is_more)
     }
 
     /// Has the store confirm the files written in a round: all of them, even after failures. Pages
