@@ -1,10 +1,10 @@
 //! Room shared by requests: each claims a part of it, and waits in a queue while it is full.
 //!
-//! A claim counts against its group and the groups above; a claim on a store also counts against
-//! the store, and against these groups on this store. Each of these parties has a limited part of
-//! the room; the part of a group is at most half of the part of the group above it. A request
-//! without room waits in the queue of its group and store, and these queues take turns. So a claim
-//! costs the same however many requests of a group wait.
+//! A claim counts against its group and the groups above, down to the third level; a claim on a
+//! store also counts against the store, and against these groups on this store. Each of these
+//! parties has a limited part of the room; the part of a group is at most half of the part of the
+//! group above it. A request without room waits in the queue of its group and store, and these
+//! queues take turns. So a claim costs the same however many requests of a group wait.
 //!
 //! The first claim of a tenant on a store needs no room, so hanging stores take none from the
 //! others. There are at most as many first claims as the room is large. Of these, a group or a
@@ -18,7 +18,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use umemcg_base::{LeafMutex, contained};
-use umemcg_group::{Group, GroupPath, NR_PATH_LEVELS};
+use umemcg_group::{Group, GroupPath};
 
 use crate::store::StoreId;
 
@@ -44,8 +44,11 @@ enum Party {
 const SHARE: u64 = 4;
 /// The same for a group on all stores together, and for a store with all groups together.
 const WIDE_SHARE: u64 = 2;
-/// The same for a group at the deepest level counted apart.
-pub(crate) const LEAST_SHARE: u64 = SHARE << (NR_PATH_LEVELS - 1);
+/// Levels at which groups are parties. Groups further down share the part of their ancestor at the
+/// last one: a part of that may be too small for a single request.
+const NR_LEVELS: usize = 3;
+/// The same for a group at the last of these levels.
+pub(crate) const LEAST_SHARE: u64 = SHARE << (NR_LEVELS - 1);
 /// Spare claims may fill one part in this many of each part.
 const SPARE_PART: u64 = 2;
 /// All claims together, first claims included, are at most this many times the room.
@@ -62,7 +65,7 @@ impl Claimant {
 
     /// Returns the parties against which its claims count, each with its part of the room.
     fn parties(&self) -> impl Iterator<Item = (Party, u64)> {
-        let levels = self.path.levels().iter().enumerate();
+        let levels = self.path.levels().iter().take(NR_LEVELS).enumerate();
         let share = if self.store.is_some() { WIDE_SHARE } else { SHARE };
         let groups = levels.clone().map(move |(depth, &group)| (Party::Group(group), share << depth));
         let on_store = self.store.into_iter().flat_map(move |store| {
@@ -343,6 +346,10 @@ mod tests {
         assert_eq!((one.len() + of_others.len()) as u64, MAX / SHARE);
         assert_eq!(all(&room, on(2, 1)).len() as u64, MAX / SHARE, "another tenant has its part");
         drop((one, of_others));
+        let at_fourth = |nr: u64| Claimant { path: GroupPath::new(&[1, 2, 3, nr]), store: Some(StoreId(1)) };
+        let of_many: Vec<_> = (0..100).flat_map(|nr| all(&room, at_fourth(nr))).collect();
+        assert_eq!(of_many.len() as u64, MAX / LEAST_SHARE, "as their parent, at the third level");
+        drop(of_many);
         check_empty(&room);
     }
 

@@ -44,7 +44,7 @@ pub use group::{
     Busy, Charge, GROUP_STATE_BYTES, Group, Holding, IdleStock, OwnerId, Refused, UserData, apply_pending,
     nr_owners_in_use, pending_bytes_max, uncharge_raw,
 };
-pub use group_path::{GroupPath, NR_PATH_LEVELS};
+pub use group_path::GroupPath;
 pub use ledger::NODE_STATE_BYTES;
 pub use pending::{NR_PENDING, PENDING_BYTES_MAX};
 pub use share_by_path::ShareByPath;

@@ -73,6 +73,8 @@ impl ShareByPath {
 #[cfg(all(test, not(any(loom, schedule))))]
 mod tests {
     use super::*;
+    use crate::testing::hundred_below;
+    use crate::{Group, GroupTree};
 
     /// Takes units one by one; returns the number taken.
     fn take_all(share: &mut ShareByPath, path: &[u64]) -> u64 {
@@ -101,5 +103,17 @@ mod tests {
         assert!(of_other >= (1024 - of_many) / 2, "{of_other}");
         let mut share = ShareByPath::new(1024);
         assert_eq!(take_all(&mut share, &[1, 100]), 341, "a part is left for another one below");
+    }
+
+    #[test]
+    fn a_group_of_the_third_level_gains_nothing_by_a_hundred_groups() {
+        let tree = GroupTree::new(1 << 30);
+        let tenant = tree.create(tree.root(), "tenant".as_ref()).unwrap();
+        let second = tree.create(&tenant, "second".as_ref()).unwrap();
+        let [many, one] = ["many", "one"].map(|name| tree.create(&second, name.as_ref()).unwrap());
+        let mut share = ShareByPath::new(1024);
+        let mut take = |group: &Group| take_all(&mut share, GroupPath::of(group).levels());
+        let of_many: u64 = hundred_below(&tree, &many).iter().map(|group| take(group)).sum();
+        assert_eq!((of_many, take(&one)), (255, 64));
     }
 }
