@@ -2,7 +2,8 @@
 //! time, so that code of one group (a slow listener) delays no other group.
 //!
 //! A thread is started when a group has work and every thread is busy, and stays until the engine
-//! ends. While [`NR_THREADS_MAX`] groups have jobs, jobs of another one are refused.
+//! ends. The number of groups with jobs at the same time is bounded, and divided among tenants and
+//! the groups in them ([`ShareByPath`]). Jobs of another group are refused.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -12,9 +13,10 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use umemcg_base::clock::Worker;
 use umemcg_base::{Condvar, LeafMutex, contained};
+use umemcg_group::{Group, GroupPath, ShareByPath};
 
 /// Most threads, and most groups with jobs at the same time.
-const NR_THREADS_MAX: usize = 32;
+const NR_THREADS_MAX: u64 = 32;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -40,14 +42,24 @@ struct Shared {
     has_work: Condvar,
 }
 
-#[derive(Default)]
 struct State {
-    /// The queued jobs of groups, without the running one, by the group's number.
-    jobs: HashMap<u64, VecDeque<Job>>,
+    /// The queued jobs of groups, without the running one.
+    jobs: HashMap<GroupPath, VecDeque<Job>>,
+    /// One for each group in `jobs`.
+    shares: ShareByPath,
     /// Groups with jobs and without a thread.
-    ready: VecDeque<u64>,
+    ready: VecDeque<GroupPath>,
     nr_threads: usize,
     is_over: bool,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        let (jobs, ready) = Default::default();
+        // A group counts itself once more: the last one still fits.
+        let shares = ShareByPath::new(NR_THREADS_MAX + 1);
+        Self { jobs, shares, ready, nr_threads: 0, is_over: false }
+    }
 }
 
 impl std::fmt::Debug for GroupWorkers {
@@ -58,33 +70,39 @@ impl std::fmt::Debug for GroupWorkers {
 }
 
 impl State {
-    fn admits(&self, group: u64) -> bool {
-        !self.is_over && (self.jobs.contains_key(&group) || self.jobs.len() < NR_THREADS_MAX)
+    fn admits(&self, group: &GroupPath) -> bool {
+        !self.is_over && (self.jobs.contains_key(group) || self.shares.fits(group, 1))
     }
 }
 
 impl GroupWorkers {
     /// Returns whether a job of a group would be accepted.
-    pub(crate) fn admits(&self, group: u64) -> bool {
-        self.shared.state.lock().admits(group)
+    pub(crate) fn admits(&self, group: &Group) -> bool {
+        let group = GroupPath::of(group);
+        self.shared.state.lock().admits(&group)
     }
 
     /// Queues a job for a worker, after the group's earlier jobs. A refused job, a job left when
     /// the engine ends, and a job without any thread are dropped. Never blocks for longer than the
     /// start of a thread.
-    pub(crate) fn run(&self, group: u64, job: impl FnOnce() + Send + 'static) {
+    pub(crate) fn run(&self, group: &Group, job: impl FnOnce() + Send + 'static) {
+        self.run_at(GroupPath::of(group), job);
+    }
+
+    fn run_at(&self, group: GroupPath, job: impl FnOnce() + Send + 'static) {
         self.run_with(group, Box::new(job), |body| Worker::spawn("umemcg-group", body));
     }
 
-    fn run_with(&self, group: u64, job: Job, spawn: impl FnOnce(Job) -> io::Result<Worker>) {
+    fn run_with(&self, group: GroupPath, job: Job, spawn: impl FnOnce(Job) -> io::Result<Worker>) {
         let mut state = self.shared.state.lock();
-        if !state.admits(group) {
+        if !state.admits(&group) {
             drop(state);
             return drop(job);
         }
         let is_new = !state.jobs.contains_key(&group);
         state.jobs.entry(group).or_default().push_back(job);
         if is_new {
+            state.shares.add(&group, 1);
             state.ready.push_back(group);
         }
         // A thread for each group with jobs.
@@ -134,7 +152,19 @@ impl Drop for GroupWorkers {
 impl State {
     fn take_jobs(&mut self) -> Vec<VecDeque<Job>> {
         self.ready.clear();
+        for group in self.jobs.keys() {
+            self.shares.give(group, 1);
+        }
         std::mem::take(&mut self.jobs).into_values().collect()
+    }
+
+    /// Notes the end of a group's job.
+    fn end(&mut self, group: GroupPath) {
+        if self.jobs.get(&group).is_some_and(|left| !left.is_empty()) {
+            self.ready.push_back(group);
+        } else if self.jobs.remove(&group).is_some() {
+            self.shares.give(&group, 1);
+        }
     }
 }
 
@@ -159,11 +189,7 @@ impl Shared {
                 tracing::error!(%panic, "work for a group panicked");
             }
             state = self.state.lock();
-            if state.jobs.get(&group).is_some_and(|left| !left.is_empty()) {
-                state.ready.push_back(group);
-            } else {
-                state.jobs.remove(&group);
-            }
+            state.end(group);
         }
     }
 }
@@ -173,9 +199,16 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
+    use umemcg_group::GroupTree;
+    use umemcg_group::testing::hundred_below;
+
     use super::*;
 
     const LONG: Duration = Duration::from_secs(60);
+
+    fn top(group: u64) -> GroupPath {
+        GroupPath::new(&[group])
+    }
 
     #[test]
     fn a_group_that_hangs_delays_no_other_and_its_jobs_keep_order() {
@@ -186,12 +219,12 @@ mod tests {
             let done = done.clone();
             move || done.send(what).unwrap()
         };
-        workers.run(1, move || may_go_on.recv_timeout(LONG).unwrap());
-        workers.run(1, say(11));
-        workers.run(1, || panic!("one job of several"));
-        workers.run(1, say(12));
-        for group in 2..=NR_THREADS_MAX as u64 {
-            workers.run(group, say(group as u32));
+        workers.run_at(top(1), move || may_go_on.recv_timeout(LONG).unwrap());
+        workers.run_at(top(1), say(11));
+        workers.run_at(top(1), || panic!("one job of several"));
+        workers.run_at(top(1), say(12));
+        for group in 2..=NR_THREADS_MAX {
+            workers.run_at(top(group), say(group as u32));
         }
         let mut others: Vec<_> =
             (2..=NR_THREADS_MAX).map(|_| is_done.recv_timeout(LONG).expect("other groups go on")).collect();
@@ -206,10 +239,10 @@ mod tests {
         let workers = GroupWorkers::default();
         let kept = Arc::new(());
         let held = Arc::clone(&kept);
-        workers.run_with(1, Box::new(move || drop(held)), |_| Err(io::Error::other("as a test wants")));
+        workers.run_with(top(1), Box::new(move || drop(held)), |_| Err(io::Error::other("as a test wants")));
         assert_eq!(Arc::strong_count(&kept), 1, "a job without a thread is dropped");
         let (done, is_done) = channel();
-        workers.run(1, move || done.send(()).unwrap());
+        workers.run_at(top(1), move || done.send(()).unwrap());
         assert_eq!(is_done.recv_timeout(LONG), Ok(()));
     }
 
@@ -218,15 +251,33 @@ mod tests {
         let workers = GroupWorkers::default();
         let (go_on, may_go_on) = channel::<()>();
         let may_go_on = Arc::new(LeafMutex::new(may_go_on));
-        for group in 0..NR_THREADS_MAX as u64 {
+        for group in 0..NR_THREADS_MAX {
             let may_go_on = Arc::clone(&may_go_on);
-            workers.run(group, move || _ = may_go_on.lock().recv_timeout(LONG));
+            workers.run_at(top(group), move || _ = may_go_on.lock().recv_timeout(LONG));
         }
-        assert!(workers.admits(0) && !workers.admits(99));
+        assert_eq!([0, 99].map(|group| workers.shared.state.lock().admits(&top(group))), [true, false]);
         let kept = Arc::new(());
         let held = Arc::clone(&kept);
-        workers.run(99, move || drop(held));
+        workers.run_at(top(99), move || drop(held));
         assert_eq!(Arc::strong_count(&kept), 1, "a refused job is dropped");
+        drop(go_on);
+    }
+
+    #[test]
+    fn a_tenant_with_many_groups_leaves_threads_to_another() {
+        let tree = GroupTree::new(1 << 30);
+        let [many, one] = ["many", "one"].map(|name| tree.create(tree.root(), name.as_ref()).unwrap());
+        let workers = GroupWorkers::default();
+        let (go_on, may_go_on) = channel::<()>();
+        let may_go_on = Arc::new(LeafMutex::new(may_go_on));
+        for group in hundred_below(&tree, &many) {
+            let may_go_on = Arc::clone(&may_go_on);
+            workers.run(&group, move || _ = may_go_on.lock().recv_timeout(LONG));
+        }
+        assert_eq!(workers.shared.state.lock().shares.nr(), NR_THREADS_MAX / 2);
+        let (done, is_done) = channel();
+        workers.run(&one, move || done.send(()).unwrap());
+        assert_eq!(is_done.recv_timeout(LONG), Ok(()));
         drop(go_on);
     }
 }

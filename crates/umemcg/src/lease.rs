@@ -414,9 +414,9 @@ impl Ticking {
             let interval = if leases.is_empty() { IDLE_INTERVAL } else { INTERVAL };
             for leased in leases {
                 if !leased.is_queued.swap(true, Ordering::Relaxed) {
-                    let group = leased.group.id();
+                    let group = Arc::clone(&leased.group);
                     let queued = Queued(leased);
-                    workers.run(group, move || {
+                    workers.run(&group, move || {
                         let leased = Arc::clone(&queued.0);
                         drop(queued);
                         leased.adjust();

@@ -160,7 +160,7 @@ where
     /// Takes a place for an object among the values waiting for workers, if it lacks only memory.
     fn admit(&self, group: &Arc<Group>, bytes: u64, refused: &DeclineReason) -> Option<Place> {
         let lacks_memory = matches!(refused, DeclineReason::Refused(ChargeError::Limit(_)));
-        let admits = lacks_memory && self.workers.admits(group.id());
+        let admits = lacks_memory && self.workers.admits(group);
         admits.then(|| self.handed_over.admit(group, bytes)).flatten()
     }
 
@@ -226,7 +226,7 @@ where
             objects: Arc::clone(self),
             _place: place,
         };
-        self.workers.run(group.id(), move || waiting.settle());
+        self.workers.run(group, move || waiting.settle());
     }
 }
 
