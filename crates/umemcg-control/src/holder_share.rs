@@ -68,6 +68,7 @@ impl HolderShare {
 #[cfg(test)]
 mod tests {
     use umemcg::internal::GroupTree;
+    use umemcg::internal::testing::hundred_below;
 
     use super::*;
 
@@ -88,6 +89,16 @@ mod tests {
         let root = Holder::new(&Credentials::ROOT, &many);
         share.give(&root);
         assert_eq!((share.take(&root), share.take(&root)), (Ok(()), Err(Errno::NFILE)));
+    }
+
+    #[test]
+    fn a_tenant_gains_nothing_by_a_hundred_groups() {
+        let tree = GroupTree::new(1 << 30);
+        let [many, one] = ["many", "one"].map(|name| tree.create(tree.root(), name.as_ref()).unwrap());
+        let mut share = HolderShare::new(1024, 128);
+        let of_many: usize =
+            hundred_below(&tree, &many).iter().map(|group| take_all(&mut share, group, 1)).sum();
+        assert_eq!((of_many, take_all(&mut share, &one, 1)), (447, 224));
     }
 
     #[test]

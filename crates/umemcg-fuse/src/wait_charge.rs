@@ -139,6 +139,7 @@ mod tests {
     use super::*;
     use crate::wire::request::WriteIn;
     use crate::wire::{Dialect, Op, opcode, write_flag};
+    use umemcg::internal::testing::hundred_below;
     use umemcg::{Engine, EngineConfig};
     use zerocopy::IntoBytes;
 
@@ -188,6 +189,18 @@ mod tests {
         assert_eq!(second.len(), first.len() / 2, "a half of what the first has left");
         drop((first, second));
         assert_eq!(loan_pool.loans.lock().nr(), 0);
+    }
+
+    #[test]
+    fn a_hundred_groups_of_a_tenant_borrow_no_more_than_one() {
+        let (engine, many) = group(8 << 20);
+        let one = engine.create_group(engine.root(), "one".as_ref()).unwrap();
+        let loan_pool = Arc::<LoanPool>::default();
+        let all =
+            |group: &Arc<Group>| std::iter::from_fn(|| loan_pool.lend(group, 1 << 20)).collect::<Vec<_>>();
+        let of_many: Vec<_> = hundred_below(engine.tree(), &many).iter().flat_map(all).collect();
+        let nr_of_pool = LENT_BYTES_MAX >> 20;
+        assert_eq!((of_many.len() as u64, all(&one).len() as u64), (nr_of_pool / 2 - 1, nr_of_pool / 4));
     }
 
     #[test]

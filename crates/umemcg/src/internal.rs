@@ -5,6 +5,7 @@ pub use umemcg_cache::node_pool::NODE_BYTES as INDEX_NODE_BYTES;
 pub use umemcg_cache::{PageCache, WritePause, dirty};
 pub use umemcg_group::apply_pending;
 pub use umemcg_group::hit_counters::{collect_hits, count_hits};
+pub use umemcg_group::testing;
 pub use umemcg_group::{
     CLAIMS_EXACT, CONTENT_BYTES, EffectiveProtection, ExtensionSlot, GROUP_STATE_BYTES, GroupPath, GroupTree,
     NAME_BYTES, ShareByPath, TurnQueue,

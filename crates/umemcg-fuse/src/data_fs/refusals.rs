@@ -87,6 +87,7 @@ impl Drop for LateRefusal {
 
 #[cfg(test)]
 mod tests {
+    use umemcg::internal::testing::hundred_below;
     use umemcg::{Engine, EngineConfig};
 
     use super::*;
@@ -129,5 +130,17 @@ mod tests {
         refuse(&other, 1);
         assert_eq!(delays.nr_of(REFUSED_AFTER), NR_LATE_SHARED / 2 + 1, "it has a share of its own");
         assert!(sent.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_hundred_groups_of_a_tenant_have_the_share_of_one() {
+        let engine = Engine::new(EngineConfig::new(64 << 20)).unwrap();
+        let [many, one] =
+            ["many", "one"].map(|name| engine.create_group(engine.root(), name.as_ref()).unwrap());
+        let refusals = Refusals::default();
+        let all = |group: &Arc<Group>| std::iter::from_fn(|| refusals.begin(group)).collect::<Vec<_>>();
+        let of_many: Vec<_> = hundred_below(engine.tree(), &many).iter().flat_map(all).collect();
+        let nr = [&of_many, &all(&one)].map(|late| late.len() as u64);
+        assert_eq!(nr, [NR_LATE_SHARED / 2 - 1, NR_LATE_SHARED / 4]);
     }
 }

@@ -18,6 +18,11 @@ pub fn asking_tenant() -> usize {
     TENANT.get()
 }
 
+/// Returns the number of a group's tenant.
+pub(super) fn number_of_tenant(group: &Arc<Group>) -> usize {
+    Arc::as_ptr(tenant(group)).addr()
+}
+
 /// Makes the requests of this thread those of a group's tenant until dropped.
 #[derive(Debug)]
 #[must_use]
@@ -29,13 +34,33 @@ pub(super) struct Asking {
 
 impl Asking {
     pub(super) fn of(group: &Arc<Group>) -> Self {
-        let before = TENANT.replace(Arc::as_ptr(tenant(group)).addr());
-        Self { before, _here: PhantomData }
+        Self { before: TENANT.replace(number_of_tenant(group)), _here: PhantomData }
     }
 }
 
 impl Drop for Asking {
     fn drop(&mut self) {
         TENANT.set(self.before);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use umemcg::internal::GroupTree;
+    use umemcg::internal::testing::hundred_below;
+
+    use super::*;
+
+    #[test]
+    fn a_hundred_groups_of_a_tenant_ask_as_one() {
+        let tree = GroupTree::new(1 << 30);
+        let [many, one] = ["many", "one"].map(|name| tree.create(tree.root(), name.as_ref()).unwrap());
+        let number = |group: &Arc<Group>| {
+            let _asking = Asking::of(group);
+            asking_tenant()
+        };
+        assert!(hundred_below(&tree, &many).iter().all(|group| number(group) == number(&many)));
+        assert_ne!(number(&many), number(&one));
+        assert_eq!(asking_tenant(), 0);
     }
 }

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use umemcg::Group;
 use umemcg_base::{LeafMutex, assert_no_locks_held};
 
-use super::asking::Asking;
+use super::asking::{Asking, number_of_tenant};
 use super::bucket::{BucketError, Expected, ObjectInfo, read_placed, store_of};
 use super::config::{RETRY_PAUSE, StagingConfig};
 use super::content::{Content, Place};
@@ -28,7 +28,6 @@ use super::uploader::{Uploader, Uploads};
 use crate::attr::{NodeId, Timestamp};
 use crate::error::{VfsError, VolumeError};
 use crate::handle_charge::HandleCharge;
-use crate::host::descriptor_share::tenant;
 use crate::host::store::StoreFds;
 
 /// The part of an object that is copied to the staging disk with one request.
@@ -252,7 +251,7 @@ impl Drafts {
 
     fn store_later(&self, draft: &Draft, has_failed: bool) {
         let group = draft.group().unwrap_or_else(|| self.objects.engine.root());
-        self.uploader.add(draft.serial(), Arc::as_ptr(tenant(group)).addr(), has_failed);
+        self.uploader.add(draft.serial(), number_of_tenant(group), has_failed);
     }
 
     /// Takes over a draft accepted by an earlier daemon.

@@ -167,6 +167,7 @@ fn bytes_of(len: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use umemcg::internal::testing::hundred_below;
     use umemcg::{Engine, EngineConfig};
 
     #[test]
@@ -187,5 +188,18 @@ mod tests {
         second.keep();
         drop((first, second));
         assert_eq!(room.used_bytes(), bytes_of(1 << 20));
+    }
+
+    #[test]
+    fn a_hundred_groups_of_a_tenant_leave_a_quarter() {
+        let engine = Engine::new(EngineConfig::new(16 << 20)).unwrap();
+        let [many, one] =
+            ["many", "one"].map(|name| engine.create_group(engine.root(), name.as_ref()).unwrap());
+        let room = StagingRoom::new(64 * bytes_of(0), 0);
+        let all = |group: &Arc<Group>| {
+            std::iter::from_fn(|| RoomClaim::take(&room, group, 0).ok()).collect::<Vec<_>>()
+        };
+        let of_many: Vec<_> = hundred_below(engine.tree(), &many).iter().flat_map(all).collect();
+        assert_eq!((of_many.len(), all(&one).len()), (48, 16));
     }
 }

@@ -1,7 +1,6 @@
 //! Background reclaim: readers and writers do not reclaim; the workers do, and sleep when there is
 //! nothing to do.
 
-use std::ffi::OsStr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -9,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{MemStore, pattern};
 use umemcg::files::Readahead;
+use umemcg::internal::testing::hundred_below;
 use umemcg::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
 use umemcg::{Engine, EngineConfig, Group, StatItem};
 
@@ -471,12 +471,11 @@ fn workers_of_single_groups_are_bounded_for_each_tenant() {
     let engine = engine(1);
     let kswapd = engine.kswapd();
     let tenant = limited(&engine, "tenant", 12 * MIB);
-    let groups: Vec<_> =
-        (0..9).map(|nr: u32| engine.create_group(&tenant, OsStr::new(&nr.to_string())).unwrap()).collect();
+    let groups = hundred_below(engine.tree(), &tenant);
     for group in &groups[..8] {
         kswapd.set_dedicated(group, true).unwrap();
     }
-    for refused in [&groups[8], &tenant] {
+    for refused in groups[8..].iter().chain([&tenant]) {
         let error = kswapd.set_dedicated(refused, true).unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::QuotaExceeded);
     }

@@ -5,6 +5,7 @@
 //! with it, and cargo runs test programs one after the other.
 
 mod killed;
+mod many_groups;
 mod queued;
 
 use std::fs::File;

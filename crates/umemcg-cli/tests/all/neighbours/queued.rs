@@ -21,12 +21,12 @@ const BUFFERS_BYTES_MAX: u64 = (64 + 8) * MIB;
 const UNCHARGED_BYTES_MAX: u64 = 24 * MIB;
 
 /// Starts a thread with a small stack.
-fn start(work: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+pub(super) fn start(work: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
     thread::Builder::new().stack_size(128 << 10).spawn(work).unwrap()
 }
 
 /// Threads of this process that wait for an answer of a file system.
-fn nr_waiting() -> usize {
+pub(super) fn nr_waiting() -> usize {
     let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
     tasks
         .filter(|task| {
