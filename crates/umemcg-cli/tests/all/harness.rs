@@ -442,6 +442,12 @@ pub fn until_all_stand_still(pid: Pid) {
     });
 }
 
+/// Returns whether a thread of a process waits in that function of the kernel.
+pub fn waits_in(pid: u32, function: &str) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    tasks.into_iter().any(|task| fs::read_to_string(task.path().join("wchan")).is_ok_and(|at| at == function))
+}
+
 /// Waits for a condition that another process brings about.
 #[track_caller]
 pub fn until(what: &str, condition: impl FnMut() -> bool) {

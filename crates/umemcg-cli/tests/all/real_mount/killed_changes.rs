@@ -4,8 +4,8 @@
 use std::process::Command;
 use std::thread;
 
-use crate::harness::{Mount, Options, needs_mount, patiently, until};
-use crate::real_mount::outside_changes::{FreezableStore, waits_in};
+use crate::harness::{Mount, Options, needs_mount, patiently, until, waits_in};
+use crate::real_mount::outside_changes::FreezableStore;
 
 /// Each in a directory of its own, with a test that it has been made.
 const CHANGES: [(&str, &str); 9] = [

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::harness::{Mount, Options, Stopped, cannot_run, needs_mount, until};
+use crate::harness::{Mount, Options, Stopped, cannot_run, needs_mount, until, waits_in};
 
 /// Files of the stress.
 const NR_FILES: usize = 32;
@@ -446,12 +446,6 @@ impl Drop for FreezableStore {
     fn drop(&mut self) {
         self.sh("umount -l store");
     }
-}
-
-/// Returns whether a thread of a process waits in that function of the kernel.
-pub fn waits_in(pid: u32, function: &str) -> bool {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    tasks.into_iter().any(|task| fs::read_to_string(task.path().join("wchan")).is_ok_and(|at| at == function))
 }
 
 /// A message about a name waits for the directory, which a program holds that waits for the daemon.
