@@ -143,7 +143,7 @@ pub const RANKS: &[RankInfo] = &[
     wait(
         Rank::KernelNotification,
         "the kernel's answer to a notification: it may wait for requests that we serve",
-        "`umemcg-fuse/src/notifier.rs`, `page_drops.rs`",
+        "`umemcg-fuse/src/notifier.rs`, `store_messages.rs`",
     ),
     lock(
         Rank::Membership,

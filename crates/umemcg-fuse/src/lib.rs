@@ -25,7 +25,6 @@ mod mount_flag;
 pub mod mountinfo;
 pub mod notifier;
 pub mod orphan_guard;
-mod page_drops;
 mod page_watch;
 pub mod parking;
 mod pool_limits;
@@ -34,6 +33,7 @@ pub mod reply;
 pub mod request;
 pub mod session;
 pub mod signals;
+mod store_messages;
 #[cfg(test)]
 mod testing;
 pub mod thread_pool;

@@ -7,8 +7,6 @@ use std::ops::Range;
 use std::sync::Weak;
 use std::time::Duration;
 
-use umemcg::files::StoreId;
-
 use crate::attr::NodeId;
 
 /// An inode not known to be in use by any process.
@@ -29,19 +27,17 @@ pub struct PageDrop {
     pub node: NodeId,
     /// The pages, by number.
     pub pages: Range<u64>,
-    /// The store of its data: a drop waiting for one store must not delay the drops of others.
-    pub store: StoreId,
     /// The purpose of the drop.
     pub task: Box<dyn DropTask>,
 }
 
-/// The purpose of a drop.
+/// The purpose of a drop of pages, or of a name.
 pub trait DropTask: Send + fmt::Debug {
     /// Returns whether the kernel may be notified now: it waits for pages locked by a request under
     /// way. If so, it is notified, and [`done`](Self::done) follows.
     fn may_tell(&self) -> bool;
 
-    /// Ends the drop: the pages are gone, or the kernel was not notified.
+    /// Ends the drop: the pages or the name are gone, or the kernel was not notified.
     fn done(self: Box<Self>, was_told: bool);
 }
 

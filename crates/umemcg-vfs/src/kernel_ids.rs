@@ -13,6 +13,12 @@ use crate::kernel_cache::{IdleInode, KeptPages, KeptWindow, KernelCache, PageDro
 /// them.
 pub(crate) const LOCAL_BITS: u32 = 44;
 
+/// Returns the slot of the volume with a kernel-side id: 0 for the directory of all volumes, and
+/// for the only volume of a mount.
+pub fn slot_of(id: u64) -> u32 {
+    (id >> LOCAL_BITS) as u32
+}
+
 /// Converts a volume's own ids of inodes into the kernel's ids.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KernelIds {

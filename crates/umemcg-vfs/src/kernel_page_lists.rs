@@ -16,7 +16,6 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use umemcg::OwnerId;
-use umemcg::files::StoreId;
 use umemcg::internal::arrival_order::ArrivalList;
 use umemcg::internal::{
     LIST_SLOT_BYTES, Leaving, ListLru, ListSlot, Reason, Reclaimer, Verdict, arrival_order, leaving_bytes,
@@ -119,7 +118,6 @@ type Housed = (ListSlot, Home);
 #[derive(Debug)]
 pub(crate) struct KernelPageLists {
     kernel: Arc<dyn KernelCache>,
-    store: StoreId,
     probation: ListLru,
     protected: ListLru,
     ghosts: ListLru,
@@ -144,12 +142,11 @@ struct ListedWindows(Weak<KernelPageLists>);
 
 impl KernelPageLists {
     /// Creates the lists of a volume, and registers their shrinker.
-    pub(crate) fn new(kernel: Arc<dyn KernelCache>, store: StoreId, reclaimer: &Arc<Reclaimer>) -> Arc<Self> {
+    pub(crate) fn new(kernel: Arc<dyn KernelCache>, reclaimer: &Arc<Reclaimer>) -> Arc<Self> {
         let lists = Arc::new_cyclic(|me| {
             let id = reclaimer.reserve_shrinker();
             Self {
                 kernel,
-                store,
                 probation: ListLru::new(reclaimer, &id, 0),
                 protected: ListLru::new(reclaimer, &id, 1),
                 ghosts: ListLru::new(reclaimer, &id, 2),
@@ -268,7 +265,7 @@ impl KernelPageLists {
 
     /// Has the kernel drop pages of an inode. Never waits.
     pub(crate) fn send(&self, node: NodeId, pages: Range<u64>, task: Box<dyn DropTask>) {
-        self.kernel.drop_pages(vec![PageDrop { node, pages, store: self.store, task }]);
+        self.kernel.drop_pages(vec![PageDrop { node, pages, task }]);
     }
 
     /// Counts pages of an owner's share as leaving: the kernel is asked to drop them.
@@ -336,7 +333,6 @@ impl KernelPageLists {
                 drops.push(PageDrop {
                     node: pages.node(),
                     pages: asked.pages.clone(),
-                    store: self.store,
                     task: Arc::clone(&pages).task(asked),
                 });
             }

@@ -40,6 +40,7 @@ pub use error::{VfsError, VolumeError};
 pub use handle_charge::{HANDLE_BYTES, NR_HANDLES_BEYOND_MAX};
 pub use host::HostVolume;
 pub use kernel_cache::{DropTask, IdleInode, KeptPages, KeptWindow, KernelCache, PageDrop, WindowHolder};
+pub use kernel_ids::slot_of;
 pub use kernel_io::{KernelCaching, KernelIo};
 pub use kernel_listing::ListedPart;
 pub use metadata_charge::NR_NAMES_BEYOND_MAX;

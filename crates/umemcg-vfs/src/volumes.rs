@@ -26,7 +26,7 @@ use umemcg_base::{Condvar, LeafMutex, Rank, RankedRwLock, Table};
 use crate::attr::{Attr, Entry, NodeId};
 use crate::error::VolumeError;
 use crate::kernel_cache::KernelCache;
-use crate::kernel_ids::{KernelIds, LOCAL_BITS, MemberKernel};
+use crate::kernel_ids::{KernelIds, LOCAL_BITS, MemberKernel, slot_of};
 use crate::volume::Volume;
 use umemcg::files::File;
 
@@ -409,7 +409,7 @@ impl Volumes {
         if id == NodeId::ROOT.0 {
             return Ok(ResolvedId::Top);
         }
-        let guard = self.slots.get((id >> LOCAL_BITS) as u32).ok_or(Errno::STALE)?.load();
+        let guard = self.slots.get(slot_of(id)).ok_or(Errno::STALE)?.load();
         let node = guard.as_ref().ok_or(Errno::STALE)?.inside_id(id);
         Ok(ResolvedId::In(MemberRef::OfMany(guard), node))
     }

@@ -143,9 +143,7 @@ impl Daemon {
         }
         let member = leaving.finish();
         let notifier = self.session().notifier();
-        if notifier.inval_entry(NodeId::ROOT.0, name.as_ref(), false)
-            && !notifier.wait_until_sent(FORGOTTEN_WITHIN)
-        {
+        if !notifier.inval_entry_within(NodeId::ROOT.0, name.as_ref(), FORGOTTEN_WITHIN) {
             tracing::debug!(name, "the kernel is slow to forget a volume");
         }
         let nr_closed = member.nr_open();

@@ -9,12 +9,14 @@ use rustix::io::Errno;
 use umemcg_vfs::volumes::{Member, Opened, ResolvedId};
 use umemcg_vfs::{DirEntry, Entry, FileKind, ListedPart, NodeId, RenameFlags, VfsError, Volume};
 
+use super::absent_names::StaleName;
 use super::device::device_from_kernel;
 use super::look_moment::LookMoment;
 use super::{DataFs, Lifetimes, OpenDir, reply_done, reply_with};
 use crate::errno::ToErrno;
 use crate::reply::Reply;
 use crate::request::Request;
+use crate::store_messages::Message;
 use crate::wire::reply::{EntryOut, OpenOut};
 use crate::wire::request::{FsyncIn, MkdirIn, MknodIn, ReadIn};
 use crate::wire::{DirBuffer, FSYNC_FDATASYNC, InHeader, MAX_PAYLOAD_BYTES, open_reply};
@@ -198,7 +200,7 @@ impl DataFs {
     /// Answers that a name does not exist. The kernel may cache this for `absent`, and is kept from
     /// caching too many names.
     fn reply_absent(&self, parent: u64, name: &OsStr, absent: Duration, reply: &mut Reply) {
-        let are_too_many = self.absent.note(parent, name);
+        let stale = self.absent.note(parent, name);
         if absent.is_zero() || (parent == NodeId::ROOT.0 && self.volumes.whole().is_none()) {
             reply.error(Errno::NOENT).ignore();
         } else {
@@ -207,17 +209,14 @@ impl DataFs {
             let out = EntryOut { entry_valid: absent.as_secs(), entry_valid_nsec, ..Default::default() };
             reply.value(&out).ignore();
         }
-        self.bound_absent(are_too_many);
+        self.forget_absent(stale);
     }
 
-    fn bound_absent(&self, are_too_many: bool) {
-        if !are_too_many {
-            return;
-        }
-        let names = Arc::clone(&self.absent);
-        let told = self.notifier.get().is_some_and(|notifier| notifier.inval_entries(move || names.stale()));
-        if !told {
-            self.absent.was_not_called();
+    /// Has the kernel forget names. A name that cannot be sent stays there until the kernel drops
+    /// it.
+    fn forget_absent(&self, stale: Vec<StaleName>) {
+        if let Some(notifier) = self.notifier.get().filter(|_| !stale.is_empty()) {
+            notifier.forget_names(stale.into_iter().map(Message::from).collect());
         }
     }
 
@@ -230,12 +229,12 @@ impl DataFs {
         call: impl FnOnce(&dyn Volume, NodeId) -> Result<Option<NodeId>, VfsError>,
     ) {
         let result = self.on(id, call);
-        let are_too_many = result.is_ok() && self.absent.note(id, name);
+        let stale = if result.is_ok() { self.absent.note(id, name) } else { Vec::new() };
         reply_with(reply, result, |reply, victim| {
             reply.also_changed([victim, None]);
             reply.done().ignore();
         });
-        self.bound_absent(are_too_many);
+        self.forget_absent(stale);
     }
 
     pub(super) fn unlink(&self, request: &Request<'_>, name: &OsStr, reply: &mut Reply) {

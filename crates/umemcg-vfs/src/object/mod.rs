@@ -377,9 +377,9 @@ impl Volume for ObjectVolume {
         let objects = &self.objects;
         // A stream replaces the version of a node, and open files go on reading the old version.
         if kernel.keeps_pages() && self.streams.is_none() {
-            objects.kernel_page_lists.get_or_init(|| {
-                KernelPageLists::new(Arc::clone(&kernel), objects.store_id, objects.engine.reclaimer())
-            });
+            objects
+                .kernel_page_lists
+                .get_or_init(|| KernelPageLists::new(Arc::clone(&kernel), objects.engine.reclaimer()));
         }
         let _ = objects.kernel.set(kernel);
     }

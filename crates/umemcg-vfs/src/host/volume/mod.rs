@@ -114,9 +114,9 @@ impl Volume for HostVolume {
     fn set_kernel(&self, kernel: Arc<dyn KernelCache>) {
         let inodes = &self.inodes;
         if kernel.keeps_pages() {
-            inodes.kernel_page_lists.get_or_init(|| {
-                KernelPageLists::new(Arc::clone(&kernel), self.store_id(), inodes.engine.reclaimer())
-            });
+            inodes
+                .kernel_page_lists
+                .get_or_init(|| KernelPageLists::new(Arc::clone(&kernel), inodes.engine.reclaimer()));
         }
         if kernel.can_be_told() {
             let started = match inodes.host_dir.may_be_watched {

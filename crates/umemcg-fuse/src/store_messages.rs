@@ -1,27 +1,34 @@
-//! The threads that ask the kernel to drop file pages.
+//! The threads that send the messages for which the kernel waits: to drop file pages, and to forget
+//! names.
 //!
 //! Before the kernel drops a page, it waits for a request holding the page lock, and writes back a
-//! page made dirty through a mapping. So no thread that serves requests may send the message.
-//! Several threads do, at most [`NR_OF_STORE_MAX`] for one store at a time and [`NR_OF_NODE_MAX`]
-//! for one file: a hanging file or store holds up only its own drops. The write-back of a dirty
-//! mapped page may take minutes, since an object is copied before it is changed. Two threads
-//! dropping pages at the same time wait for the kernel's locks most of the time, so a store's next
-//! thread starts only behind long messages.
+//! page made dirty through a mapping. Before it forgets a name, it waits for a request holding the
+//! lock of the directory. So no thread that serves requests may send these messages. Several
+//! threads do, at most [`NR_OF_STORE_MAX`] for one store at a time and [`NR_OF_NODE_MAX`] for one
+//! file or directory: a hanging file, directory or store holds up only its own messages. The
+//! write-back of a dirty mapped page may take minutes, since an object is copied before it is
+//! changed. Two threads dropping pages at the same time wait for the kernel's locks most of the
+//! time, so a store's next thread starts only behind long messages.
+//!
+//! A store is a volume here, known by the slot in the ids of its inodes.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::Bound;
+use std::ffi::OsString;
+use std::ops::{Bound, Range};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use umemcg_base::{Condvar, LeafMutex, Rank, assert_may_wait};
-use umemcg_vfs::PageDrop;
+use umemcg_vfs::{DropTask, PageDrop, slot_of};
 
 /// Threads for one store at a time.
 const NR_OF_STORE_MAX: usize = 64;
-/// Threads for one file at a time.
+/// The threads among them for names. The others are left to drops, which reclaim waits for.
+const NR_FOR_NAMES_MAX: usize = NR_OF_STORE_MAX / 2;
+/// Threads for one file or directory at a time.
 const NR_OF_NODE_MAX: usize = 2;
-/// Threads for each store with waiting drops.
+/// Threads for each store with waiting messages.
 const NR_OF_STORE_MIN: usize = 2;
 /// A message longer than this waits for something, perhaps a processor. Most take 0.2 ms, and
 /// reclaim waits 20 ms for the drops it asks for.
@@ -30,16 +37,75 @@ const LONG_MESSAGE: Duration = Duration::from_millis(1);
 const NR_THREADS_MAX: usize = 512;
 /// The most pages of one message: all later drops wait for its end.
 const PAGES_MAX: u64 = 4096;
+/// The most names of one store that wait: less than 512 KiB.
+const NR_NAMES_MAX: usize = 1024;
 
-/// The drops of one store.
+/// A request to the kernel about one of its inodes.
+#[derive(Debug)]
+pub(crate) enum Ask {
+    /// To drop pages, by number.
+    Pages(Range<u64>),
+    /// To forget a name of the directory, or with `expire_only` to ask again at its next use.
+    Name {
+        /// The name.
+        name: OsString,
+        /// See above.
+        expire_only: bool,
+    },
+}
+
+/// A message that may wait in the kernel.
+#[derive(Debug)]
+pub(crate) struct Message {
+    /// The kernel's id of the file or directory.
+    pub(crate) node: u64,
+    pub(crate) ask: Ask,
+    /// The purpose of the message.
+    pub(crate) task: Box<dyn DropTask>,
+}
+
+impl From<PageDrop> for Message {
+    fn from(drop: PageDrop) -> Self {
+        Self { node: drop.node.0, ask: Ask::Pages(drop.pages), task: drop.task }
+    }
+}
+
+impl Message {
+    fn pages(&self) -> Option<&Range<u64>> {
+        match &self.ask {
+            Ask::Pages(pages) => Some(pages),
+            Ask::Name { .. } => None,
+        }
+    }
+
+    fn is_name(&self) -> bool {
+        self.pages().is_none()
+    }
+}
+
+/// Returns whether the pages of `next` follow those of `last`.
+fn are_adjacent(last: &Message, next: &Message) -> bool {
+    matches!((last.pages(), next.pages()), (Some(last), Some(next)) if last.end == next.start)
+}
+
+/// Messages of one node under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Sent {
+    at: Instant,
+    node: u64,
+    is_name: bool,
+}
+
+/// The messages of one store.
 #[derive(Debug, Default)]
 struct OfStore {
     /// By node. No queue is empty.
-    waiting: BTreeMap<u64, VecDeque<PageDrop>>,
+    waiting: BTreeMap<u64, VecDeque<Message>>,
+    /// The names among them.
+    nr_names: usize,
     /// The node served last: the next one has its turn.
     last: u64,
-    /// The messages under way: the time of sending, and the node.
-    sent: Vec<(Instant, u64)>,
+    sent: Vec<Sent>,
 }
 
 impl OfStore {
@@ -47,7 +113,7 @@ impl OfStore {
     /// messages under way have become long.
     fn may_run_at(&self, now: Instant) -> Option<Instant> {
         self.next_node()?;
-        Some(self.sent.iter().map(|sent| sent.0).max().map_or(now, |sent_at| sent_at + LONG_MESSAGE))
+        Some(self.sent.iter().map(|sent| sent.at).max().map_or(now, |sent_at| sent_at + LONG_MESSAGE))
     }
 
     /// Returns the next node with room for a message.
@@ -55,36 +121,57 @@ impl OfStore {
         if self.sent.len() >= NR_OF_STORE_MAX {
             return None;
         }
-        let is_free = |node: &&u64| self.sent.iter().filter(|sent| sent.1 == **node).count() < NR_OF_NODE_MAX;
-        let after = self.waiting.range((Bound::Excluded(self.last), Bound::Unbounded)).map(|(node, _)| node);
-        after.chain(self.waiting.range(..=self.last).map(|(node, _)| node)).find(is_free).copied()
+        let names_fit = self.sent.iter().filter(|sent| sent.is_name).count() < NR_FOR_NAMES_MAX;
+        let is_free = |&(&node, messages): &(&u64, &VecDeque<Message>)| {
+            (names_fit || !messages.front().is_some_and(Message::is_name))
+                && self.sent.iter().filter(|sent| sent.node == node).count() < NR_OF_NODE_MAX
+        };
+        let after = self.waiting.range((Bound::Excluded(self.last), Bound::Unbounded));
+        after.chain(self.waiting.range(..=self.last)).find(is_free).map(|(&node, _)| node)
     }
 
-    /// Takes adjacent drops of the next node.
-    fn take(&mut self, now: Instant) -> Option<Vec<PageDrop>> {
+    /// Adds a message. Returns it if there is no room for its name; drops of pages have no bound
+    /// here, since callers ask for each page once.
+    fn add(&mut self, message: Message) -> Option<Message> {
+        if message.is_name() {
+            if self.nr_names >= NR_NAMES_MAX {
+                return Some(message);
+            }
+            self.nr_names += 1;
+        }
+        self.waiting.entry(message.node).or_default().push_back(message);
+        None
+    }
+
+    /// Takes adjacent drops of the next node, or one name.
+    fn take(&mut self, now: Instant) -> Option<(Sent, Vec<Message>)> {
         let node = self.next_node()?;
         let waiting = self.waiting.get_mut(&node)?;
-        let mut drops: Vec<PageDrop> = waiting.pop_front().into_iter().collect();
-        while let (Some(last), Some(next)) = (drops.last(), waiting.front())
-            && last.pages.end == next.pages.start
-            && next.pages.end - drops[0].pages.start <= PAGES_MAX
+        let first_page = waiting.front().and_then(Message::pages).map_or(0, |pages| pages.start);
+        let mut messages: Vec<Message> = waiting.pop_front().into_iter().collect();
+        while let (Some(last), Some(next)) = (messages.last(), waiting.front())
+            && are_adjacent(last, next)
+            && next.pages().is_some_and(|pages| pages.end - first_page <= PAGES_MAX)
         {
-            drops.extend(waiting.pop_front());
+            messages.extend(waiting.pop_front());
         }
         if waiting.is_empty() {
             self.waiting.remove(&node);
         }
+        let sent = Sent { at: now, node, is_name: messages.first().is_some_and(Message::is_name) };
+        self.nr_names -= usize::from(sent.is_name);
         self.last = node;
-        self.sent.push((now, node));
-        Some(drops)
+        self.sent.push(sent);
+        Some((sent, messages))
     }
 }
 
 #[derive(Debug, Default)]
 struct Queue {
-    by_store: BTreeMap<u64, OfStore>,
+    /// By slot.
+    by_store: BTreeMap<u32, OfStore>,
     /// The store served last: the next one has its turn.
-    last: u64,
+    last: u32,
     nr_threads: usize,
     /// Threads sending a message.
     nr_busy: usize,
@@ -99,22 +186,22 @@ impl Queue {
         self.by_store.values().filter_map(|of_store| of_store.may_run_at(now)).min()
     }
 
-    /// Takes adjacent drops of the next store that may be served.
-    fn take(&mut self, now: Instant) -> Option<(u64, Vec<PageDrop>)> {
+    /// Takes messages of the next store that may be served.
+    fn take(&mut self, now: Instant) -> Option<(u32, Sent, Vec<Message>)> {
         let may_run =
-            |(_, of_store): &(&u64, &mut OfStore)| of_store.may_run_at(now).is_some_and(|at| at <= now);
+            |(_, of_store): &(&u32, &mut OfStore)| of_store.may_run_at(now).is_some_and(|at| at <= now);
         let last = self.last;
         let (before, after): (Vec<_>, Vec<_>) =
             self.by_store.iter_mut().filter(may_run).partition(|(store, _)| **store <= last);
         let (&store, of_store) = after.into_iter().chain(before).next()?;
-        let drops = of_store.take(now)?;
+        let (sent, messages) = of_store.take(now)?;
         self.last = store;
         self.nr_busy += 1;
-        Some((store, drops))
+        Some((store, sent, messages))
     }
 
-    /// Notes the end of drops taken of a store; `sent` has their moment and node.
-    fn finish(&mut self, store: u64, sent: (Instant, u64)) {
+    /// Notes the end of messages taken of a store.
+    fn finish(&mut self, store: u32, sent: Sent) {
         self.nr_busy -= 1;
         if let Some(of_store) = self.by_store.get_mut(&store) {
             if let Some(at) = of_store.sent.iter().position(|&known| known == sent) {
@@ -129,65 +216,68 @@ impl Queue {
 
 /// The queue, with the signal that wakes its threads.
 #[derive(Debug, Default)]
-struct DropQueue {
+struct MessageQueue {
     queue: LeafMutex<Queue>,
     wake: Condvar,
 }
 
-/// Has the kernel drop a range of pages: the node, the first page, the number of pages.
-type Tell = dyn Fn(u64, u64, u64) + Send + Sync;
+/// Sends the kernel a message about a node, and returns when the kernel has carried it out.
+type Tell = dyn Fn(u64, &Ask) + Send + Sync;
 
-/// The queue of drops. Its threads start with the first drop, and end some time after it is
-/// dropped: one may be waiting for a page.
-pub(crate) struct PageDrops {
-    shared: Arc<DropQueue>,
+/// The queue of messages. Its threads start with the first message, and end some time after it is
+/// dropped: one may be waiting for a page or a directory.
+pub(crate) struct StoreMessages {
+    shared: Arc<MessageQueue>,
     tell: Arc<Tell>,
 }
 
-impl std::fmt::Debug for PageDrops {
+impl std::fmt::Debug for StoreMessages {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PageDrops").finish_non_exhaustive()
+        f.debug_struct("StoreMessages").finish_non_exhaustive()
     }
 }
 
-impl PageDrops {
+impl StoreMessages {
     /// Creates a queue without threads. `tell` sends a message, and returns when the kernel has
     /// carried it out.
-    pub(crate) fn new(tell: impl Fn(u64, u64, u64) + Send + Sync + 'static) -> Self {
+    pub(crate) fn new(tell: impl Fn(u64, &Ask) + Send + Sync + 'static) -> Self {
         Self { shared: Arc::default(), tell: Arc::new(tell) }
     }
 
-    /// Queues drops. Never waits. The queue has no bound of its own: callers ask for each page
-    /// once.
-    pub(crate) fn put(&self, drops: Vec<PageDrop>) {
+    /// Queues messages. Never waits. Returns false if a store has no room for a name, which is then
+    /// not sent, or if the system refuses to start the first thread.
+    pub(crate) fn put(&self, messages: Vec<Message>) -> bool {
+        let mut refused = Vec::new();
         let mut queue = self.shared.queue.lock();
         let (mut wants_thread, has_armed) = (false, queue.nr_armed > 0);
-        for drop in drops {
-            let of_store = queue.by_store.entry(drop.store.0).or_default();
-            // A drop behind others of its store needs no wake-up of its own.
+        for message in messages {
+            let of_store = queue.by_store.entry(slot_of(message.node)).or_default();
+            // A message behind others of its store needs no wake-up of its own.
             let has_free = of_store.next_node().is_some();
-            of_store.waiting.entry(drop.node.0).or_default().push_back(drop);
+            refused.extend(of_store.add(message));
             wants_thread |= !has_free && (of_store.sent.is_empty() || !has_armed);
         }
         let nr_wanted = NR_OF_STORE_MIN * queue.by_store.len();
         while (queue.nr_threads < nr_wanted || queue.nr_busy == queue.nr_threads)
             && self.shared.start_thread(&mut queue, &self.tell)
         {}
+        let are_sent = refused.is_empty() && queue.nr_threads > 0;
         drop(queue);
         if wants_thread {
             self.shared.wake.notify_one();
         }
+        are_sent
     }
 }
 
-impl Drop for PageDrops {
+impl Drop for StoreMessages {
     fn drop(&mut self) {
         self.shared.queue.lock().is_ended = true;
         self.shared.wake.notify_all();
     }
 }
 
-impl DropQueue {
+impl MessageQueue {
     /// Starts a thread, unless there are too many. Returns whether one was started.
     fn start_thread(self: &Arc<Self>, queue: &mut Queue, tell: &Arc<Tell>) -> bool {
         if queue.nr_threads >= NR_THREADS_MAX {
@@ -197,7 +287,7 @@ impl DropQueue {
         let spawned =
             std::thread::Builder::new().name("umemcg-drop".into()).spawn(move || shared.serve(&tell));
         if let Err(error) = &spawned {
-            tracing::warn!(%error, "cannot start a thread that takes pages back");
+            tracing::warn!(%error, "cannot start a thread that has the kernel drop pages and names");
         }
         queue.nr_threads += usize::from(spawned.is_ok());
         spawned.is_ok()
@@ -205,7 +295,7 @@ impl DropQueue {
 
     fn serve(self: Arc<Self>, tell: &Arc<Tell>) {
         loop {
-            let (store, drops, taken_at) = {
+            let (store, sent, messages) = {
                 let mut queue = self.queue.lock();
                 let mut has_waited = false;
                 loop {
@@ -213,8 +303,8 @@ impl DropQueue {
                         return;
                     }
                     let now = Instant::now();
-                    if let Some((store, drops)) = queue.take(now) {
-                        // One thread is left for the waiting drops, in case all messages hang.
+                    if let Some(taken) = queue.take(now) {
+                        // One thread is left for the waiting messages, in case all sent ones hang.
                         if queue.nr_busy == queue.nr_threads && queue.may_take_at(now).is_some() {
                             self.start_thread(&mut queue, tell);
                         }
@@ -222,7 +312,7 @@ impl DropQueue {
                         if has_waited && queue.may_take_at(now).is_some() {
                             self.wake.notify_one();
                         }
-                        break (store, drops, now);
+                        break taken;
                     }
                     has_waited = true;
                     match queue.may_take_at(now) {
@@ -235,36 +325,34 @@ impl DropQueue {
                     }
                 }
             };
-            let sent = (taken_at, drops[0].node.0);
-            let (told, others): (Vec<_>, Vec<_>) = drops.into_iter().partition(|drop| drop.task.may_tell());
-            for run in told.chunk_by(|a, b| a.pages.end == b.pages.start) {
-                let first = run[0].pages.start;
-                let end = run.last().map_or(first, |last| last.pages.end);
-                assert_may_wait(Rank::KernelNotification, "pages that the kernel drops");
-                tell(run[0].node.0, first, end - first);
+            let (told, others): (Vec<_>, Vec<_>) =
+                messages.into_iter().partition(|message| message.task.may_tell());
+            for run in told.chunk_by(are_adjacent) {
+                assert_may_wait(Rank::KernelNotification, "pages or a name that the kernel drops");
+                match (run.first().and_then(Message::pages), run.last().and_then(Message::pages)) {
+                    (Some(first), Some(last)) => tell(sent.node, &Ask::Pages(first.start..last.end)),
+                    _ => tell(sent.node, &run[0].ask),
+                }
             }
-            told.into_iter().for_each(|drop| end_of(drop, true));
-            others.into_iter().for_each(|drop| end_of(drop, false));
+            told.into_iter().for_each(|message| end_of(message, true));
+            others.into_iter().for_each(|message| end_of(message, false));
             self.queue.lock().finish(store, sent);
         }
     }
 }
 
-/// Ends a drop. A panic must not cost the store its threads.
-fn end_of(drop: PageDrop, was_told: bool) {
-    if std::panic::catch_unwind(AssertUnwindSafe(|| drop.task.done(was_told))).is_err() {
+/// Ends a message. A panic must not cost the store its threads.
+fn end_of(message: Message, was_told: bool) {
+    if std::panic::catch_unwind(AssertUnwindSafe(|| message.task.done(was_told))).is_err() {
         tracing::error!("the end of a drop panicked; this is a defect of this program");
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::ops::Range;
     use std::sync::mpsc::{Receiver, Sender, channel};
 
     use super::*;
-    use umemcg::files::StoreId;
-    use umemcg_vfs::{DropTask, NodeId};
 
     /// Reports its end.
     #[derive(Debug)]
@@ -283,15 +371,29 @@ mod tests {
     /// The first page of a drop that must not be sent to the kernel.
     const NOT_NOW: u64 = 999;
 
-    fn drop_of(store: u64, node: u64, pages: Range<u64>, gone: &Sender<u64>) -> PageDrop {
+    fn drop_of(store: u64, node: u64, pages: Range<u64>, gone: &Sender<u64>) -> Message {
         let task = Box::new(Tells(gone.clone(), pages.start));
-        PageDrop { node: NodeId(node), pages, store: StoreId(store), task }
+        Message { node: store << 44 | node, ask: Ask::Pages(pages), task }
+    }
+
+    fn name_of(store: u64, node: u64, gone: &Sender<u64>) -> Message {
+        let ask = Ask::Name { name: "n".into(), expire_only: false };
+        Message { node: store << 44 | node, ask, task: Box::new(Tells(gone.clone(), node)) }
+    }
+
+    /// Returns the number of a node inside its store.
+    fn local(node: u64) -> u64 {
+        node & ((1 << 44) - 1)
     }
 
     #[test]
     fn ranges_side_by_side_are_dropped_by_one_message() {
         let (tell, told) = channel();
-        let drops = PageDrops::new(move |node, first, nr| tell.send((node, first, nr)).unwrap());
+        let drops = StoreMessages::new(move |node, ask: &Ask| {
+            if let Ask::Pages(pages) = ask {
+                tell.send((local(node), pages.clone())).unwrap();
+            }
+        });
         let (gone, heard) = channel();
         drops.put(vec![
             drop_of(1, 7, 0..64, &gone),
@@ -304,8 +406,8 @@ mod tests {
         firsts.sort_unstable();
         assert_eq!(firsts, [0, 64, 128, 192, NOT_NOW]);
         let mut messages: Vec<_> = told.try_iter().collect();
-        messages.sort_unstable();
-        assert_eq!(messages, [(7, 0, 100), (7, 128, 64), (8, 192, 8)]);
+        messages.sort_unstable_by_key(|(node, pages)| (*node, pages.start));
+        assert_eq!(messages, [(7, 0..100), (7, 128..192), (8, 192..200)]);
     }
 
     #[test]
@@ -320,8 +422,8 @@ mod tests {
                 panic!("on purpose");
             }
         }
-        let drops = PageDrops::new(|_, _, _| {});
-        let panics = || PageDrop { node: NodeId(1), pages: 0..1, store: StoreId(1), task: Box::new(Panics) };
+        let drops = StoreMessages::new(|_, _: &Ask| {});
+        let panics = || Message { task: Box::new(Panics), ..drop_of(1, 1, 0..1, &channel().0) };
         drops.put((0..10).map(|_| panics()).collect());
         let (gone, heard) = channel();
         drops.put(vec![drop_of(1, 1, 7..8, &gone)]);
@@ -333,8 +435,8 @@ mod tests {
         let (go, wait): (Sender<()>, Receiver<()>) = channel();
         let wait = LeafMutex::new(wait);
         let (stuck, is_stuck) = channel();
-        let drops = PageDrops::new(move |node, _, _| {
-            if node == 1 {
+        let drops = StoreMessages::new(move |node, _: &Ask| {
+            if local(node) == 1 {
                 stuck.send(()).unwrap();
                 let _ = wait.lock().recv();
             }
@@ -353,12 +455,45 @@ mod tests {
     }
 
     #[test]
+    fn a_directory_that_hangs_holds_up_its_own_names_alone() {
+        let (go, wait): (Sender<()>, Receiver<()>) = channel();
+        let wait = LeafMutex::new(wait);
+        let messages = StoreMessages::new(move |node, _: &Ask| {
+            if local(node) == 1 {
+                let _ = wait.lock().recv();
+            }
+        });
+        let (gone, heard) = channel();
+        let nr_taken = (0..2 * NR_NAMES_MAX).take_while(|_| messages.put(vec![name_of(1, 1, &gone)])).count();
+        assert!((NR_NAMES_MAX..=NR_NAMES_MAX + NR_OF_NODE_MAX).contains(&nr_taken), "{nr_taken}");
+        assert!(messages.put(vec![name_of(2, 2, &gone)]));
+        assert_eq!(heard.recv_timeout(Duration::from_secs(60)), Ok(2));
+        assert!(messages.put(vec![drop_of(1, 3, 33..34, &gone)]));
+        assert_eq!(heard.recv_timeout(Duration::from_secs(60)), Ok(33));
+        drop(go);
+    }
+
+    #[test]
+    fn directories_that_hang_leave_threads_to_drops_of_pages() {
+        let (gone, _heard) = channel();
+        let mut of_store = OfStore::default();
+        let nodes = 0..NR_OF_STORE_MAX as u64;
+        assert!(nodes.clone().all(|node| of_store.add(name_of(1, node, &gone)).is_none()));
+        let start = Instant::now();
+        let nr_names = std::iter::from_fn(|| of_store.take(start)).count();
+        assert_eq!(nr_names, NR_FOR_NAMES_MAX);
+        assert!(nodes.clone().all(|node| of_store.add(drop_of(1, 1000 + node, 0..1, &gone)).is_none()));
+        let nr_drops = std::iter::from_fn(|| of_store.take(start)).count();
+        assert_eq!(nr_drops, NR_OF_STORE_MAX - NR_FOR_NAMES_MAX);
+    }
+
+    #[test]
     fn a_store_has_a_second_thread_behind_a_long_message() {
         let (gone, _heard) = channel();
         let mut queue = Queue::default();
-        let waiting = &mut queue.by_store.entry(1).or_default().waiting;
+        let of_store = queue.by_store.entry(1).or_default();
         for first in [0, 2, 4] {
-            waiting.entry(7).or_default().push_back(drop_of(1, 7, first..first + 1, &gone));
+            assert!(of_store.add(drop_of(1, 7, first..first + 1, &gone)).is_none());
         }
         let start = Instant::now();
         assert!(queue.take(start).is_some());
@@ -366,7 +501,7 @@ mod tests {
         assert_eq!(queue.may_take_at(start + LONG_MESSAGE / 2), Some(start + LONG_MESSAGE));
         assert!(queue.take(start + LONG_MESSAGE).is_some());
         assert!(queue.take(start + 3 * LONG_MESSAGE).is_none(), "two of a file at most");
-        queue.finish(1, (start + LONG_MESSAGE, 7));
+        queue.finish(1, Sent { at: start + LONG_MESSAGE, node: 1 << 44 | 7, is_name: false });
         assert!(queue.take(start + LONG_MESSAGE).is_some(), "beside the one that is stuck");
     }
 
@@ -374,8 +509,8 @@ mod tests {
     fn a_message_that_hangs_leaves_its_store_a_thread() {
         let (go, wait): (Sender<()>, Receiver<()>) = channel();
         let wait = LeafMutex::new(wait);
-        let drops = PageDrops::new(move |node, _, _| {
-            if node == 1 {
+        let drops = StoreMessages::new(move |node, _: &Ask| {
+            if local(node) == 1 {
                 let _ = wait.lock().recv();
             }
         });
@@ -394,8 +529,8 @@ mod tests {
     fn files_that_hang_leave_their_store_a_thread() {
         let (go, wait): (Sender<()>, Receiver<()>) = channel();
         let wait = LeafMutex::new(wait);
-        let drops = PageDrops::new(move |node, _, _| {
-            if node <= 10 {
+        let drops = StoreMessages::new(move |node, _: &Ask| {
+            if local(node) <= 10 {
                 let _ = wait.lock().recv();
             }
         });
@@ -423,8 +558,8 @@ mod tests {
         let (go, wait): (Sender<()>, Receiver<()>) = channel();
         let wait = LeafMutex::new(wait);
         let (stuck, is_stuck) = channel();
-        let drops = PageDrops::new(move |node, _, _| {
-            if node < 3 {
+        let drops = StoreMessages::new(move |node, _: &Ask| {
+            if local(node) < 3 {
                 stuck.send(()).unwrap();
                 let _ = wait.lock().recv();
             }
