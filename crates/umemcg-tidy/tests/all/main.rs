@@ -1,6 +1,7 @@
 //! The integration tests of `umemcg-tidy`, in one program.
 
 mod figures;
+mod kernel_locks;
 mod public_face;
 mod threads;
 mod tidy;
