@@ -33,7 +33,7 @@ use crate::endpoint::{Reloaded, Reply, Request, Serve};
 use crate::exit::{Failure, LostFile};
 use crate::log::tell;
 use crate::service_manager::ServiceManager;
-use crate::users::users_of;
+use crate::users::UserSearch;
 
 /// The longest wait of the end for last replies to requests on the socket.
 const LAST_REPLY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -115,6 +115,7 @@ pub struct Lifecycle {
     nr_requests: LeafMutex<usize>,
     /// Signalled when `nr_requests` falls.
     replied: Condvar,
+    users: UserSearch,
 }
 
 impl std::fmt::Debug for Lifecycle {
@@ -141,6 +142,7 @@ impl Lifecycle {
             reload_waits: LeafMutex::new(false),
             nr_requests: LeafMutex::new(0),
             replied: Condvar::default(),
+            users: UserSearch::default(),
         })
     }
 
@@ -286,7 +288,7 @@ impl Lifecycle {
         match self.served.unmount(false) {
             Ok(()) => {}
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => {
-                let users = users_of(&self.mountpoint);
+                let users = self.users.users_of(&self.mountpoint);
                 let message = format!(
                     "{} is in use{}; it is detached, and served to them for up to {:.0} s more \
                      (a second signal ends it now)",
@@ -320,7 +322,7 @@ impl Lifecycle {
                 lost_or_done(self.served.flush(deadline, progress))
             }
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => {
-                Reply::Busy { users: users_of(&self.mountpoint) }
+                Reply::Busy { users: self.users.users_of(&self.mountpoint) }
             }
             Err(error) => {
                 Reply::Failed { message: format!("cannot unmount {}: {error}", self.mountpoint.display()) }

@@ -1,10 +1,20 @@
 //! The processes using a mount, for messages. This is a best effort: only root sees the processes
 //! of other users, and a machine may have too many processes to check all while the mount waits. It
 //! reads only links in `/proc`, so it sends no request to the mount.
+//!
+//! The kernel takes the exec lock of a process for some of these links, and a process in `execve`
+//! holds it while it waits for a store. So a thread for this alone reads them, and is left when the
+//! time is over. One search is made at a time: further ones find no process.
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
+
+use umemcg_base::clock::spawn_detached;
+use umemcg_base::{Rank, assert_may_wait};
 
 use crate::plain_text::one_line;
 
@@ -13,25 +23,62 @@ const MAX_NAMED: usize = 8;
 /// The time limit of the search. The caller waits for it.
 const LOOK_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Returns the processes with an open file or working directory below `mountpoint`, as
-/// `name (pid)`.
-pub fn users_of(mountpoint: &Path) -> Vec<String> {
-    users_until(mountpoint, Instant::now() + LOOK_TIME_MAX)
+/// The search for the processes using a mount.
+#[derive(Debug, Default)]
+pub struct UserSearch {
+    /// (A) A thread is searching. Relaxed: it guards no data.
+    is_searching: Arc<AtomicBool>,
 }
 
-fn users_until(mountpoint: &Path, until: Instant) -> Vec<String> {
-    let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
-    processes
-        .flatten()
-        .take_while(|_| Instant::now() < until)
-        .filter(|entry| entry.file_name().to_string_lossy().bytes().all(|byte| byte.is_ascii_digit()))
-        .filter(|entry| uses(&entry.path(), mountpoint, until))
-        .take(MAX_NAMED)
-        .map(|entry| {
-            let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-            format!("{} ({})", one_line(name.trim_end_matches('\n')), entry.file_name().to_string_lossy())
-        })
-        .collect()
+/// The turn of a search; given back when dropped.
+struct Turn(Arc<AtomicBool>);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+impl UserSearch {
+    /// Returns the processes with an open file or working directory below `mountpoint`, as
+    /// `name (pid)`. Waits up to five seconds.
+    pub fn users_of(&self, mountpoint: &Path) -> Vec<String> {
+        let (mountpoint, until) = (mountpoint.to_owned(), Instant::now() + LOOK_TIME_MAX);
+        self.search(until, move |found| look(&mountpoint, until, found))
+    }
+
+    /// Returns the processes that `look` sends until then, on a thread of its own.
+    fn search(&self, until: Instant, look: impl FnOnce(&Sender<String>) + Send + 'static) -> Vec<String> {
+        assert_may_wait(Rank::Peer, "the search for the users of a mount");
+        if self.is_searching.swap(true, Ordering::Relaxed) {
+            return Vec::new();
+        }
+        let (turn, (found, users)) = (Turn(Arc::clone(&self.is_searching)), channel());
+        let begun = spawn_detached("umemcg-users", move || {
+            // Before the sender: when the caller has heard the end, the turn is free.
+            let _turn = turn;
+            look(&found);
+        });
+        if let Err(error) = begun {
+            tracing::debug!(%error, "no thread looks for the users of the mount");
+        }
+        let next = || users.recv_timeout(until.saturating_duration_since(Instant::now())).ok();
+        std::iter::from_fn(next).take(MAX_NAMED).collect()
+    }
+}
+
+fn look(mountpoint: &Path, until: Instant, found: &Sender<String>) {
+    let Ok(processes) = fs::read_dir("/proc") else { return };
+    for entry in processes.flatten().take_while(|_| Instant::now() < until) {
+        let (process, pid) = (entry.path(), entry.file_name());
+        let pid = pid.to_string_lossy();
+        if pid.bytes().all(|byte| byte.is_ascii_digit()) && uses(&process, mountpoint, until) {
+            let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+            if found.send(format!("{} ({pid})", one_line(name.trim_end_matches('\n')))).is_err() {
+                return;
+            }
+        }
+    }
 }
 
 fn uses(process: &Path, mountpoint: &Path, until: Instant) -> bool {
@@ -51,10 +98,32 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().canonicalize().unwrap();
         let mine = format!("({})", std::process::id());
-        assert!(!users_of(&path).iter().any(|user| user.ends_with(&mine)));
-        let _open = fs::File::create(path.join("open")).unwrap();
+        let search = |until: Instant| {
+            let path = path.clone();
+            UserSearch::default().search(until, move |found| look(&path, until, found))
+        };
         let until = Instant::now() + Duration::from_secs(3600);
-        assert!(users_until(&path, until).iter().any(|user| user.ends_with(&mine)));
-        assert!(users_until(&path, Instant::now()).is_empty(), "no time to look");
+        assert!(!search(until).iter().any(|user| user.ends_with(&mine)));
+        let _open = fs::File::create(path.join("open")).unwrap();
+        assert!(search(until).iter().any(|user| user.ends_with(&mine)));
+        assert!(search(Instant::now()).is_empty(), "no time to look");
+    }
+
+    #[test]
+    fn a_search_that_hangs_is_left_and_no_second_one_begins() {
+        let users = UserSearch::default();
+        let (go, gate) = channel::<()>();
+        let hangs = users.search(Instant::now(), move |_| _ = gate.recv());
+        assert!(hangs.is_empty());
+        let search = || {
+            let until = Instant::now() + Duration::from_secs(3600);
+            users.search(until, |found| found.send("one (1)".into()).unwrap())
+        };
+        assert!(search().is_empty());
+        drop(go);
+        while users.is_searching.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        assert_eq!(search(), ["one (1)"]);
     }
 }
