@@ -1,6 +1,6 @@
 //! Foundations of every layer: units, sizes in text, the sync facade with lock ranks, wake signals,
-//! tables that never move, batches of free items, time and threads. Nothing here depends on groups
-//! or pages.
+//! tables that never move, batches of free items, time and threads, directories of a daemon's own.
+//! Nothing here depends on groups or pages.
 #![forbid(unsafe_code)]
 
 pub mod batches;
@@ -9,6 +9,8 @@ pub mod errseq;
 pub mod held;
 pub mod idle;
 pub mod locks;
+#[cfg(unix)]
+pub mod own_directory;
 pub mod panics;
 pub mod rank;
 pub mod rate_limit;

@@ -11,7 +11,7 @@
 
 use std::fs;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use umemcg_base::clock::Worker;
+use umemcg_base::own_directory::make_own;
 use umemcg_fuse::mountinfo::Mount;
 
 use crate::acceptor::{AGAIN_AFTER, Acceptor};
@@ -237,7 +238,9 @@ impl Endpoint {
     /// # Errors
     /// When the directory for sockets cannot be created, is not ours, or a socket cannot be bound.
     pub fn listen(mounts: &[&Mount], serve: &Arc<dyn Serve>) -> io::Result<Self> {
-        let directory = own_directory()?;
+        let me = rustix::process::geteuid().as_raw();
+        let directory = directory_of(me, true);
+        make_own(&directory, me)?;
         let mut endpoint = Self { sockets: Vec::new() };
         for mount in mounts {
             endpoint.bind(socket_path(&directory, mount), serve)?;
@@ -415,23 +418,6 @@ fn fallback_directory(uid: u32) -> PathBuf {
 
 fn is_owned_by(directory: &Path, uid: u32) -> bool {
     fs::symlink_metadata(directory).is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == uid)
-}
-
-/// Creates the directory for this user's sockets. If it exists, checks that it is ours and closed
-/// to other users.
-fn own_directory() -> io::Result<PathBuf> {
-    let uid = rustix::process::geteuid().as_raw();
-    let directory = directory_of(uid, true);
-    match fs::DirBuilder::new().mode(0o700).create(&directory) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
-    }
-    let metadata = fs::symlink_metadata(&directory)?;
-    if !metadata.is_dir() || metadata.uid() != uid || metadata.mode() & 0o077 != 0 {
-        let problem = format!("{} is not a directory that only uid {uid} may enter", directory.display());
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));
-    }
-    Ok(directory)
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use umemcg_base::own_directory::make_own_with_parents;
 
 use crate::daemon::VolumeData;
 use crate::pod::Pod;
@@ -106,16 +107,19 @@ pub struct Records {
 }
 
 impl Records {
-    /// Opens a directory; creates it if it is missing. Moves damaged records away, before any other
-    /// thread uses them: a record damaged by the disk must not keep the plugin from serving the
-    /// others.
+    /// Opens a directory, which no other user may write to; creates it if it is missing. Moves
+    /// damaged records away, before any other thread uses them: a record damaged by the disk must
+    /// not keep the plugin from serving the others.
     ///
     /// # Errors
     /// `ResourceBusy` if another plugin uses it; the system's errors.
     pub fn open(dir: &Path) -> io::Result<Self> {
+        let me = rustix::process::geteuid().as_raw();
+        make_own_with_parents(dir, me)?;
         for kind in ["created", "staged", "published"] {
-            fs::create_dir_all(dir.join(kind))?;
-            fs::create_dir_all(dir.join("damaged").join(kind))?;
+            for own in [dir.join(kind), dir.join("damaged").join(kind)] {
+                make_own_with_parents(&own, me)?;
+            }
         }
         let lock = File::create(dir.join("lock"))?;
         match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {

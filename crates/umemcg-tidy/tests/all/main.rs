@@ -2,6 +2,7 @@
 
 mod figures;
 mod kernel_locks;
+mod own_directories;
 mod proc_files;
 mod public_face;
 mod threads;

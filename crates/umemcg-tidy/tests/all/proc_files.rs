@@ -1,7 +1,7 @@
 //! The files of `/proc/PID` that the product opens. Most take a lock of the process, and a process
 //! can hold that lock while it waits for the daemon.
 
-use crate::tidy::{rust_files, without_tests};
+use crate::tidy::{NO_PRODUCT, shipped_files, without_tests};
 
 /// Files of `/proc/PID` that may be opened, each with the end of the path of the source file that
 /// opens it; empty for any. The empty name is the directory itself.
@@ -70,14 +70,8 @@ fn opened(text: &str) -> Vec<(&str, &str)> {
 
 #[test]
 fn files_of_proc_that_wait_for_a_process_are_not_opened() {
-    const TESTS: [&str; 2] = ["/testing.rs", "/tests.rs"];
-    const NO_PRODUCT: [&str; 3] = ["crates/umemcg-bench/", "crates/umemcg-tidy/", "fuzz/"];
     let mut wrong = Vec::new();
-    for (file, text) in rust_files() {
-        let ships = file.contains("/src/") && !TESTS.iter().any(|test| file.ends_with(test));
-        if !ships || NO_PRODUCT.iter().any(|other| file.starts_with(other)) {
-            continue;
-        }
+    for (file, text) in shipped_files(&NO_PRODUCT) {
         for (name, line) in opened(&text) {
             let is_known = |(known, place): &&(&str, &str)| *known == name && file.ends_with(place);
             if !MAY_BE_OPENED.iter().any(|known| is_known(&known)) {

@@ -1,6 +1,6 @@
 //! The starts of threads in the product.
 
-use crate::tidy::{rust_files, without_tests};
+use crate::tidy::{shipped_files, without_tests};
 
 /// Programs for a developer's machine, which may end when it has no thread for them.
 const FREE: [&str; 4] =
@@ -11,13 +11,8 @@ const FREE: [&str; 4] =
 /// Clippy's `disallowed-methods` would forbid it to tests, too.
 #[test]
 fn no_thread_of_the_product_panics_when_it_is_refused() {
-    const TESTS: [&str; 2] = ["/testing.rs", "/tests.rs"];
     let mut wrong = Vec::new();
-    for (name, text) in rust_files() {
-        let ships = name.contains("/src/") && !TESTS.iter().any(|test| name.ends_with(test));
-        if !ships || FREE.iter().any(|free| name.starts_with(free)) {
-            continue;
-        }
+    for (name, text) in shipped_files(&FREE) {
         let code = without_tests(&text).filter(|(_, line)| !line.trim_start().starts_with("//"));
         for (at, line) in code.filter(|(_, line)| line.contains("thread::spawn")) {
             wrong.push(format!("{name}:{at}: {}", line.trim()));

@@ -43,6 +43,20 @@ pub(crate) fn rust_files() -> Vec<(String, String)> {
     found.iter().map(|path| (name(path), fs::read_to_string(path).unwrap())).collect()
 }
 
+/// Programs for a developer's machine.
+pub(crate) const NO_PRODUCT: [&str; 4] =
+    ["crates/umemcg-bench/", "crates/umemcg-generate/", "crates/umemcg-tidy/", "fuzz/"];
+
+/// The sources that ship, but for those below the `free` places. Unit tests are at their ends.
+pub(crate) fn shipped_files(free: &[&str]) -> Vec<(String, String)> {
+    const TESTS: [&str; 2] = ["/testing.rs", "/tests.rs"];
+    let ships = |name: &str| {
+        let is_test = TESTS.iter().any(|test| name.ends_with(test));
+        name.contains("/src/") && !is_test && !free.iter().any(|free| name.starts_with(free))
+    };
+    rust_files().into_iter().filter(|(name, _)| ships(name)).collect()
+}
+
 /// The documents, by their paths.
 fn documents() -> Vec<(String, String)> {
     let root = root();
@@ -226,13 +240,8 @@ fn every_lock_of_the_product_has_a_rank() {
     // A boundary to another language takes its own locks before it calls the engine, for a few
     // instructions, and none around a call.
     const FREE: [&str; 5] = ["crates/umemcg-base/", "crates/umemcg-bench/", "fuzz/", "bindings/", "python/"];
-    const TESTS: [&str; 2] = ["/testing.rs", "/tests.rs"];
     let mut wrong = Vec::new();
-    for (name, text) in rust_files() {
-        let ships = name.contains("/src/") && !TESTS.iter().any(|test| name.ends_with(test));
-        if !ships || FREE.iter().any(|free| name.starts_with(free)) {
-            continue;
-        }
+    for (name, text) in shipped_files(&FREE) {
         let code = without_tests(&text).filter(|(_, line)| !line.trim_start().starts_with("//"));
         for (at, line) in code {
             let words = || line.split(|c: char| !(c.is_alphanumeric() || c == '_'));

@@ -49,7 +49,6 @@ mod node;
 mod objects;
 mod open_file;
 mod open_streams;
-mod own_directory;
 mod part_bytes;
 mod parts_under_way;
 mod relabeling;

@@ -24,12 +24,12 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use umemcg::files::StoreId;
 use umemcg_base::LeafMutex;
+use umemcg_base::own_directory::make_own;
 
 use super::bucket::Bucket;
 use super::draft_record::{DraftRecord, DraftState};
 use super::failure_log::FailureLog;
 use super::left_behind::{RECORD, left_behind, sign};
-use super::own_directory::make_own;
 use super::staged_file::StagedFile;
 use super::staging_room::StagingRoom;
 use crate::error::VolumeError;
@@ -77,8 +77,9 @@ impl Staging {
             dir: dir.clone(),
             errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
         };
+        let me = rustix::process::geteuid().as_raw();
         for own in [&dir, &dir.join(LOST)] {
-            make_own(own).map_err(failed)?;
+            make_own(own, me).map_err(|error| failed(refusal(error)))?;
         }
         // Uploads read recently written bytes, so the kernel must not drop them by itself.
         let io_mode = IoMode::DropBehind;
@@ -333,6 +334,15 @@ fn read_record(path: &Path) -> Option<DraftRecord> {
 
 fn record_path(dir: &Path, serial: u64) -> PathBuf {
     dir.join(format!("{serial}.{RECORD}"))
+}
+
+/// Logs that a directory is not the daemon's own. Returns the error with a number.
+fn refusal(error: io::Error) -> io::Error {
+    if error.raw_os_error().is_some() {
+        return error;
+    }
+    tracing::error!(%error, "a staging directory cannot be used");
+    Errno::ACCESS.into()
 }
 
 /// Writes a block, so that a full or read-only directory is reported at the mount.

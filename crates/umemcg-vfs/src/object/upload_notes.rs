@@ -10,9 +10,9 @@
 //! upload that could not be aborted, or to a killed daemon. An upload goes on even if its note
 //! fails: after a crash a lifecycle rule of the store has to abort it.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,11 +20,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::{FlockOperation, flock};
 use umemcg::Group;
 use umemcg_base::LeafMutex;
+use umemcg_base::own_directory::{check_own, make_own_with_parents};
 
 use super::bucket::{Bucket, BucketError, UploadNote};
 use super::draft_record::DraftRecord;
 use super::failure_log::FailureLog;
-use super::own_directory::check_own;
 use super::staging::subdirectory_of;
 use crate::host::descriptor_share::{DescriptorShare, Purpose};
 
@@ -90,8 +90,7 @@ impl UploadNotes {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let share = DescriptorShare::take(group, 1, Purpose::Open, None)?;
         for _ in 0..NR_TRIES {
-            DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
-            check_own(&self.dir)?;
+            make_own_with_parents(&self.dir, rustix::process::geteuid().as_raw())?;
             let name = format!("{}-{}.{RECORD}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
             let path = self.dir.join(name);
             let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
@@ -164,7 +163,7 @@ impl Record {
 
 /// Aborts the uploads whose records are not locked by any daemon.
 fn end_left(dir: &Path, abort: Abort<'_>) -> io::Result<()> {
-    check_own(dir)?;
+    check_own(dir, rustix::process::geteuid().as_raw())?;
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == RECORD) {
