@@ -97,7 +97,7 @@ Columns (`-` means none):
              ahead; none while the kernel keeps pages of the group, for its reads are not all seen
   in/s       pages brought into the cache
   refault/s  pages fetched again after they were evicted; many mean that the group is too small
-             for its working set
+             for its working set; of many small files they are not seen
   stalled    share of time in which a request waited for memory
   kswapd/s   pages reclaimed in the background
   direct/s   pages reclaimed by the requests that needed memory";

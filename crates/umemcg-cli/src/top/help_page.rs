@@ -24,7 +24,7 @@ pub const HELP: [&str; 32] = [
     "  hits, miss/s    share of the pages asked of the daemon that it had; those that it had not",
     "                  (no share while the kernel keeps pages of the group)",
     "  in/s            pages brought into the cache",
-    "  refault/s       pages fetched again after they were evicted",
+    "  refault/s       pages fetched again after they were evicted; not seen of many small files",
     "  stalled         share of time in which a request waited for memory",
     "  dirty           bytes that are not in the store yet",
     "  kswapd/s        pages reclaimed in the background",

@@ -292,6 +292,22 @@ mod tests {
     }
 
     #[test]
+    fn a_note_beyond_the_share_of_its_group_is_left_out() {
+        let (store, below) = (Store::default(), tempfile::tempdir().unwrap());
+        let dir = below.path().join("a");
+        let engine = Engine::new(EngineConfig::new(16 << 20)).unwrap();
+        let note = store.open(&dir).0.of("key", engine.root());
+        let take = |nr| DescriptorShare::take(engine.root(), nr, Purpose::Open, None).ok();
+        let held: Vec<_> = (0..40).rev().filter_map(|power| take(1 << power)).collect();
+        note.note(Some(UNKNOWN_UPLOAD)).unwrap();
+        assert!(!dir.exists(), "it has no descriptor");
+        drop(held);
+        note.note(Some("id")).unwrap();
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
+        note.note(None).unwrap();
+    }
+
+    #[test]
     fn an_upload_goes_on_without_a_note() {
         let (store, below) = (Store::default(), tempfile::tempdir().unwrap());
         let dir = below.path().join("file");

@@ -62,6 +62,24 @@ fn commands_for_operators_run_as_their_page_says() {
     assert!(printed.contains("umemcg_memory_usage_bytes{group=\"/\""), "{ended:?}");
 }
 
+/// The README starts the program with this file.
+#[test]
+fn the_example_of_a_configuration_serves_what_it_says() {
+    needs_mount!();
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+    let script = format!(
+        "cp -r {} examples; mkdir mnt cg
+         mkfifo ready; exec 3<> ready
+         umemcg mount --config examples/umemcg.toml mnt --control cg >&3 & read -r served <&3
+         ls mnt; cmp examples/data/hello mnt/data/hello; echo kept > mnt/scratch/file; cat mnt/scratch/file
+         cat cg/web/memory.limit_in_bytes cg/web/reports/memory.max
+         umemcg umount mnt",
+        examples.display()
+    );
+    let ended = run(None, shell(&script, TempDir::with_prefix("umemcg-test-page-").unwrap().path()));
+    assert_eq!(ended.good(), "data\nscratch\nkept\n67108864\n16777216");
+}
+
 /// Returns a shell in a directory that finds the program under test.
 fn shell(script: &str, directory: &Path) -> Command {
     let bin = Path::new(PROGRAM).parent().unwrap().display().to_string();

@@ -1,6 +1,7 @@
 //! A volume's inodes, as the watch for changes by other programs sees them.
 
 use std::ffi::CString;
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -15,6 +16,12 @@ use crate::host::outside_watch::Watched;
 use crate::host::syscalls::{self, InodeKey};
 use crate::volume::Volume;
 
+/// Returns the errno of a handle that could not be opened, whose inode may exist; `None` if the
+/// inode is gone.
+fn refusal(error: &io::Error) -> Option<Errno> {
+    Some(Errno::from_io_error(error).unwrap_or(Errno::IO)).filter(|errno| *errno != Errno::STALE)
+}
+
 impl Watched for HostInodes {
     fn ino_of(&self, handle: &FileHandle) -> Option<u64> {
         self.host_dir.handle_form?.ino(handle)
@@ -28,10 +35,7 @@ impl Watched for HostInodes {
         let root = self.host_dir.root.as_fd();
         match open_by_handle(root, handle, OFlags::PATH | OFlags::NOFOLLOW) {
             Ok(fd) => Ok(Some(syscalls::stat_fd(&fd)?.key())),
-            Err(error) => match Errno::from_io_error(&error) {
-                Some(Errno::STALE) => Ok(None),
-                errno => Err(errno.unwrap_or(Errno::IO)),
-            },
+            Err(error) => refusal(&error).map_or(Ok(None), Err),
         }
     }
 
@@ -78,5 +82,19 @@ impl Watched for HostInodes {
 
     fn contents(&self) -> Vec<NodeId> {
         self.table.contents().into_iter().map(|(node, _)| node).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_stale_handle_says_that_its_inode_is_gone() {
+        assert_eq!(refusal(&Errno::STALE.into()), None);
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::IO, Errno::PERM, Errno::INTR] {
+            assert_eq!(refusal(&errno.into()), Some(errno));
+        }
+        assert_eq!(refusal(&io::ErrorKind::InvalidInput.into()), Some(Errno::IO));
     }
 }
