@@ -10,7 +10,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -19,8 +19,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::classify::proc_files::{open_pidfd, read_status};
+use crate::classify::proc_files::read_status;
 use crate::mount::{Mounted, Unmount, unmount};
 use crate::mountinfo::mount_at;
 
@@ -67,35 +68,40 @@ impl OrphanGuard {
 }
 
 /// Waits until the main thread of a daemon has ended, then aborts the connection of its mount, or
-/// unmounts it if the connection cannot be reached.
+/// unmounts it if the connection cannot be reached. Does nothing if the whole daemon has ended
+/// before: a later mount may have the number of its connection by now.
 ///
 /// # Errors
 /// When the daemon's end cannot be watched, or the mount remains.
 pub fn run(point: &Path, device: &str, daemon: u32) -> io::Result<()> {
     let minor = device.split_once(':').map_or("", |(_, minor)| minor);
+    let process = i32::try_from(daemon).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH);
+    let pidfd = match process.and_then(|process| pidfd_open(process, PidfdFlags::empty())) {
+        Ok(pidfd) => pidfd,
+        // Its connection went with it.
+        Err(Errno::SRCH) => return Ok(()),
+        Err(errno) => return Err(errno.into()),
+    };
     let mut abort = open_abort(minor);
-    wait_for_end(daemon)?;
+    // Here, too; and the opened file may be that of a later connection with the same number.
+    if ends_within(&pidfd, &Timespec::default())? {
+        return Ok(());
+    }
+    // A status that cannot be read says nothing.
+    let is_zombie = || read_status(daemon).is_some_and(|status| status.is_zombie);
+    while !is_zombie() && !ends_within(&pidfd, &LOOK_INTERVAL)? {}
     let is_aborted = abort.as_mut().is_some_and(|abort| abort.write_all(b"1").is_ok());
     let is_there = || mount_at(point).is_ok_and(|at| at.is_some_and(|mount| mount.device == device));
     if is_aborted || !is_there() { Ok(()) } else { unmount(point, Unmount::ByForce) }
 }
 
-fn wait_for_end(daemon: u32) -> io::Result<()> {
-    let pidfd = match open_pidfd(daemon) {
-        Ok(pidfd) => pidfd,
-        Err(Errno::SRCH) => return Ok(()),
-        Err(errno) => return Err(errno.into()),
-    };
-    // A status that cannot be read says nothing.
-    while !read_status(daemon).is_some_and(|status| status.is_zombie) {
-        let mut ends = [PollFd::new(&pidfd, PollFlags::IN)];
-        match poll(&mut ends, Some(&LOOK_INTERVAL)) {
-            Ok(0) | Err(Errno::INTR) => {}
-            Ok(_) => break,
-            Err(errno) => return Err(errno.into()),
-        }
+/// Returns whether all threads of a process end within a time.
+fn ends_within(pidfd: &OwnedFd, time: &Timespec) -> io::Result<bool> {
+    match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(time)) {
+        Ok(nr) => Ok(nr > 0),
+        Err(Errno::INTR) => Ok(false),
+        Err(errno) => Err(errno.into()),
     }
-    Ok(())
 }
 
 /// Opens the abort file of a connection. The open file refers to this connection even after the

@@ -73,3 +73,16 @@ fn the_helper_waits_for_the_main_thread_alone() {
     daemon.wait().unwrap();
     mount.wait();
 }
+
+#[test]
+fn a_helper_that_comes_after_its_daemon_ends_no_mount() {
+    needs_mount!();
+    let mut mount = Mount::start();
+    let device = mount_at(&mount.mnt()).unwrap().unwrap().device;
+    let mut daemon = Command::new("true").spawn().unwrap();
+    assert!(daemon.wait().unwrap().success());
+    let (mnt, daemon) = (mount.mnt(), daemon.id().to_string());
+    mount.umemcg(&["__orphan-guard", mnt.to_str().unwrap(), &device, &daemon]).good();
+    mount.assert_alive();
+    mount.umount();
+}
