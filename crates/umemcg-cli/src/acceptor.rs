@@ -3,7 +3,8 @@
 //!
 //! `umemcg sync` and `umemcg umount` must work even if the daemon has no descriptor left and
 //! `accept` fails with `EMFILE`. So the acceptor holds a spare descriptor, and closes it to accept
-//! one connection. Without a spare, it waits and tries again.
+//! one connection. Without a spare, it waits and tries again. Then `accept` does not get as far as
+//! to see that the socket is shut down, so the wait says whether to go on.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -29,10 +30,10 @@ impl<A, S, W> Acceptor<A, S, W>
 where
     A: FnMut() -> io::Result<UnixStream>,
     S: FnMut() -> Option<OwnedFd>,
-    W: FnMut(),
+    W: FnMut() -> bool,
 {
     /// Creates an acceptor. It accepts with `accept`, gets spare descriptors from `new_spare`, and
-    /// calls `wait` after an error.
+    /// calls `wait` after an error. If that returns false, the socket has been shut down.
     pub fn new(accept: A, mut new_spare: S, wait: W) -> Self {
         let spare = new_spare();
         Self { accept, new_spare, wait, spare, has_failed: false }
@@ -65,7 +66,9 @@ where
             if !std::mem::replace(&mut self.has_failed, true) {
                 tracing::warn!(%error, "cannot accept a connection on the socket; trying again");
             }
-            (self.wait)();
+            if !(self.wait)() {
+                return None;
+            }
         }
     }
 }
@@ -91,10 +94,22 @@ mod tests {
             answers.push(Ok(UnixStream::pair().unwrap().0));
             answers.extend([(); 3].map(|()| Err(errno.into())));
         }
-        let mut acceptor = Acceptor::new(|| answers.pop().unwrap(), || None, || {});
+        let mut acceptor = Acceptor::new(|| answers.pop().unwrap(), || None, || true);
         for _ in errors {
             assert!(acceptor.next().is_some());
         }
+        assert!(acceptor.next().is_none());
+    }
+
+    #[test]
+    fn accepting_ends_also_without_a_descriptor() {
+        let mut nr_waits = 0;
+        let wait = || {
+            nr_waits += 1;
+            nr_waits < 3
+        };
+        let accept = || -> io::Result<UnixStream> { Err(Errno::MFILE.into()) };
+        let mut acceptor = Acceptor::new(accept, || None, wait);
         assert!(acceptor.next().is_none());
     }
 
@@ -103,7 +118,7 @@ mod tests {
         let mut spares = vec![rustix::io::dup(io::stdin()).unwrap()];
         let mut answers: Vec<io::Result<UnixStream>> =
             vec![Ok(UnixStream::pair().unwrap().0), Err(Errno::MFILE.into())];
-        let wait = || unreachable!("the spare makes room");
+        let wait = || -> bool { unreachable!("the spare makes room") };
         let mut acceptor = Acceptor::new(|| answers.pop().unwrap(), || spares.pop(), wait);
         assert!(acceptor.next().is_some());
         assert!(acceptor.spare.is_none());

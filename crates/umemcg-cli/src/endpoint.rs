@@ -15,6 +15,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -206,6 +207,8 @@ struct Socket {
     /// mount is gone, so another daemon may already listen under the same name.
     identity: (u64, u64),
     listener: Arc<UnixListener>,
+    /// (A) Relaxed: the shutdown of the socket follows, or the next look.
+    has_ended: Arc<AtomicBool>,
     worker: Option<Worker>,
 }
 
@@ -275,8 +278,10 @@ impl Endpoint {
         });
         placed.inspect_err(|_| drop(fs::remove_file(&draft)))?;
         let (accepting, serve) = (Arc::clone(&listener), Arc::clone(serve));
-        let worker = Worker::spawn("umemcg-endpoint", move || accept_all(&accepting, &serve))?;
-        self.sockets.push(Socket { path, identity, listener, worker: Some(worker) });
+        let has_ended = Arc::<AtomicBool>::default();
+        let ends = Arc::clone(&has_ended);
+        let worker = Worker::spawn("umemcg-endpoint", move || accept_all(&accepting, &serve, &ends))?;
+        self.sockets.push(Socket { path, identity, listener, has_ended, worker: Some(worker) });
         Ok(())
     }
 }
@@ -285,6 +290,7 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         for socket in &mut self.sockets {
             socket.remove_file();
+            socket.has_ended.store(true, Ordering::Relaxed);
             // `accept` fails then, and the accepting thread ends.
             let _ = rustix::net::shutdown(&socket.listener, rustix::net::Shutdown::Both);
             drop(socket.worker.take());
@@ -292,31 +298,40 @@ impl Drop for Endpoint {
     }
 }
 
-fn accept_all(listener: &UnixListener, serve: &Arc<dyn Serve>) {
+fn accept_all(listener: &UnixListener, serve: &Arc<dyn Serve>, ends: &AtomicBool) {
     let nr_open: Arc<()> = Arc::new(());
     let mut acceptor = Acceptor::new(
         || listener.accept().map(|(stream, _)| stream),
         || rustix::io::fcntl_dupfd_cloexec(listener, 0).ok(),
-        || std::thread::sleep(AGAIN_AFTER),
+        || {
+            std::thread::sleep(AGAIN_AFTER);
+            !ends.load(Ordering::Relaxed)
+        },
     );
     while let Some(stream) = acceptor.next() {
         let counted = Arc::clone(&nr_open);
         if Arc::strong_count(&nr_open) > NR_CONNECTIONS_MAX + 1 {
-            let _ = stream.set_nonblocking(true).and_then(|()| send(&stream, &Reply::TooMany));
+            refuse(&stream);
             continue;
         }
-        let serve = Arc::clone(serve);
-        let begun = Begun::new(serve);
+        let (stream, begun) = (Arc::new(stream), Begun::new(Arc::clone(serve)));
+        let of_thread = Arc::clone(&stream);
         let spawned = std::thread::Builder::new().name("umemcg-request".into()).spawn(move || {
-            if let Err(error) = answer(&stream, &*begun.0) {
+            if let Err(error) = answer(&of_thread, &*begun.0) {
                 tracing::debug!(%error, "a request on the socket failed");
             }
             drop(counted);
         });
         if let Err(error) = spawned {
             tracing::warn!(%error, "cannot start a thread for a request on the socket");
+            refuse(&stream);
         }
     }
+}
+
+/// Tells a client to try again. Never waits for it.
+fn refuse(stream: &UnixStream) {
+    let _ = stream.set_nonblocking(true).and_then(|()| send(stream, &Reply::TooMany));
 }
 
 /// A connection in service.

@@ -146,18 +146,30 @@ impl Lifecycle {
         })
     }
 
-    /// Serves until the mount has ended, and notifies the service manager. Blocks.
+    /// Serves until the mount has ended, and notifies the service manager. Blocks. Calls `ready`
+    /// once the mount is sure to be served.
     ///
     /// # Errors
     /// [`Failure::Lost`] with the files not made durable; when no thread can be started.
-    pub fn run(self: &Arc<Self>, events: &Receiver<Event>, sender: &Sender<Event>) -> Result<(), Failure> {
-        let Ok(end) = self.prepare_end(sender) else {
-            tell(Level::ERROR, "cannot start a thread; the mount ends");
-            return match self.served.shut_down(self.begin_end()) {
-                lost if lost.is_empty() => Err(Failure::Failed("cannot start a thread".into())),
-                lost => Err(Failure::Lost(lost)),
-            };
+    pub fn run(
+        self: &Arc<Self>,
+        events: &Receiver<Event>,
+        sender: &Sender<Event>,
+        ready: impl FnOnce(),
+    ) -> Result<(), Failure> {
+        let end = match self.prepare_end(sender) {
+            Ok(end) => end,
+            Err(error) => {
+                let refused = format!("cannot start a thread: {error}");
+                let lost = self.served.shut_down(self.begin_end());
+                if lost.is_empty() {
+                    return Err(Failure::Failed(refused));
+                }
+                tell(Level::ERROR, refused);
+                return Err(Failure::Lost(lost));
+            }
         };
+        ready();
         let mut end_by = None;
         let mut insisted = false;
         self.manager.ready(&self.status());
@@ -471,7 +483,7 @@ mod tests {
         for event in events {
             sender.send(*event).unwrap();
         }
-        let result = lifecycle.run(&receiver, &sender);
+        let result = lifecycle.run(&receiver, &sender, || {});
         let calls = fake.calls.lock().clone();
         (result, calls)
     }
@@ -535,6 +547,19 @@ mod tests {
         assert!(reply().contains("no configuration"));
         lifecycle.begin_end();
         assert!(reply().contains("ends"));
+    }
+
+    #[test]
+    fn a_mount_without_a_thread_for_its_end_is_not_ready() {
+        let (sender, receiver) = channel();
+        let fake = Arc::new(Fake::default());
+        let served = Arc::clone(&fake) as Arc<dyn Served>;
+        let lifecycle =
+            Lifecycle::new(served, Path::new("/nowhere"), Duration::from_secs(30), Arc::default());
+        umemcg_base::clock::refuse_threads(1);
+        let result = lifecycle.run(&receiver, &sender, || panic!("it ends instead"));
+        assert!(matches!(result, Err(Failure::Failed(_))), "{result:?}");
+        assert_eq!(*fake.calls.lock(), ["shut down", "flush"]);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use umemcg_fuse::{
     Classifier, ControlFs, Daemon, DaemonConfig, DaemonError, GuardProgram, Lifetimes, MountError, MountFlag,
     MountOptions, PoolLimits, ProcessClassifier, SessionConfig, Unmount,
 };
+use umemcg_metrics::{MetricsListener, MetricsServer};
 use umemcg_vfs::{IoMode, VolumeError, VolumeKind, VolumeSpec, Volumes};
 
 use crate::config::Config;
@@ -73,32 +74,49 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
     };
     let daemon = Arc::new(daemon);
     let manager = Arc::new(ServiceManager::from_environment());
-    let live = match live_config(arguments, &config, (&daemon, &start), control) {
-        Ok(Some(live)) => live,
+    let attended = live_config(arguments, &config, (&daemon, &start), control).and_then(|live| {
+        live.map(|live| attend((arguments, &config), &daemon, (&start, &manager), live, listener)).transpose()
+    });
+    let (lifecycle, beside) = match attended {
+        Ok(Some(attended)) => attended,
         refused => return Err(end_early(&daemon, (arguments, &start, &manager), refused.err())),
     };
-    let served =
-        Arc::new(Mounted { daemon: Arc::clone(&daemon), source: source(arguments).to_owned(), live });
-    let lifecycle =
-        Lifecycle::new(served, daemon.mounted().point(), arguments.flush_timeout, Arc::clone(&manager));
-    let mut endpoint = listen(&daemon, &lifecycle);
+    let ready = || announce(arguments, &daemon, pool_bytes);
+    let result = lifecycle.run(&start.events, &start.sender, ready);
+    drop(beside);
+    result
+}
+
+/// The life of a served mount, with the sockets and the metrics that live as long.
+type Attended = (Arc<Lifecycle>, (Option<Endpoint>, Option<MetricsServer>));
+
+/// Starts the parts of a served mount beside its daemon.
+fn attend(
+    (arguments, config): (&MountArguments, &Config),
+    daemon: &Arc<Daemon>,
+    (start, manager): (&Start, &Arc<ServiceManager>),
+    live: Option<LiveConfig>,
+    listener: Option<MetricsListener>,
+) -> Result<Attended, Failure> {
+    let served = Arc::new(Mounted { daemon: Arc::clone(daemon), source: source(arguments).to_owned(), live });
+    let point = daemon.mounted().point();
+    let lifecycle = Lifecycle::new(served, point, arguments.flush_timeout, Arc::clone(manager));
+    let mut endpoint = listen(daemon, &lifecycle);
     if let Some(path) = &arguments.socket {
         let serve: Arc<dyn Serve> = Arc::clone(&lifecycle) as _;
         let listened = endpoint.get_or_insert_default().listen_at(path, &serve);
         listened.map_err(|error| Failure::at("cannot listen on", path, &error))?;
     }
     let depth = arguments.metrics_depth.or(config.metrics_depth());
-    let metrics = listener.map(|listener| metrics::serve(listener, &daemon, depth)).transpose()?;
-    tell_when_ended(&daemon, start.sender.clone())?;
-    umount_helper::record(source(arguments), daemon.mounted().point());
+    let metrics = listener.map(|listener| metrics::serve(listener, daemon, depth)).transpose()?;
     if let Some(within) = watchdog_time() {
-        watchdog::start(&daemon, &manager, within)
+        watchdog::start(daemon, manager, within)
             .map_err(|error| Failure::Failed(format!("cannot start a thread: {error}")))?;
     }
-    announce(arguments, &daemon, pool_bytes);
-    let result = lifecycle.run(&start.events, &start.sender);
-    drop((endpoint, metrics));
-    result
+    // The last step that may fail: from here on the daemon stays until its mount has ended.
+    tell_when_ended(daemon, start.sender.clone())?;
+    umount_helper::record(source(arguments), point);
+    Ok((lifecycle, (endpoint, metrics)))
 }
 
 /// Reads the configuration, and sets the filter of the log.
@@ -111,8 +129,8 @@ fn read_config(arguments: &MountArguments) -> Result<Config, Failure> {
     Ok(config)
 }
 
-/// Ends a daemon when adding a volume fails, or a signal interrupts it: earlier volumes may have
-/// been used, so they are flushed.
+/// Ends a daemon whose start fails after it was mounted, or is interrupted by a signal: the mount
+/// may have been used, so it is flushed.
 fn end_early(
     daemon: &Daemon,
     (arguments, start, manager): (&MountArguments, &Start, &ServiceManager),

@@ -154,10 +154,11 @@ impl Mounted {
             // Root of a container may lack a right that the helper has.
             Err(None) => mount_with_helper(&point, options)?,
         };
-        let system = |what, error| MountError::System { what, path: point.clone(), error };
-        let found = mount_at(&point).map_err(|error| system("find the new mount at", error))?;
-        let device_number = found.map(|mount| mount.device).unwrap_or_default();
-        let id = unique_id(&point);
+        let (device_number, id) = identity(&point).map_err(|error| MountError::System {
+            what: "find the new mount at",
+            path: point.clone(),
+            error,
+        })?;
         Ok((Self { point, device_number, id }, Device::new(fd)))
     }
 
@@ -173,8 +174,8 @@ impl Mounted {
 
     /// Returns whether it is still mounted there.
     pub fn is_mounted(&self) -> bool {
-        let at_point = mount_at(&self.point).ok().flatten();
-        at_point.is_some_and(|mount| mount.device == self.device_number) && unique_id(&self.point) == self.id
+        identity(&self.point)
+            .is_ok_and(|(device_number, id)| device_number == self.device_number && id == self.id)
     }
 
     /// Unmounts. A mount that is gone already is no error.
@@ -213,13 +214,15 @@ impl Drop for Mounted {
     }
 }
 
-/// Returns the number of the mount at `point`, never reused for another mount. Asks only the
-/// kernel, not the daemon behind the mount.
-fn unique_id(point: &Path) -> Option<u64> {
+/// Returns the device number of the file system at `point`, and the number of its mount, which is
+/// never reused for another mount. Asks only the kernel, not the daemon behind the mount, and needs
+/// no descriptor: a daemon without any must find its mount to unmount it.
+fn identity(point: &Path) -> io::Result<(String, Option<u64>)> {
     const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW;
-    let stat = rustix::fs::statx(rustix::fs::CWD, point, flags, MNT_ID_UNIQUE).ok()?;
-    (stat.stx_mask & MNT_ID_UNIQUE.bits() != 0).then_some(stat.stx_mnt_id)
+    let stat = rustix::fs::statx(rustix::fs::CWD, point, flags, MNT_ID_UNIQUE)?;
+    let id = (stat.stx_mask & MNT_ID_UNIQUE.bits() != 0).then_some(stat.stx_mnt_id);
+    Ok((format!("{}:{}", stat.stx_dev_major, stat.stx_dev_minor), id))
 }
 
 /// Unmounts the file system at `point`, an absolute path without symlinks.
