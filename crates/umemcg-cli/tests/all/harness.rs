@@ -172,16 +172,25 @@ impl Mount {
     /// Starts a daemon again on the same directories, after the one before has ended or was killed.
     #[track_caller]
     pub fn start_daemon(&mut self, arguments: &[&str]) {
+        if let Some(ended) = self.try_daemon("", arguments) {
+            panic!("the daemon did not start: {ended:?}");
+        }
+    }
+
+    /// The same after a command of a shell, which the daemon's process runs first; returns how the
+    /// process ended if it does not serve.
+    #[track_caller]
+    pub fn try_daemon(&mut self, before: &str, arguments: &[&str]) -> Option<Ended> {
         assert!(self.daemon.is_none(), "one daemon at a time");
-        let mut command = self.daemon_command(arguments);
+        let mut command = self.daemon_command(before, arguments);
         let mut daemon =
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (stdout, stderr) = (daemon.stdout.take().unwrap(), daemon.stderr.take().unwrap());
         self.daemon = Some(daemon);
         self.stderr = collect(stderr);
         match lines(stdout).recv_timeout(TIMEOUT) {
-            Ok(_) => {}
-            Err(RecvTimeoutError::Disconnected) => panic!("the daemon did not start: {}", self.said()),
+            Ok(_) => None,
+            Err(RecvTimeoutError::Disconnected) => Some(self.wait()),
             Err(RecvTimeoutError::Timeout) => panic!("the daemon said nothing for {TIMEOUT:?}"),
         }
     }
@@ -191,9 +200,16 @@ impl Mount {
         self.stderr.recv_timeout(TIMEOUT).unwrap_or_else(|error| format!("(its stderr: {error})"))
     }
 
-    fn daemon_command(&self, arguments: &[&str]) -> Command {
+    fn daemon_command(&self, before: &str, arguments: &[&str]) -> Command {
         // If the test is killed, its daemon is killed too.
-        let mut command = self.with_setpriv(&["--pdeathsig", "TERM"], self.program.as_os_str());
+        let with_test = ["--pdeathsig", "TERM"];
+        let mut command = if before.is_empty() {
+            self.with_setpriv(&with_test, self.program.as_os_str())
+        } else {
+            let mut shell = self.with_setpriv(&with_test, "sh".as_ref());
+            shell.args(["-c", &format!("{before} && exec \"$0\" \"$@\"")]).arg(&self.program);
+            shell
+        };
         command.arg("mount");
         if self.volumes {
             command.arg("--volumes");

@@ -9,6 +9,7 @@ use std::process::{Child, Stdio};
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, prlimit};
 
 use crate::harness::{Mount, Options, PROGRAM, is_mounted, needs_mount, patiently, until};
+use crate::real_mount::kernel_group::KernelGroup;
 
 /// Takes mounts whose daemon has died out of the tree.
 pub fn detach(mount: &Mount) {
@@ -40,38 +41,18 @@ fn each_way_to_end_flushes_first_and_leaves_no_mount() {
     }
 }
 
-/// Holds a process to the threads that it has; undone when dropped.
-struct NoMoreThreads(PathBuf);
-
-impl NoMoreThreads {
-    fn new(mount: &Mount) -> Self {
-        let of_version_1 = Path::new("/sys/fs/cgroup/pids");
-        let hierarchy = if of_version_1.exists() { of_version_1 } else { Path::new("/sys/fs/cgroup") };
-        let group = hierarchy.join(format!("umemcg-test-{}", std::process::id()));
-        fs::create_dir(&group).unwrap();
-        fs::write(group.join("cgroup.procs"), mount.pid().as_raw_nonzero().to_string()).unwrap();
-        fs::write(group.join("pids.max"), "1").unwrap();
-        Self(group)
-    }
-}
-
-impl Drop for NoMoreThreads {
-    fn drop(&mut self) {
-        until("the group is empty", || fs::remove_dir(&self.0).is_ok());
-    }
-}
-
 #[test]
 fn an_end_without_threads_to_give_flushes_first() {
     needs_mount!();
     for end in [Signal::TERM, Signal::INT] {
+        let held = KernelGroup::of_threads("end").unwrap();
         let mut mount = Mount::start();
         mount.sh("head -c 5M /dev/urandom | tee $MNT/file > $MNT/../expected").good();
-        let held = NoMoreThreads::new(&mount);
+        held.add(mount.pid());
+        held.limit(1);
         mount.signal(end);
         let ended = mount.wait();
         assert_eq!(ended.status.code(), Some(0), "{ended:?}");
-        drop(held);
         mount.sh("cmp $DATA/file $DATA/../expected").good();
     }
 }
@@ -264,6 +245,18 @@ fn the_help_teaches_and_the_version_is_told() {
     }
 }
 
+/// Waits until each thread that accepts connections has a descriptor for the next one; it gets
+/// another one only after that.
+pub fn until_sockets_accept(mount: &Mount) {
+    let pid = mount.pid().as_raw_nonzero();
+    until("the threads that accept wait for a connection", || {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+        let stats = tasks.filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
+        let mut accepting = stats.filter(|stat| stat.contains("(umemcg-endpoint)")).peekable();
+        accepting.peek().is_some() && accepting.all(|stat| stat.contains(") S "))
+    });
+}
+
 #[test]
 fn the_socket_works_on_after_the_daemon_had_no_descriptors() {
     needs_mount!();
@@ -274,15 +267,8 @@ fn the_socket_works_on_after_the_daemon_had_no_descriptors() {
         let limits = Rlimit { current, maximum };
         prlimit(Some(mount.pid()), Resource::Nofile, limits).unwrap().current
     };
-    // No number is left for another descriptor; the threads that accept have one already, and want
-    // the next one afterwards.
-    let pid = mount.pid().as_raw_nonzero();
-    until("the threads that accept wait for a connection", || {
-        let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
-        let stats = tasks.filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
-        let mut accepting = stats.filter(|stat| stat.contains("(umemcg-endpoint)")).peekable();
-        accepting.peek().is_some() && accepting.all(|stat| stat.contains(") S "))
-    });
+    until_sockets_accept(&mount);
+    // No number is left for another descriptor.
     let usual = limit(Some(3));
     mount.sh("$UMEMCG sync $MNT").good();
     limit(usual);
@@ -290,38 +276,16 @@ fn the_socket_works_on_after_the_daemon_had_no_descriptors() {
     mount.umount();
 }
 
-/// A memory cgroup of the kernel, version 1 or 2, with a limit; none where this process may not
-/// make one.
-struct KernelGroup(PathBuf);
-
-impl KernelGroup {
-    fn new(limit_bytes: u64) -> Option<Self> {
-        let name = format!("umemcg-test-{}", std::process::id());
-        let v1 = (PathBuf::from("/sys/fs/cgroup/memory").join(&name), "memory.limit_in_bytes");
-        let v2 = (PathBuf::from("/sys/fs/cgroup").join(&name), "memory.max");
-        [v1, v2].into_iter().find_map(|(directory, file)| {
-            fs::create_dir(&directory).ok()?;
-            let group = Self(directory);
-            fs::write(group.0.join(file), limit_bytes.to_string()).ok().map(|()| group)
-        })
-    }
-}
-
-impl Drop for KernelGroup {
-    fn drop(&mut self) {
-        until("the processes of the kernel's group have ended", || fs::remove_dir(&self.0).is_ok());
-    }
-}
-
 #[test]
 fn a_pool_beyond_the_kernels_limit_is_refused_with_its_name() {
     needs_mount!();
     let mut mount = Mount::start();
-    let Some(group) = KernelGroup::new(128 << 20) else {
+    let Some(group) = KernelGroup::of_memory("pool") else {
         eprintln!("no kernel cgroup for memory can be made here: only the unit tests of the pool's size ran");
         return;
     };
-    let directory = group.0.to_str().unwrap().to_owned();
+    group.limit(128 << 20);
+    let directory = group.path().to_str().unwrap().to_owned();
     let inside = |pool: &str| {
         mount.sh(&format!(
             "cd $DATA/..; mkdir -p d2 m2; echo $BASHPID > {directory}/cgroup.procs; rm -f out

@@ -14,6 +14,7 @@ mod full_groups;
 mod growth;
 mod hostile;
 mod inotify;
+mod kernel_group;
 mod kernel_pages;
 mod killed_changes;
 mod linux_cases;
@@ -36,6 +37,7 @@ mod outside_changes;
 mod payers;
 mod programs;
 mod protection;
+mod shortages;
 mod silent_opens;
 #[cfg(feature = "object")]
 mod staged_volume;
