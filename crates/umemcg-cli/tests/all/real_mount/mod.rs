@@ -14,6 +14,7 @@ mod full_groups;
 mod growth;
 mod hostile;
 mod inotify;
+mod kernel_charges;
 mod kernel_group;
 mod kernel_pages;
 mod killed_changes;
