@@ -4,22 +4,23 @@
 use std::any::Any;
 use std::ffi::CString;
 use std::fs::{self, File};
-use std::io::Read;
-use std::os::fd::OwnedFd;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
 
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::fs::inotify::{CreateFlags, WatchFlags};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, XattrFlags, inotify};
 use rustix::process::{Resource, Rlimit, getrlimit, prlimit, setrlimit};
 
 use crate::harness::{Mount, Options, needs_mount};
 
-const GROUP: &str = "tenant";
+/// The group of the tenant.
+pub const GROUP: &str = "tenant";
 /// Files of each kind that a tenant uses: enough that one of them without a charge is seen.
 const NR: usize = 4_000;
 /// What the daemon may keep beside the charges of a step: what `SEMANTICS.md` lists as bounded, a
@@ -29,20 +30,21 @@ const UNCHARGED_BYTES_MAX: u64 = 4 << 20;
 const THREAD_BYTES_MAX: u64 = 128 << 10;
 
 /// What a tenant holds on to.
-type Held = Box<dyn Any>;
+pub type Held = Box<dyn Any>;
 
 /// A structure, and how a tenant makes it grow.
-struct Growth {
-    what: &'static str,
+pub struct Growth<T> {
+    pub what: &'static str,
     /// Charged for it at least, so that a step that reaches nothing is seen.
-    charged_min: u64,
-    grow: fn(&Tenant) -> Held,
+    pub charged_min: u64,
+    pub grow: fn(&T) -> Held,
 }
 
-const GROWTHS: &[Growth] = &[
+const GROWTHS: &[Growth<Tenant>] = &[
     // Half of them are known already.
     Growth { what: "names and inodes", charged_min: NR as u64 / 2 * 256, grow: names },
     Growth { what: "names that do not exist", charged_min: 0, grow: absent_names },
+    Growth { what: "long names and further names", charged_min: NR as u64 * 256, grow: long_names },
     Growth { what: "open files", charged_min: 1024 * 256, grow: open_files },
     Growth { what: "open directories", charged_min: 1000 * 256, grow: open_directories },
     Growth { what: "directories under watch", charged_min: 0, grow: watches },
@@ -55,8 +57,13 @@ const GROWTHS: &[Growth] = &[
     Growth { what: "links on tmpfs", charged_min: NR as u64 * 1024, grow: tmpfs_links },
     Growth { what: "attributes on tmpfs", charged_min: 1000 * 4096, grow: tmpfs_attributes },
     Growth { what: "groups", charged_min: 1000 * 1024, grow: groups },
+    Growth { what: "groups of a rule", charged_min: 500 * 1024, grow: rule_groups },
+    Growth { what: "attributes of groups", charged_min: 1000 * 8192, grow: control_attributes },
+    Growth { what: "listeners", charged_min: 0, grow: listeners },
+    Growth { what: "triggers of pressure", charged_min: 0, grow: triggers },
     Growth { what: "control files read in part", charged_min: 1000 * 1024, grow: control_files },
     Growth { what: "control files that are polled", charged_min: 0, grow: polled_files },
+    Growth { what: "pages that were evicted", charged_min: 4 << 20, grow: evicted_pages },
     Growth { what: "threads in a group, that ask", charged_min: 0, grow: threads },
 ];
 
@@ -80,6 +87,15 @@ fn names(tenant: &Tenant) -> Held {
 
 fn absent_names(tenant: &Tenant) -> Held {
     (0..10 * NR).for_each(|nr| assert!(fs::metadata(tenant.host.join(format!("absent{nr}"))).is_err()));
+    Box::new(())
+}
+
+fn long_names(tenant: &Tenant) -> Held {
+    for nr in 0..NR {
+        let name = |which: &str| tenant.host.join(format!("{which}{nr}{}", "n".repeat(200)));
+        drop(File::create(name("one")).unwrap());
+        fs::hard_link(name("one"), name("other")).unwrap();
+    }
     Box::new(())
 }
 
@@ -177,6 +193,50 @@ fn groups(tenant: &Tenant) -> Held {
     Box::new(())
 }
 
+fn join(group: &Path) {
+    fs::write(group.join("tasks"), "0").unwrap();
+}
+
+/// In the root group, where rules decide.
+fn rule_groups(tenant: &Tenant) -> Held {
+    join(tenant.group.parent().unwrap());
+    for nr in 0..600 {
+        let directory = tenant.host.join(format!("p/{nr}"));
+        fs::create_dir_all(&directory).unwrap();
+        fs::write(directory.join("f"), "x").unwrap();
+    }
+    join(&tenant.group);
+    Box::new(())
+}
+
+fn control_attributes(tenant: &Tenant) -> Held {
+    for nr in 0..1_000 {
+        let group = tenant.group.join(format!("g{nr}"));
+        rustix::fs::setxattr(&group, "user.one", &[7; 8192], XattrFlags::empty()).unwrap();
+    }
+    Box::new(())
+}
+
+fn listeners(tenant: &Tenant) -> Held {
+    let usage = File::open(tenant.group.join("memory.usage_in_bytes")).unwrap();
+    let listen = |nr: u64| {
+        let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let line = format!("{} {} {}", event.as_raw_fd(), usage.as_raw_fd(), nr << 40);
+        fs::write(tenant.group.join("cgroup.event_control"), line).ok().map(|()| event)
+    };
+    Box::new((1..1_100).map_while(listen).collect::<Vec<OwnedFd>>())
+}
+
+fn triggers(tenant: &Tenant) -> Held {
+    let make = |nr| {
+        let path = tenant.group.join(format!("g{nr}/memory.pressure"));
+        let mut file = File::options().read(true).write(true).open(path).ok()?;
+        file.write_all(b"some 150000 1000000").unwrap();
+        Some(file)
+    };
+    Box::new((0..1_000).map_while(make).collect::<Vec<_>>())
+}
+
 fn control_files(tenant: &Tenant) -> Held {
     let open = |nr| {
         let mut file = File::open(tenant.group.join(format!("g{nr}/memory.stat"))).ok()?;
@@ -198,6 +258,21 @@ fn polled_files(tenant: &Tenant) -> Held {
     };
     let files: Vec<_> = (0..NR / 2).map_while(open).collect();
     Box::new((files, poller))
+}
+
+/// Of a file far larger than the room, in nodes of their own.
+fn evicted_pages(tenant: &Tenant) -> Held {
+    let small = tenant.group.join("small");
+    fs::create_dir(&small).unwrap();
+    fs::write(small.join("memory.limit_in_bytes"), "8M").unwrap();
+    fs::write(tenant.host.join("evicted"), "").unwrap();
+    let file = File::options().read(true).write(true).open(tenant.host.join("evicted")).unwrap();
+    let nr_pages = 4 * NR as u64;
+    file.set_len(nr_pages << 18).unwrap();
+    join(&small);
+    (0..nr_pages).for_each(|nr| file.read_exact_at(&mut [1], nr << 18).unwrap());
+    join(&tenant.group);
+    Box::new(file)
 }
 
 /// They ask, and wait until the end.
@@ -229,14 +304,49 @@ impl Drop for EndOfThreads {
     }
 }
 
-#[test]
-fn what_a_tenant_makes_grow_is_charged_or_bounded() {
-    needs_mount!();
-    let mount = Mount::start_with(&Options { volumes: true, pool: "512M", ..Options::default() });
+/// Gives the test and the daemon descriptors for all of it.
+pub fn raise_descriptor_limits(mount: &Mount) {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
     let current = Some(maximum.map_or(20_000, |maximum| maximum.min(20_000)));
     prlimit(Some(mount.pid()), Resource::Nofile, Rlimit { current, maximum }).unwrap();
+}
+
+/// Has a tenant, whose group is [`GROUP`], make each structure grow. Panics if one takes more of
+/// resident memory than its charge, what is bounded, and the threads that it has started.
+#[track_caller]
+pub fn check<T>(mount: &Mount, tenant: &T, growths: &[Growth<T>]) {
+    join(&mount.cg().join(GROUP));
+    let tasks = format!("/proc/{}/task", mount.pid().as_raw_nonzero());
+    let nr_threads = || fs::read_dir(&tasks).unwrap().count() as u64;
+    let seen = || (mount.daemon_memory("VmRSS"), mount.named_bytes(""), nr_threads());
+    let mut all_held = Vec::new();
+    let mut wrong = Vec::new();
+    for growth in growths {
+        let before = seen();
+        all_held.push((growth.grow)(tenant));
+        let after = seen();
+        let (resident, charged) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
+        let nr_started = after.2.saturating_sub(before.2);
+        let line =
+            format!("{}: {resident} bytes resident, {charged} charged, {nr_started} threads", growth.what);
+        eprintln!("{line}");
+        let most = charged * 5 / 4 + UNCHARGED_BYTES_MAX + nr_started * THREAD_BYTES_MAX;
+        if resident > most || charged < growth.charged_min {
+            wrong.push(line);
+        }
+    }
+    join(&mount.cg());
+    drop(all_held);
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn what_a_tenant_makes_grow_is_charged_or_bounded() {
+    needs_mount!();
+    let arguments = vec!["--rule", "path:/host/p/*=/tenant/r/{1}"];
+    let mount = Mount::start_with(&Options { volumes: true, pool: "512M", arguments, ..Options::default() });
+    raise_descriptor_limits(&mount);
     let script =
         "$UMEMCG volume add host --dir $DATA --mount $MNT; $UMEMCG volume add tmpfs --tmpfs --mount $MNT";
     mount.sh(script).good();
@@ -253,28 +363,5 @@ fn what_a_tenant_makes_grow_is_charged_or_bounded() {
     mount
         .sh("seq 2000 | xargs -P 8 -I{} sh -c 'cat $MNT/host/f{}' > $MNT/host/warm; rm $MNT/host/warm")
         .good();
-    fs::write(tenant.group.join("tasks"), "0").unwrap();
-
-    let tasks = format!("/proc/{}/task", mount.pid().as_raw_nonzero());
-    let nr_threads = || fs::read_dir(&tasks).unwrap().count() as u64;
-    let seen = || (mount.daemon_memory("VmRSS"), mount.named_bytes(""), nr_threads());
-    let mut all_held = Vec::new();
-    let mut wrong = Vec::new();
-    for growth in GROWTHS {
-        let before = seen();
-        all_held.push((growth.grow)(&tenant));
-        let after = seen();
-        let (resident, charged) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
-        let nr_started = after.2.saturating_sub(before.2);
-        let line =
-            format!("{}: {resident} bytes resident, {charged} charged, {nr_started} threads", growth.what);
-        eprintln!("{line}");
-        let most = charged * 5 / 4 + UNCHARGED_BYTES_MAX + nr_started * THREAD_BYTES_MAX;
-        if resident > most || charged < growth.charged_min {
-            wrong.push(line);
-        }
-    }
-    fs::write(mount.cg().join("tasks"), "0").unwrap();
-    drop(all_held);
-    assert!(wrong.is_empty(), "{wrong:#?}");
+    check(&mount, &tenant, GROWTHS);
 }

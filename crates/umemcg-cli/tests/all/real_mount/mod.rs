@@ -24,6 +24,8 @@ mod membership;
 mod metrics;
 mod names;
 #[cfg(feature = "object")]
+mod object_growth;
+#[cfg(feature = "object")]
 mod object_neighbours;
 #[cfg(feature = "object")]
 mod object_pages;
