@@ -417,11 +417,13 @@ fn a_volume_that_goes_takes_its_names_off_the_lists() {
     assert_eq!(engine.root().stat_total(StatItem::SlabReclaimable), 0);
 }
 
+/// The kernel keeps some of them in use meanwhile, limits fall below what it keeps, and groups go
+/// with it.
 #[test]
 fn names_come_go_and_move_while_others_are_let_go_of() {
+    const NR_ROUNDS: usize = 400;
     let v = Fixture::new();
     let kernel = FakeKernel::above(&v, false);
-    let callers: Vec<Caller> = (0..3).map(|n| tenant(&v, &format!("t{n}"), LIMIT)).collect();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let reclaiming = scope.spawn(|| {
@@ -429,35 +431,48 @@ fn names_come_go_and_move_while_others_are_let_go_of() {
                 v.engine.reclaimer().drop_slab(v.engine.root(), &|| stop.load(Relaxed));
             }
         });
-        let working: Vec<_> = callers
-            .iter()
-            .enumerate()
-            .map(|(thread, caller)| {
+        let working: Vec<_> = (0..3)
+            .map(|thread| {
                 let (v, kernel) = (&v, &kernel);
                 scope.spawn(move || {
-                    let at = |n: &str| kernel.has(v.vfs.lookup(caller, ROOT, name(n)).unwrap()).node;
-                    for round in 0..400 {
+                    let mut caller = tenant(v, &format!("t{thread}"), LIMIT);
+                    let mut pinned = Vec::new();
+                    for round in 0..NR_ROUNDS {
                         let (one, other) = (format!("a{thread}-{round}"), format!("b{thread}-{round}"));
-                        let made = v.vfs.mkdir(caller, ROOT, name(&one), 0o755).unwrap();
+                        let made = v.vfs.mkdir(&caller, ROOT, name(&one), 0o755).unwrap();
                         let (entry, file) = v
                             .vfs
-                            .create(caller, made.node, name("f"), 0o644, OFlags::RDWR)
+                            .create(&caller, made.node, name("f"), 0o644, OFlags::RDWR)
                             .expect("the directory was looked up and not given back");
                         file.write(&caller.group, 0, b"x", false).unwrap();
                         kernel.has(entry);
                         v.vfs
                             .rename(&v.root, ROOT, name(&one), ROOT, name(&other), RenameFlags::empty())
                             .unwrap();
-                        assert_eq!(at(&other), made.node, "the directory is in use, so it is the same");
+                        let again = kernel.has(v.vfs.lookup(&caller, ROOT, name(&other)).unwrap());
+                        assert_eq!(again.node, made.node, "the directory is in use, so it is the same");
+                        if round % 3 == 0 {
+                            pinned.push(kernel.uses(made.node));
+                        }
                         kernel.has(made);
                         drop(file);
                         if round % 2 == 0 {
                             // Anything may have been forgotten by now, and the kernel may give back
                             // immediately what it is told it has.
-                            let dir = v.vfs.lookup(caller, ROOT, name(&other)).unwrap();
+                            let dir = v.vfs.lookup(&caller, ROOT, name(&other)).unwrap();
                             v.vfs.unlink(&v.root, dir.node, name("f")).unwrap();
                             kernel.has(dir);
                             v.vfs.rmdir(ROOT, name(&other)).unwrap();
+                        }
+                        match round % 100 {
+                            60 => v.engine.set_max(&caller.group, LIMIT / 64, &|| false),
+                            65 => v.engine.set_max(&caller.group, LIMIT, &|| false),
+                            99 => {
+                                v.engine.remove_group(&caller.group).unwrap();
+                                caller = tenant(v, &format!("t{thread}-{round}"), LIMIT);
+                                pinned.drain(..).for_each(|node| kernel.no_longer_uses(node));
+                            }
+                            _ => {}
                         }
                     }
                 })
@@ -468,7 +483,7 @@ fn names_come_go_and_move_while_others_are_let_go_of() {
         reclaiming.join().unwrap();
         ended.into_iter().for_each(|ended| ended.unwrap());
     });
-    assert_eq!(v.ls(ROOT).len(), 3 * 200);
+    assert_eq!(v.ls(ROOT).len(), 3 * NR_ROUNDS / 2);
     v.vfs.syncfs().unwrap();
     ends_with_nothing(&v, &kernel);
 }
