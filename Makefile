@@ -224,7 +224,7 @@ test-cluster: ## a Ballista cluster of processes with two tenants, one executor 
 run-cluster: ## a scheduler and three executors on this machine, and which tenant holds what
 	$(DATAFUSION) run $(CLUSTER) --bin umemcg-ballista -- run
 
-bench: deps ## the benchmarks: hit, charge, metrics, fuse, storm; account and object-cache if their rivals are built
+bench: deps ## the benchmarks: hit, charge, metrics, fuse, tenants; account and object-cache if their rivals are built
 	@scripts/deps.sh --bench
 	$(CARGO) build --release --locked -p umemcg-cli -p umemcg-bench
 	TARGET="$(TARGET)" BENCH_SCALE="$(BENCH_SCALE)" scripts/bench.sh

@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 bench=$(realpath -m "${TARGET:-target}")/release/umemcg-bench
 scale=${BENCH_SCALE:-1}
 failed=0
-names=(hit charge metrics fuse storm)
+names=(hit charge metrics fuse tenants)
 # Only where bench-rivals/build.sh has built what it compares with.
 for name in account object-cache; do
     [ ! -x "$(dirname "$bench")/../rivals/$name-rivals" ] || names+=("$name")

@@ -67,8 +67,8 @@ mod soft_walk;
 mod source_tree;
 mod stats;
 mod store;
-mod storm;
 mod tenant;
+mod tenants;
 mod threads;
 
 use std::process::ExitCode;
@@ -149,9 +149,9 @@ enum Benchmark {
     /// A tenant of `neighbour`
     #[command(hide = true)]
     NeighbourLoad(neighbour_load::Load),
-    /// Attributes and cold reads of one tenant beside two hundred threads of another that read and
-    /// write mebibytes
-    Storm(footprint::Program),
+    /// What one tenant notices of another that presses: with hundreds of threads and groups, a hung
+    /// store, pinned names, renames, events, rewrites
+    Tenants(footprint::Program),
     /// tar, grep, git, rm, dd and fio on the mount, on the plain directory and on passthrough_hp
     /// with the kernel's caching
     Programs(programs::Choice),
@@ -238,7 +238,7 @@ fn run(options: &Options, benchmark: Benchmark) -> Result<Option<report::Report>
         Benchmark::Footprint(program) => footprint::run(options, &program),
         Benchmark::BusyThreads => busy_threads::run(options),
         Benchmark::Threads => idle_threads::run(options),
-        Benchmark::Storm(program) => storm::run(options, &program),
+        Benchmark::Tenants(program) => tenants::run(options, &program),
         #[cfg(feature = "experiments")]
         Benchmark::SoftStream => soft_stream::run(options),
         #[cfg(feature = "experiments")]

@@ -13,7 +13,7 @@
 //! After a request, a thread first *receives* the *ready* requests from the device, up to a bound,
 //! and only then runs a waiting one. The device's queue holds the requests of all tenants in one
 //! line, and the readers alone fall behind while they share the processors with running requests
-//! (`umemcg-bench storm`).
+//! (`umemcg-bench tenants`).
 //!
 //! The number of requests computing at the same time is bounded by the number of processors
 //! (`computing.rs`). A thread notifies the pool when its request waits (`Pool::waits`), and another
