@@ -280,8 +280,10 @@ impl Endpoint {
         let (accepting, serve) = (Arc::clone(&listener), Arc::clone(serve));
         let has_ended = Arc::<AtomicBool>::default();
         let ends = Arc::clone(&has_ended);
-        let worker = Worker::spawn("umemcg-endpoint", move || accept_all(&accepting, &serve, &ends))?;
-        self.sockets.push(Socket { path, identity, listener, has_ended, worker: Some(worker) });
+        let socket = Socket { path, identity, listener, has_ended, worker: None };
+        let worker = Worker::spawn("umemcg-endpoint", move || accept_all(&accepting, &serve, &ends));
+        let worker = worker.inspect_err(|_| socket.remove_file())?;
+        self.sockets.push(Socket { worker: Some(worker), ..socket });
         Ok(())
     }
 }

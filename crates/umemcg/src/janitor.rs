@@ -25,7 +25,7 @@ const STEPS_MAX: usize = 64;
 /// Freed bytes of objects, groups and all other memory except pages before the heap is trimmed.
 const HEAP_TRIM_BYTES: i64 = 4 << 20;
 
-/// Stops the janitor's thread.
+/// Tells the janitor's thread to stop.
 #[derive(Debug, Default)]
 struct StopSignal {
     is_raised: AtomicBool,
@@ -95,5 +95,12 @@ impl Janitor {
         // Release: pairs with the Acquire load in the loop.
         self.stop.is_raised.store(true, Ordering::Release);
         self.stop.wake_signal.raise();
+    }
+}
+
+impl Drop for Janitor {
+    fn drop(&mut self) {
+        // The thread is joined next: also where what is made after it, as a part of an engine, fails.
+        self.stop();
     }
 }

@@ -415,6 +415,5 @@ impl Drop for Engine {
         self.leases.stop();
         self.group_workers.stop();
         self.cache.close();
-        self.janitor.stop();
     }
 }
