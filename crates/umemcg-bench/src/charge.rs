@@ -159,8 +159,8 @@ impl Ground {
         }
     }
 
-    /// Checks that everything counted has been given back, and that a charge is counted at its group
-    /// and at the root as long as it is held.
+    /// Checks that everything counted has been given back, and that a charge is counted at its
+    /// group and at the root as long as it is held.
     fn finish(self) -> Result<(), Failure> {
         let Self { tree, groups, counters, .. } = self;
         // Of all groups together, and of the root with the state of all groups.

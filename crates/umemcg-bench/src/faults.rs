@@ -123,6 +123,16 @@ impl Toucher {
         Ok(Self { engine, group, files, with_controller, nr_touches })
     }
 
+    /// Checks that the controller, if there is one, has counted a hit for each touch since
+    /// `before`.
+    fn check_hits(&self, mode: &str, before: u64) -> Result<(), Failure> {
+        let (nr, nr_touches) = (self.hits() - before, self.nr_touches.load(Relaxed));
+        if self.with_controller && nr != nr_touches {
+            return Err(Failure::Wrong(format!("{mode}: {nr} hits are counted of {nr_touches}")));
+        }
+        Ok(())
+    }
+
     /// Checks that the controller counts dirty pages for the group, and that they are counted for
     /// none without it.
     fn check_dirty(&self) -> Result<(), Failure> {
@@ -256,10 +266,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
             return Err(Failure::Wrong(format!("{mode}: a page was not what was written, or not clean")));
         }
         for (toucher, before) in touchers.iter().zip(hits_before).filter(|_| touch == Touch::Read) {
-            let (nr, nr_touches) = (toucher.hits() - before, toucher.nr_touches.load(Relaxed));
-            if toucher.with_controller && nr != nr_touches {
-                return Err(Failure::Wrong(format!("{mode}: {nr} hits are counted of {nr_touches}")));
-            }
+            toucher.check_hits(mode, before)?;
         }
         report.sections.push(section(mode, samples));
     }

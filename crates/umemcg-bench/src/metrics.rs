@@ -59,6 +59,11 @@ fn shown_bytes(text: &str) -> f64 {
     rows.filter_map(|value| value.parse::<f64>().ok()).sum()
 }
 
+fn check_text(text: &str) {
+    assert!(text.matches("umemcg_memory_usage_bytes{").count() > NR_TENANTS, "every tenant is shown");
+    assert_eq!(shown_bytes(text), (HELD_BYTES * NR_TENANTS as u64) as f64, "with what it holds");
+}
+
 /// Runs the benchmark.
 pub fn run(options: &Options) -> Result<Report, Failure> {
     let progress = Progress::new();
@@ -84,8 +89,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
             let start = Instant::now();
             let text = exposition(&engine, GroupDepth::default(), &surroundings);
             let elapsed = start.elapsed().as_nanos() as f64;
-            assert!(text.matches("umemcg_memory_usage_bytes{").count() > NR_TENANTS, "every tenant is shown");
-            assert_eq!(shown_bytes(&text), (HELD_BYTES * NR_TENANTS as u64) as f64, "with what it holds");
+            check_text(&text);
             elapsed
         }),
         Side::new("group by group", || {

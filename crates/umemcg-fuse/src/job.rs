@@ -6,6 +6,7 @@ use crate::thread_pool::Waiting;
 
 /// A request waiting for a worker.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly all are new")]
 pub(crate) enum Job {
     New(RequestSlot),
     /// A resumed request, after a wait for its store.

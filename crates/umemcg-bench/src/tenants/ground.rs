@@ -223,10 +223,10 @@ impl StoppedStore {
     /// Returns whether no thread of it runs any more.
     fn stands_still(&self) -> bool {
         let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", self.0.as_raw_nonzero())) else { return true };
-        let stats = tasks.flatten().filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
+        let mut stats = tasks.flatten().filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
         let stands =
             |stat: String| stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['R', 'S']));
-        stats.map(stands).all(|stands| stands)
+        stats.all(stands)
     }
 }
 

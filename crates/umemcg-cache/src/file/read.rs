@@ -101,7 +101,7 @@ impl File {
             self.read_ahead(group, state.at.first_and_last(), readahead);
         }
         match wait {
-            Some(wait) => Ok(ReadStep::Waits(self.waiting_read(range, state, wait))),
+            Some(wait) => Ok(ReadStep::Waits(Box::new(self.waiting_read(range, state, wait)))),
             None => Ok(ReadStep::Done(Self::end_reading(group, state, readahead))),
         }
     }

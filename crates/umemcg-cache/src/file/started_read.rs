@@ -188,7 +188,7 @@ pub enum ReadStep<'f> {
     Done(PinnedPages<'f>),
     /// The read has to wait: for pages being filled by the store, for this read or another, or
     /// until it may begin to have them filled.
-    Waits(WaitingRead),
+    Waits(Box<WaitingRead>),
 }
 
 /// The cause of a read's wait.

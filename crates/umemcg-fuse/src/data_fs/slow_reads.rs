@@ -119,7 +119,7 @@ impl DataFs {
                     });
                 }
                 // Too many wait already: this read keeps its thread, and all its pages so far.
-                None => match wait_until_ready(waiting) {
+                None => match wait_until_ready(*waiting) {
                     Some(read) => return self.step(slow, read, reply),
                     None => Err(Errno::IO.into()),
                 },

@@ -1,7 +1,7 @@
 //! The kernel's own charges for the file pages of a mount, in cgroups of its memory controller, of
 //! version 1 or 2: one for the programs that use the mount, and one for the daemon.
 
-use crate::harness::{Mount, Options, holds_in_time, needs_mount};
+use crate::harness::{Mount, holds_in_time, needs_mount};
 use crate::real_mount::kernel_group::KernelGroup;
 
 const MIB: u64 = 1 << 20;
@@ -68,7 +68,8 @@ fn the_kernel_charges_a_page_to_the_cgroup_that_keeps_it() {
         // Again if the host has dropped some meanwhile.
         let read = format!("cat $MNT/f > /dev/null; {COMPACT}");
         charged.until(page_cache, &read, |programs, daemon| {
-            let (keeper, other) = if page_cache == "kernel" { (programs, daemon) } else { (daemon, programs) };
+            let (keeper, other) =
+                if page_cache == "kernel" { (programs, daemon) } else { (daemon, programs) };
             keeper >= 30 * MIB && other < BESIDE
         });
         charged.mount.umount();

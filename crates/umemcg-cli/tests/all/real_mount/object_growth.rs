@@ -97,6 +97,8 @@ fn what_a_tenant_of_a_bucket_makes_grow_is_charged() {
     for nr in 0..NR {
         fs::write(mount.data().join(format!("staged/d/f{nr}")), "x").unwrap();
     }
+    // A directory without objects is none.
+    fs::write(mount.data().join("staged/new/there"), "x").unwrap();
     let (mnt, staging) = (mount.mnt(), mount.data().join("staging"));
     let writes = [["--staging", staging.to_str().unwrap()], ["--writes", "streamed"]];
     for (name, writes) in ["staged", "streamed"].into_iter().zip(writes) {

@@ -218,7 +218,9 @@ fn a_daemon_lives_within_the_memory_that_its_page_names() {
     let refused = mount.try_daemon(&group.enter(), &["--pool", "64M", "--page-cache", "own"]);
     assert!(refused.is_none(), "{refused:?}");
     mount.sh("head -c 160M /dev/urandom | tee $MNT/f > $MNT/../f; cmp $MNT/f $MNT/../f").good();
-    mount.sh("mkdir $MNT/d; cd $MNT/d; seq 4000 | xargs touch; [ $(find . -type f -links 1 | wc -l) = 4000 ]").good();
+    mount
+        .sh("mkdir $MNT/d; cd $MNT/d; seq 4000 | xargs touch; [ $(find . -type f -links 1 | wc -l) = 4000 ]")
+        .good();
     mount.assert_alive();
     end(&mut mount);
     mount.sh("cmp $DATA/f $DATA/../f; [ $(ls $DATA/d | wc -l) = 4000 ]").good();
