@@ -100,7 +100,7 @@ impl Janitor {
 
 impl Drop for Janitor {
     fn drop(&mut self) {
-        // The thread is joined next: also where what is made after it, as a part of an engine, fails.
+        // The thread is joined next: also when a part of an engine that is made after it fails.
         self.stop();
     }
 }
