@@ -18,6 +18,7 @@ use super::listing_place::ListingPlace;
 use super::node::Facts;
 use super::objects::Objects;
 use super::rename::{Renaming, left_alone};
+use super::tree::Tree;
 use super::turns::Claim;
 use crate::attr::{Entry, FileKind, NodeId};
 use crate::caller::Caller;
@@ -38,7 +39,11 @@ impl ObjectVolume {
         // No upload makes the object anew afterwards, and no rename replaces it meanwhile.
         let claim = Claim { alone: &[node], name: Some((parent, name)), ..Claim::default() };
         let turn = drafts.turn_for(&claim);
-        let content = self.objects.tree.lock().get(node)?.content.clone();
+        let content = {
+            let tree = self.objects.tree.lock();
+            self.check_name(&tree, node, (parent, name))?;
+            tree.get(node)?.content.clone()
+        };
         let draft = content.as_ref().and_then(|content| content.draft());
         let stream = self.stream_of(node);
         let (key, facts) = {
@@ -70,6 +75,12 @@ impl ObjectVolume {
         Ok(())
     }
 
+    /// Checks that a name is still that of a node, after a wait for a rename. At ESTALE the kernel
+    /// looks the name up again.
+    fn check_name(&self, tree: &Tree, node: NodeId, name: (NodeId, &str)) -> Result<(), Errno> {
+        if tree.stands_for(name, node) { Ok(()) } else { Err(Errno::STALE) }
+    }
+
     /// Returns the error of a failed removal for its caller. If another program has replaced the
     /// object, the caller has to look the name up again. At ESTALE the kernel would do so by
     /// itself, and remove a version not seen by any program.
@@ -84,7 +95,11 @@ impl ObjectVolume {
 
     fn remove_directory(&self, node: NodeId, (parent, name): (NodeId, &str)) -> Result<(), VfsError> {
         let _turn = self.drafts()?.turn_for(&Claim { whole: &[node], ..Claim::default() });
-        let prefix = self.objects.tree.lock().prefix(node)?;
+        let prefix = {
+            let tree = self.objects.tree.lock();
+            self.check_name(&tree, node, (parent, name))?;
+            tree.prefix(node)?
+        };
         if !self.is_empty(node, &prefix)? {
             return Err(Errno::NOTEMPTY.into());
         }

@@ -245,6 +245,31 @@ fn a_removal_waits_for_a_rename_onto_its_name() {
     assert!(w.bucket.keys().is_empty());
 }
 
+/// A removal of the old name must not remove the file under its new one.
+#[test]
+fn a_removal_waits_for_a_rename_of_its_name() {
+    let w = World::new();
+    w.put("a", b"renamed").unwrap();
+    let gate = Arc::new(Gate::default());
+    gate.close();
+    let at_copy = Arc::clone(&gate);
+    w.bucket.on_request(move |method, key| {
+        if (method, key) == ("COPY", "a") {
+            at_copy.pass();
+        }
+    });
+    std::thread::scope(|scope| {
+        let renaming = scope.spawn(|| errno(w.rename("a", "b", RenameFlags::empty())));
+        wait_for("the copy begins", || gate.nr_waiting() == 1);
+        let removal = scope.spawn(|| errno(w.unlink("a")));
+        wait_for("the removal waits", || w.volume.nr_waiting_for_turn() == 1 || removal.is_finished());
+        gate.open();
+        assert_eq!(renaming.join().unwrap(), None);
+        assert_eq!(removal.join().unwrap(), Some(Errno::STALE));
+    });
+    assert_eq!(w.stored("b").unwrap(), b"renamed");
+}
+
 #[test]
 fn a_file_that_is_being_written_is_stored_under_its_new_name() {
     let w = World::new();
