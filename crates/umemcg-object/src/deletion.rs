@@ -46,25 +46,24 @@ impl Deletion<'_> {
         let mut nr_refused = 0;
         for round in 1.. {
             let Err(refusal) = self.delete(Some(info)) else { break };
-            if refusal.is_unknown_to_store() {
-                // First: a page in place of the store refuses both requests.
-                self.delete_any()?;
-                asked.has_plain_deletes.store(true, Ordering::Relaxed);
-                break;
-            }
-            if !matches!(refusal.error, BucketError::Changed(_)) || round == NR_ROUNDS {
+            let is_unknown = refusal.is_unknown_to_store();
+            if !is_unknown && (!matches!(refusal.error, BucketError::Changed(_)) || round == NR_ROUNDS) {
                 return Err(refusal.error);
             }
             match asked.find_for_sure((self.key, &self.place), |_| true)? {
                 None => break,
                 Some(there) if !there.info.is_same(info) => {
-                    return Err(asked.changed("DELETE", self.key, Some(&there)));
+                    return Err(asked.changed_for_sure("DELETE", (self.key, &self.place), Some(&there)));
                 }
                 Some(_) if refusal.is_conflict() => self.pause(round),
-                // Refused twice, and a HEAD in between found this version: the store compares ETags
-                // in its own way.
-                Some(_) if nr_refused > 0 => return self.delete_any(),
-                Some(_) => nr_refused += 1,
+                Some(_) if nr_refused == 0 => nr_refused += 1,
+                // Refused twice, and a HEAD in between found this version: the store knows no
+                // condition, or compares ETags in its own way. No page in its place has answered.
+                Some(_) => {
+                    self.delete_any()?;
+                    asked.has_plain_deletes.fetch_or(is_unknown, Ordering::Relaxed);
+                    break;
+                }
             }
         }
         Ok(())
