@@ -26,6 +26,8 @@ use umemcg_vfs::{DropTask, PageDrop, slot_of};
 const NR_OF_STORE_MAX: usize = 64;
 /// The threads among them for names. The others are left to drops, which reclaim waits for.
 const NR_FOR_NAMES_MAX: usize = NR_OF_STORE_MAX / 2;
+/// The threads for names of all stores.
+const NR_FOR_ALL_NAMES_MAX: usize = NR_THREADS_MAX / 2;
 /// Threads for one file or directory at a time.
 const NR_OF_NODE_MAX: usize = 2;
 /// Threads for each store with waiting messages.
@@ -37,7 +39,7 @@ const LONG_MESSAGE: Duration = Duration::from_millis(1);
 const NR_THREADS_MAX: usize = 512;
 /// The most pages of one message: all later drops wait for its end.
 const PAGES_MAX: u64 = 4096;
-/// The most names of one store that wait: less than 512 KiB.
+/// The most names of one store that wait: less than 1 MiB.
 const NR_NAMES_MAX: usize = 1024;
 
 /// A request to the kernel about one of its inodes.
@@ -110,18 +112,19 @@ struct OfStore {
 
 impl OfStore {
     /// Returns the first moment at which another thread may serve the store, if any: when all
-    /// messages under way have become long.
-    fn may_run_at(&self, now: Instant) -> Option<Instant> {
-        self.next_node()?;
+    /// messages under way have become long. `names_fit`: whether a thread may serve a name.
+    fn may_run_at(&self, now: Instant, names_fit: bool) -> Option<Instant> {
+        self.next_node(names_fit)?;
         Some(self.sent.iter().map(|sent| sent.at).max().map_or(now, |sent_at| sent_at + LONG_MESSAGE))
     }
 
     /// Returns the next node with room for a message.
-    fn next_node(&self) -> Option<u64> {
+    fn next_node(&self, names_fit: bool) -> Option<u64> {
         if self.sent.len() >= NR_OF_STORE_MAX {
             return None;
         }
-        let names_fit = self.sent.iter().filter(|sent| sent.is_name).count() < NR_FOR_NAMES_MAX;
+        let nr_names = self.sent.iter().filter(|sent| sent.is_name).count();
+        let names_fit = names_fit && nr_names < NR_FOR_NAMES_MAX;
         let is_free = |&(&node, messages): &(&u64, &VecDeque<Message>)| {
             (names_fit || !messages.front().is_some_and(Message::is_name))
                 && self.sent.iter().filter(|sent| sent.node == node).count() < NR_OF_NODE_MAX
@@ -144,8 +147,8 @@ impl OfStore {
     }
 
     /// Takes adjacent drops of the next node, or one name.
-    fn take(&mut self, now: Instant) -> Option<(Sent, Vec<Message>)> {
-        let node = self.next_node()?;
+    fn take(&mut self, now: Instant, names_fit: bool) -> Option<(Sent, Vec<Message>)> {
+        let node = self.next_node(names_fit)?;
         let waiting = self.waiting.get_mut(&node)?;
         let first_page = waiting.front().and_then(Message::pages).map_or(0, |pages| pages.start);
         let mut messages: Vec<Message> = waiting.pop_front().into_iter().collect();
@@ -175,34 +178,44 @@ struct Queue {
     nr_threads: usize,
     /// Threads sending a message.
     nr_busy: usize,
+    /// Threads sending a name.
+    nr_sending_names: usize,
     /// Threads waiting with a timeout.
     nr_armed: usize,
     is_ended: bool,
 }
 
 impl Queue {
+    fn names_fit(&self) -> bool {
+        self.nr_sending_names < NR_FOR_ALL_NAMES_MAX
+    }
+
     /// Returns the first moment at which a store may be served.
     fn may_take_at(&self, now: Instant) -> Option<Instant> {
-        self.by_store.values().filter_map(|of_store| of_store.may_run_at(now)).min()
+        self.by_store.values().filter_map(|of_store| of_store.may_run_at(now, self.names_fit())).min()
     }
 
     /// Takes messages of the next store that may be served.
     fn take(&mut self, now: Instant) -> Option<(u32, Sent, Vec<Message>)> {
-        let may_run =
-            |(_, of_store): &(&u32, &mut OfStore)| of_store.may_run_at(now).is_some_and(|at| at <= now);
+        let names_fit = self.names_fit();
+        let may_run = |(_, of_store): &(&u32, &mut OfStore)| {
+            of_store.may_run_at(now, names_fit).is_some_and(|at| at <= now)
+        };
         let last = self.last;
         let (before, after): (Vec<_>, Vec<_>) =
             self.by_store.iter_mut().filter(may_run).partition(|(store, _)| **store <= last);
         let (&store, of_store) = after.into_iter().chain(before).next()?;
-        let (sent, messages) = of_store.take(now)?;
+        let (sent, messages) = of_store.take(now, names_fit)?;
         self.last = store;
         self.nr_busy += 1;
+        self.nr_sending_names += usize::from(sent.is_name);
         Some((store, sent, messages))
     }
 
     /// Notes the end of messages taken of a store.
     fn finish(&mut self, store: u32, sent: Sent) {
         self.nr_busy -= 1;
+        self.nr_sending_names -= usize::from(sent.is_name);
         if let Some(of_store) = self.by_store.get_mut(&store) {
             if let Some(at) = of_store.sent.iter().position(|&known| known == sent) {
                 of_store.sent.swap_remove(at);
@@ -250,10 +263,11 @@ impl StoreMessages {
         let mut refused = Vec::new();
         let mut queue = self.shared.queue.lock();
         let (mut wants_thread, has_armed) = (false, queue.nr_armed > 0);
+        let names_fit = queue.names_fit();
         for message in messages {
             let of_store = queue.by_store.entry(slot_of(message.node)).or_default();
             // A message behind others of its store needs no wake-up of its own.
-            let has_free = of_store.next_node().is_some();
+            let has_free = of_store.next_node(names_fit).is_some();
             refused.extend(of_store.add(message));
             wants_thread |= !has_free && (of_store.sent.is_empty() || !has_armed);
         }
@@ -476,15 +490,25 @@ mod tests {
     #[test]
     fn directories_that_hang_leave_threads_to_drops_of_pages() {
         let (gone, _heard) = channel();
-        let mut of_store = OfStore::default();
+        let (mut queue, mut now) = (Queue::default(), Instant::now());
+        let mut nr_taken_of = |asks: Vec<Message>| {
+            for ask in asks {
+                assert!(queue.by_store.entry(slot_of(ask.node)).or_default().add(ask).is_none());
+            }
+            std::iter::from_fn(|| {
+                now += LONG_MESSAGE;
+                queue.take(now)
+            })
+            .count()
+        };
         let nodes = 0..NR_OF_STORE_MAX as u64;
-        assert!(nodes.clone().all(|node| of_store.add(name_of(1, node, &gone)).is_none()));
-        let start = Instant::now();
-        let nr_names = std::iter::from_fn(|| of_store.take(start)).count();
-        assert_eq!(nr_names, NR_FOR_NAMES_MAX);
-        assert!(nodes.clone().all(|node| of_store.add(drop_of(1, 1000 + node, 0..1, &gone)).is_none()));
-        let nr_drops = std::iter::from_fn(|| of_store.take(start)).count();
-        assert_eq!(nr_drops, NR_OF_STORE_MAX - NR_FOR_NAMES_MAX);
+        for at in 0..NR_THREADS_MAX / NR_FOR_NAMES_MAX {
+            let names = nodes.clone().map(|node| name_of(1 + at as u64, node, &gone)).collect();
+            let left = NR_FOR_ALL_NAMES_MAX.saturating_sub(at * NR_FOR_NAMES_MAX);
+            assert_eq!(nr_taken_of(names), NR_FOR_NAMES_MAX.min(left));
+        }
+        let drops = nodes.map(|node| drop_of(1, 1000 + node, 0..1, &gone)).collect();
+        assert_eq!(nr_taken_of(drops), NR_OF_STORE_MAX - NR_FOR_NAMES_MAX);
     }
 
     #[test]

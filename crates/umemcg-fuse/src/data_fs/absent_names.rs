@@ -64,6 +64,11 @@ impl NameQueue {
         Some(name)
     }
 
+    /// Returns whether a name is leaving, and not the same one noted again later.
+    fn is_leaving(&self, name: &Arc<Name>) -> bool {
+        self.leaving.get(name).is_some_and(|leaving| Arc::ptr_eq(leaving, name))
+    }
+
     fn remove(&mut self, name: &Name) {
         self.leaving.remove(name);
         if let Some(serial) = self.serials.remove(name) {
@@ -85,7 +90,7 @@ pub(super) struct StaleName {
 
 impl DropTask for StaleName {
     fn may_tell(&self) -> bool {
-        self.names.0.lock().leaving.contains(&self.name)
+        self.names.0.lock().is_leaving(&self.name)
     }
 
     fn done(self: Box<Self>, _was_told: bool) {}
@@ -93,7 +98,10 @@ impl DropTask for StaleName {
 
 impl Drop for StaleName {
     fn drop(&mut self) {
-        self.names.0.lock().leaving.remove(&self.name);
+        let mut names = self.names.0.lock();
+        if names.is_leaving(&self.name) {
+            names.leaving.remove(&self.name);
+        }
     }
 }
 
@@ -190,6 +198,19 @@ mod tests {
         assert!(absent.note(7, &name(1)).is_empty());
         let told: Vec<bool> = stale[..3].iter().map(DropTask::may_tell).collect();
         assert_eq!(told, [false, false, true]);
+    }
+
+    #[test]
+    fn a_name_that_leaves_twice_is_told_once_more() {
+        let absent = Arc::<AbsentNames>::default();
+        let mut first = overfill(&absent);
+        absent.note(7, &name(0));
+        let second: Vec<StaleName> =
+            (0..).map(|n| absent.note(8, &name(n))).find(|stale| !stale.is_empty()).unwrap();
+        let again = second.iter().find(|stale| stale.name.0 == 7 && *stale.name.1 == *b"n0").unwrap();
+        assert!(!first[0].may_tell() && again.may_tell());
+        first.clear();
+        assert!(again.may_tell(), "the end of the first message is not that of the second");
     }
 
     #[test]
