@@ -137,12 +137,17 @@ fn end_early(
     refused: Option<Failure>,
 ) -> Failure {
     manager.stopping(arguments.flush_timeout);
+    flush(daemon, arguments, refused).unwrap_or_else(|| start.end_by_signal())
+}
+
+/// Flushes a daemon that is about to end, and returns what its command has to report.
+fn flush(daemon: &Daemon, arguments: &MountArguments, refused: Option<Failure>) -> Option<Failure> {
     let lost = daemon.shut_down(Instant::now() + arguments.flush_timeout);
     if lost.is_empty() {
-        return refused.unwrap_or_else(|| start.end_by_signal());
+        return refused;
     }
     refused.inspect(|refused| tell(Level::ERROR, refused));
-    Failure::Lost(lost.into_iter().map(LostFile::from).collect())
+    Some(Failure::Lost(lost.into_iter().map(LostFile::from).collect()))
 }
 
 /// The groups of a starting daemon.
@@ -277,7 +282,9 @@ fn start_daemon(
         let files = ControlFs::with_inotify(Arc::clone(tree), Arc::clone(processes) as _, |mounted| {
             Box::new(TouchHelper::new(mounted))
         });
-        daemon.mount_control(point, &options, files, session).map_err(failure)?;
+        // The mount of the data may have been used.
+        let refused = daemon.mount_control(point, &options, files, session).map_err(failure).err();
+        refused.and_then(|refused| flush(&daemon, arguments, Some(refused))).map_or(Ok(()), Err)?;
     }
     Ok(Some(daemon))
 }

@@ -154,7 +154,8 @@ impl Mounted {
             // Root of a container may lack a right that the helper has.
             Err(None) => mount_with_helper(&point, options)?,
         };
-        let (device_number, id) = identity(&point).map_err(|error| MountError::System {
+        let found = identity(&point).inspect_err(|_| drop(unmount(&point, Unmount::Lazily)));
+        let (device_number, id) = found.map_err(|error| MountError::System {
             what: "find the new mount at",
             path: point.clone(),
             error,

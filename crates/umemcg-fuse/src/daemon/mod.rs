@@ -38,6 +38,8 @@ const LISTING_TIME: Duration = Duration::from_secs(1);
 const THREADS_END_WITHIN: Duration = Duration::from_secs(2);
 /// The time allowed for threads to end before the helper is left to the end of the process.
 const DISMISSED_WITHIN: Duration = Duration::from_millis(200);
+/// The time for a flush when a mount ends as soon as it is made.
+const FLUSHED_WITHIN: Duration = Duration::from_secs(30);
 
 /// The configuration of a daemon.
 #[derive(Debug, Clone)]
@@ -224,7 +226,14 @@ impl Daemon {
         let engine = Arc::clone(engine);
         let mut daemon = Self { engine, volumes, filesystem, data, control: None, spare, guard: None };
         let guard = config.guard.as_ref().map(|program| OrphanGuard::start(program, daemon.mounted()));
-        daemon.guard = guard.transpose().map_err(DaemonError::Guard)?;
+        daemon.guard = guard.transpose().map_err(|error| {
+            // The mount may have been used.
+            let lost = daemon.shut_down(Instant::now() + FLUSHED_WITHIN);
+            if !lost.is_empty() {
+                tracing::error!(?lost, "files of a mount that could not be guarded are lost");
+            }
+            DaemonError::Guard(error)
+        })?;
         Ok(daemon)
     }
 
