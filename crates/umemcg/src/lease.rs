@@ -36,6 +36,8 @@ use crate::group_workers::GroupWorkers;
 const HEADROOM_SHARE: u64 = 8;
 /// … and at least this many bytes.
 const HEADROOM_MIN: u64 = 256 << 10;
+/// The leases that are offered to workers last next time.
+const NR_ROTATED: usize = 8;
 /// The time between two adjustments.
 const INTERVAL: Duration = Duration::from_millis(100);
 /// The time between two checks without leases.
@@ -410,7 +412,13 @@ impl Ticking {
     fn tick(&self, workers: &GroupWorkers) {
         // Acquire: pairs with the Release store in `stop`.
         while !self.is_over.load(Ordering::Acquire) {
-            let leases = self.leases.lock().clone();
+            let leases = {
+                let mut all = self.leases.lock();
+                // Those that workers refuse are earlier another time.
+                let nr = NR_ROTATED.min(all.len());
+                all.rotate_left(nr);
+                all.clone()
+            };
             let interval = if leases.is_empty() { IDLE_INTERVAL } else { INTERVAL };
             for leased in leases {
                 if !leased.is_queued.swap(true, Ordering::Relaxed) {

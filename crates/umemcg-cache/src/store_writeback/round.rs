@@ -51,6 +51,8 @@ impl Round {
     pub(super) fn failed(&mut self, file: &dyn DirtyFile, error: std::io::Error) {
         file.queue_mark().make_due();
         self.nr_failed += 1;
+        // The others have their time after it, however long it took.
+        self.end = Some(Instant::now() + ROUND_MAX);
         self.error = Some(error);
     }
 
