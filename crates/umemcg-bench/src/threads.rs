@@ -86,6 +86,11 @@ impl Latencies {
         Self { counts: None, sum_ns: 0 }
     }
 
+    /// Returns whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.counts.is_none()
+    }
+
     /// Takes note of one.
     pub fn note(&mut self, time: Duration) {
         let ns = time.as_nanos() as u64;

@@ -30,6 +30,8 @@ const SAMPLE_S: f64 = 2.0;
 const SAMPLE_S_MIN: f64 = 0.5;
 /// A's threads come up to speed.
 const WARM: Duration = Duration::from_millis(500);
+/// B has an answer of each kind by then, however it is pressed.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(60);
 const P99_MAX: f64 = 3.0;
 const QUANTILES: [(f64, &str); 2] = [(0.5, "p50"), (0.99, "p99")];
 
@@ -202,7 +204,11 @@ fn asked(
                 latencies[call].note(took);
             }
         })?;
-        may_ask = started.elapsed() < WARM + time;
+        let is_mute = latencies.iter().any(Latencies::is_empty);
+        may_ask = started.elapsed() < if is_mute { ANSWERED_WITHIN } else { WARM + time };
+    }
+    if latencies.iter().any(Latencies::is_empty) {
+        return Err(Failure::Wrong(format!("B has no answer within {ANSWERED_WITHIN:?}")));
     }
     let quantiles = |latencies: Latencies| latencies.quantiles(QUANTILES.map(|(part, _)| part));
     Ok(latencies.into_iter().map(quantiles).collect())

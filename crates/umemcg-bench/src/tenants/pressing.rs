@@ -201,7 +201,8 @@ fn stops(ground: &Ground, goes_on: &dyn Fn() -> bool) -> Result<u64, Failure> {
 
 fn renames(ground: &Ground, goes_on: &dyn Fn() -> bool) -> Result<u64, Failure> {
     ground.join("a")?;
-    let (mut nr, mut here, mut there) = (0, ground.at("slow/one/f"), ground.at("slow/two/f"));
+    // Begun: the first look may be delayed for longer than a sample lasts.
+    let (mut nr, mut here, mut there) = (1, ground.at("slow/one/f"), ground.at("slow/two/f"));
     // It is where an earlier sample has left it.
     if !here.exists() {
         std::mem::swap(&mut here, &mut there);
