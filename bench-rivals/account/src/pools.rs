@@ -47,7 +47,7 @@ impl Side for Greedy {
     }
 }
 
-/// The pool that divides among those that can spill.
+/// The pool that is divided equally among consumers able to spill.
 pub struct Fair(Arc<dyn MemoryPool>);
 
 impl Fair {

@@ -36,7 +36,7 @@ use crate::group_workers::GroupWorkers;
 const HEADROOM_SHARE: u64 = 8;
 /// … and at least this many bytes.
 const HEADROOM_MIN: u64 = 256 << 10;
-/// The leases that are offered to workers last next time.
+/// Leases moved from the front to the end at each adjustment.
 const NR_ROTATED: usize = 8;
 /// The time between two adjustments.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -414,7 +414,7 @@ impl Ticking {
         while !self.is_over.load(Ordering::Acquire) {
             let leases = {
                 let mut all = self.leases.lock();
-                // Those that workers refuse are earlier another time.
+                // So leases refused for want of a worker move forward.
                 let nr = NR_ROTATED.min(all.len());
                 all.rotate_left(nr);
                 all.clone()

@@ -23,7 +23,7 @@ const QUIET: Duration = Duration::from_millis(250);
 pub enum Ask {
     /// It asks for attributes, and reads a page that is not cached.
     Attributes,
-    /// It walks a tree of names, most of which it no longer knows.
+    /// It walks a tree whose names have mostly left the cache.
     Walk,
     /// It moves a file from one directory to another.
     Moves,

@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn attributes_are_believed_for_a_minute_at_most() {
         for lifetimes in [Lifetimes::default(), Lifetimes { attr: FOREVER, ..Lifetimes::default() }] {
-            // Whatever the kernel is told of names, nothing tells of stores through a mapping.
+            // Names are invalidated by messages; a store through a mapping causes none.
             assert_eq!((lifetimes.told().entry, lifetimes.told().absent), (FOREVER, FOREVER));
             assert_eq!(lifetimes.told().attr, Duration::from_secs(60));
             assert_eq!(lifetimes.overtaken().attr, Duration::from_secs(1));

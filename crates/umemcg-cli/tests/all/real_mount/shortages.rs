@@ -1,6 +1,6 @@
-//! A daemon for which the system has too few threads, descriptors or bytes: before it mounts, while
-//! it serves, during a reload, when a volume is added, and at its end. It says what it lacks,
-//! answers what it can, loses nothing, and leaves no mount.
+//! A daemon that is refused threads, descriptors or memory: before it mounts, while it serves,
+//! during a reload, when a volume is added, and at its end. It names the shortage, serves requests
+//! as far as possible, loses no data, and leaves no dead mount.
 
 use std::fs::{self, File};
 use std::io;

@@ -48,9 +48,9 @@ fn only(what: Option<Vec<u8>>) -> May {
     BTreeSet::from([what])
 }
 
-/// Returns bytes that differ at the same place of two parts.
+/// Returns bytes in which equal offsets of two parts differ.
 fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    // They repeat after these, of which a part is no multiple.
+    // The length of a part is no multiple of this period.
     let period: Vec<u8> = (0..7 * 256).map(|at| (at / 7 + seed) as u8).collect();
     let mut bytes = period.repeat(len / period.len() + 1);
     bytes.truncate(len);
