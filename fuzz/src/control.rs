@@ -20,6 +20,8 @@ const NR_LINES_MAX: usize = 64;
 const BYTES_MAX: u64 = 1 << 20;
 /// The thread that makes the requests.
 const TID: u32 = 100;
+/// Each of its requests.
+const REQUEST: Request<'_> = Request { tid: TID, nonblocking: false, cancelled: &|| false, accepted: &|| () };
 /// The bytes that one read takes.
 const READ_BYTES: usize = 4096;
 
@@ -86,11 +88,6 @@ impl Session<'_> {
         names.map(OsStr::from_bytes).try_fold(NodeId::ROOT, |at, name| Ok(self.tree().lookup(at, name)?.node))
     }
 
-    fn request(&self) -> Request<'_> {
-        let descriptors = &*self.groups.processes;
-        Request { tid: TID, descriptors, nonblocking: false, cancelled: &|| false, accepted: &|| () }
-    }
-
     fn open(&self, path: &[u8], access: Access) -> Result<OpenFile, ControlError> {
         let payer = find(&self.groups.engine, split(path).0);
         self.tree().open_for(self.node(path)?, access, self.caller.clone(), payer.as_ref())
@@ -99,7 +96,7 @@ impl Session<'_> {
     fn read(&self, file: &OpenFile) -> Result<(), ControlError> {
         let mut at = 0;
         loop {
-            match self.tree().read(file, at, READ_BYTES, &self.request())? {
+            match self.tree().read(file, at, READ_BYTES, &REQUEST)? {
                 piece if piece.is_empty() => return Ok(()),
                 piece => at += piece.len() as u64,
             }
@@ -107,8 +104,8 @@ impl Session<'_> {
     }
 
     fn open_file(&self, text: &[u8]) -> Result<&OpenFile, ControlError> {
-        let number = umemcg_control::parse_decimal(text).ok_or(ControlError::BadDescriptor)? as usize;
-        self.open.get(number % self.open.len().max(1)).ok_or(ControlError::BadDescriptor)
+        let number = umemcg_control::parse_decimal(text).ok_or(ControlError::NotFound)? as usize;
+        self.open.get(number % self.open.len().max(1)).ok_or(ControlError::NotFound)
     }
 
     fn run(&mut self, verb: &[u8], path: &[u8], rest: &[u8]) -> Result<(), ControlError> {
@@ -129,7 +126,7 @@ impl Session<'_> {
             }
             b"write" => {
                 let file = self.open(path, Access { read: false, write: true })?;
-                self.tree().write(&file, rest, &self.request())
+                self.tree().write(&file, rest, &REQUEST)
             }
             b"read" => self.read(&self.open(path, Access { read: true, write: false })?),
             b"open" => {
@@ -137,7 +134,7 @@ impl Session<'_> {
                 self.open.push(file);
                 Ok(())
             }
-            b"again" => self.tree().write(self.open_file(path)?, rest, &self.request()),
+            b"again" => self.tree().write(self.open_file(path)?, rest, &REQUEST),
             b"reread" => self.read(self.open_file(path)?),
             b"poll" => {
                 self.tree().poll(self.open_file(path)?, None);

@@ -9,10 +9,7 @@ use std::time::Duration;
 
 use umemcg::{Charge, DropCaches, Engine, EngineConfig, Group, ObjectCache, StatItem};
 use umemcg_base::PAGE_SIZE_U64;
-use umemcg_control::{
-    ControlTree, Credentials, DescriptorError, Descriptors, EventSink, Membership, MembershipError, NodeId,
-    Style,
-};
+use umemcg_control::{ControlTree, Credentials, Membership, MembershipError, NodeId, Style};
 
 /// Size of the pool.
 const POOL_BYTES: u64 = 8 << 20;
@@ -100,30 +97,6 @@ impl Membership for Processes {
     }
     fn process_of(&self, tid: u32) -> Result<u32, MembershipError> {
         self.threads.lock().unwrap().get(&tid).map(|&(pid, _)| pid).ok_or(MembershipError::NoSuchProcess)
-    }
-}
-
-/// An eventfd that no process reads.
-#[derive(Debug)]
-struct Unread;
-
-impl EventSink for Unread {
-    fn signal(&self, _nr_events: u64) {}
-    fn is_open(&self) -> bool {
-        true
-    }
-}
-
-/// Descriptors of the writer: below ten eventfds, then control files of the root in their order.
-impl Descriptors for Processes {
-    fn eventfd(&self, _tid: u32, fd: u32) -> Result<Box<dyn EventSink>, DescriptorError> {
-        if fd < 10 { Ok(Box::new(Unread)) } else { Err(DescriptorError::WrongKind) }
-    }
-    fn control_file(&self, _tid: u32, fd: u32) -> Result<NodeId, DescriptorError> {
-        match fd.checked_sub(10) {
-            Some(number) => Ok(NodeId::from_raw(u64::from(number))),
-            None => Err(DescriptorError::WrongKind),
-        }
     }
 }
 

@@ -38,8 +38,6 @@ pub enum Rank {
     Writeback,
     /// The kernel to forget names or to drop pages, for at most 20 ms at once.
     KernelRelease,
-    /// The listeners of a group's events, then the peaks of a group.
-    EventListeners,
     /// The listener for levels of pressure; held while it is called.
     LevelListener,
     /// One write-back of a file at a time; a look at a changed file waits for one that repeats
@@ -180,11 +178,6 @@ pub const RANKS: &[RankInfo] = &[
         Rank::KernelRelease,
         "the kernel to forget names or to drop pages, for at most 20 ms at once",
         "`umemcg-reclaim/src/pending_release.rs`",
-    ),
-    lock(
-        Rank::EventListeners,
-        "the listeners of a group's events, then the peaks of a group",
-        "`umemcg-control/src/event_listeners.rs`, `peak.rs`",
     ),
     lock(
         Rank::LevelListener,

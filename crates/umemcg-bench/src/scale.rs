@@ -195,13 +195,7 @@ fn visit(
     for (page, group) in groups.iter().enumerate() {
         drop(file.read(group, place(page), 8, &Readahead::new()).map_err(Failure::at("cannot read"))?);
     }
-    let request = Request {
-        tid: 1,
-        descriptors: &umemcg_control::NoDescriptors,
-        nonblocking: false,
-        cancelled: &|| false,
-        accepted: &|| (),
-    };
+    let request = Request { tid: 1, nonblocking: false, cancelled: &|| false, accepted: &|| () };
     let start = thread_time();
     for group in groups {
         let path = format!("parent/{}/memory.stat", group.name().to_string_lossy());

@@ -161,9 +161,6 @@ pub enum Command {
     Csi(CsiArguments),
     /// Demonstrate umemcg: mount, run programs in two groups, print a table of the results
     Demo(DemoArguments),
-    /// Started by the daemon: reports changes of control files to inotify
-    #[command(name = "__touch-control", hide = true)]
-    TouchControl(TouchControlArguments),
     /// Started by the daemon: ends the mount if the daemon is killed
     #[command(name = "__orphan-guard", hide = true)]
     OrphanGuard(OrphanGuardArguments),
@@ -178,15 +175,6 @@ pub struct OrphanGuardArguments {
     pub device: String,
     /// The daemon's process id
     pub daemon: u32,
-}
-
-/// `umemcg __touch-control`.
-#[derive(Debug, clap::Args)]
-pub struct TouchControlArguments {
-    /// The mount point of the control files
-    pub point: PathBuf,
-    /// `major:minor` of that file system
-    pub device: String,
 }
 
 /// `umemcg metrics`.

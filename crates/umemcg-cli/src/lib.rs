@@ -51,7 +51,6 @@ mod state_directory;
 mod stores;
 mod table;
 mod top;
-mod touch_helper;
 mod trim;
 mod umount_helper;
 mod users;
@@ -95,7 +94,6 @@ pub fn run() -> ExitCode {
         Command::Doctor(arguments) => doctor::doctor(arguments),
         Command::Csi(csi) => csi::csi(csi),
         Command::Demo(demo) => demo::demo(demo),
-        Command::TouchControl(touch) => touch_helper::run(touch),
         Command::OrphanGuard(guard) => {
             let run = |()| umemcg_fuse::orphan_guard::run(&guard.point, &guard.device, guard.daemon);
             // They may be meant for the daemon and its helpers alike, and the daemon ends last.

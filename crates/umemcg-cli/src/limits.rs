@@ -82,13 +82,8 @@ fn read_limit(tree: &ControlTree, file: NodeId) -> Result<String, ControlError> 
 const TEXT_BYTES_MAX: usize = 4096;
 
 /// A request of the daemon itself, not of a process.
-const OWN_REQUEST: Request<'_> = Request {
-    tid: 0,
-    descriptors: &umemcg_control::NoDescriptors,
-    nonblocking: false,
-    cancelled: &|| false,
-    accepted: &|| {},
-};
+const OWN_REQUEST: Request<'_> =
+    Request { tid: 0, nonblocking: false, cancelled: &|| false, accepted: &|| {} };
 
 fn daemon_user() -> Credentials {
     Credentials::user(rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())

@@ -33,7 +33,6 @@ use crate::service_manager::{ServiceManager, watchdog_time};
 use crate::start::Start;
 use crate::stores::{self, StoreSource, is_store_url};
 use crate::table::human_bytes;
-use crate::touch_helper::TouchHelper;
 use crate::umount_helper;
 use crate::volumes;
 use crate::watchdog;
@@ -279,9 +278,7 @@ fn start_daemon(
             ..MountOptions::new("umemcg-control", config.mount.source.clone())
         };
         let session = SessionConfig::default();
-        let files = ControlFs::with_inotify(Arc::clone(tree), Arc::clone(processes) as _, |mounted| {
-            Box::new(TouchHelper::new(mounted))
-        });
+        let files = ControlFs::new(Arc::clone(tree), Arc::clone(processes) as _);
         // The mount of the data may have been used.
         let refused = daemon.mount_control(point, &options, files, session).map_err(failure).err();
         refused.and_then(|refused| flush(&daemon, arguments, Some(refused))).map_or(Ok(()), Err)?;

@@ -65,9 +65,6 @@ pub enum ControlError {
     /// No attribute has a name of this kind.
     #[error("not supported")]
     NotSupported,
-    /// The writer has no such descriptor.
-    #[error("no such descriptor")]
-    BadDescriptor,
     /// The system refused.
     #[error("{0}")]
     System(rustix::io::Errno),

@@ -6,12 +6,9 @@
 
 mod background_files;
 mod context;
-mod descriptors;
 mod dirty_files;
 pub mod doc;
 mod error;
-mod event_control;
-mod event_listeners;
 mod file_id;
 mod group_control;
 mod holder_share;
@@ -44,7 +41,6 @@ mod trigger;
 mod waiters;
 mod xattrs;
 
-pub use descriptors::{DescriptorError, Descriptors, EventSink, NoDescriptors};
 pub use error::ControlError;
 pub use holder_share::{Holder, HolderShare};
 pub use membership::{Membership, MembershipError};
@@ -52,7 +48,7 @@ pub use node::{Attr, DirEntry, NodeId};
 pub use numbers::parse_decimal;
 pub use open_file::{KEPT_BYTES, OpenFile};
 pub use permission::Credentials;
-pub use poll_watch::{PollResult, is_event_file};
+pub use poll_watch::PollResult;
 pub use request::{Access, Request};
 pub use row::{Row, Scope};
 pub use style::{Style, Version};

@@ -1,6 +1,5 @@
 //! An open control file: its group, its opener, and the text being read.
 
-use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
 use umemcg::internal::AccountedCharge;
@@ -105,12 +104,6 @@ impl Content {
 }
 
 impl OpenFile {
-    /// Returns the path of the file from the top directory; none once its group is gone.
-    pub fn path(&self) -> Option<PathBuf> {
-        let group = self.group().ok()?.path();
-        Some(group.strip_prefix("/").unwrap_or(&group).join(self.id.name))
-    }
-
     /// Returns the group that opened the file, while there is one.
     pub fn payer(&self) -> Option<Arc<Group>> {
         self.payer.as_ref()?.upgrade().filter(|payer| !payer.is_dead())

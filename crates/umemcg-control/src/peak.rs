@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use umemcg::Group;
-use umemcg_base::{LeafMutex, LeafMutexGuard};
+use umemcg_base::LeafMutex;
 
 /// The peak of one party before the last reset, in bytes.
 #[derive(Debug, Default)]
@@ -56,26 +56,9 @@ impl Peaks {
     /// Restarts the peak from present usage, for that party alone. The lifetime peak is never
     /// reset.
     pub fn reset(&self, group: &Group, whose: PeakOf<'_>) {
-        let mut open_files = self.restart(group);
-        if let PeakOf::OpenFile(note) = whose
-            && !open_files.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(note)))
-        {
-            open_files.push(Arc::downgrade(note));
-        }
-        // The counter includes the present usage, so the note only has to be cleared.
-        self.note(whose).0.store(0, Ordering::Relaxed);
-    }
-
-    /// Restarts the peak of an open file with an earlier reset, and returns the old peak in bytes.
-    pub fn take(&self, group: &Group, whose: &Arc<PeakNote>) -> u64 {
-        let _no_reset = self.restart(group);
-        whose.0.swap(0, Ordering::Relaxed)
-    }
-
-    /// Restarts the counter's peak, and notes the old peak for all parties.
-    fn restart(&self, group: &Group) -> LeafMutexGuard<'_, Vec<Weak<PeakNote>>> {
         let mut open_files = self.open_files.lock();
         open_files.retain(|note| note.strong_count() > 0);
+        // The old peak is noted for all parties.
         let seen = group.peak_bytes();
         group.reset_peak();
         self.lifetime.raise(seen);
@@ -84,7 +67,13 @@ impl Peaks {
         for note in open_files.iter().filter_map(Weak::upgrade) {
             note.raise(seen);
         }
-        open_files
+        if let PeakOf::OpenFile(note) = whose
+            && !open_files.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(note)))
+        {
+            open_files.push(Arc::downgrade(note));
+        }
+        // The counter includes the present usage, so the note only has to be cleared.
+        self.note(whose).0.store(0, Ordering::Relaxed);
     }
 
     fn note<'a>(&'a self, whose: PeakOf<'a>) -> &'a PeakNote {

@@ -1,6 +1,5 @@
 //! The changes seen by an open file, for polls.
 
-use std::ffi::OsStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,8 +18,6 @@ pub(crate) struct Watch {
 
 /// Shows whether a process lives in the group.
 pub(crate) const POPULATED_FILE: &str = "cgroup.events";
-/// The files with events.
-const EVENT_FILES: [&str; 3] = ["memory.events", "memory.events.local", POPULATED_FILE];
 
 /// A file not read yet counts as changed, as in the kernel.
 const NEVER: u64 = u64::MAX;
@@ -39,11 +36,6 @@ pub(crate) fn nr_changes(name: &str, group: &Group) -> Option<u64> {
         "memory.events.local" => Some(sum(&|kind| group.event_count_local(kind))),
         _ => None,
     }
-}
-
-/// Returns whether a file of this name has events.
-pub fn is_event_file(name: &OsStr) -> bool {
-    EVENT_FILES.iter().any(|file| name == *file)
 }
 
 impl Watch {

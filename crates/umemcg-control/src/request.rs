@@ -2,14 +2,10 @@
 
 use std::fmt;
 
-use crate::descriptors::Descriptors;
-
 /// A read or a write of an open control file.
 pub struct Request<'a> {
     /// The reading or writing thread; 0 when it is not in our pid namespace.
     pub tid: u32,
-    /// Resolves that thread's descriptors.
-    pub descriptors: &'a dyn Descriptors,
     /// The file was opened with `O_NONBLOCK`.
     pub nonblocking: bool,
     /// Called now and then while waiting; returns `true` once the request is cancelled.

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use umemcg::{Engine, Group};
 use umemcg_base::{Rank, RankedMutex, RankedMutexGuard};
 
-use crate::event_listeners::Listeners;
 use crate::file_id::FileId;
 use crate::group_control::{DIRECTORY_MODE, GroupControl, Owner};
 use crate::membership::Membership;
@@ -28,7 +27,6 @@ pub struct ControlState {
     /// Held from the check whether a process may be moved until it has been moved.
     moves: RankedMutex<()>,
     triggers: Triggers,
-    listeners: Listeners,
     watchers: Watchers,
 }
 
@@ -47,7 +45,6 @@ impl ControlState {
             files,
             moves: RankedMutex::new(Rank::Membership, ()),
             triggers: Triggers::default(),
-            listeners: Listeners::default(),
             watchers: Watchers::default(),
         }
     }
@@ -78,10 +75,6 @@ impl ControlState {
     /// Starts watching whether the group is populated, for pollers of its `cgroup.events`.
     pub(crate) fn watch_populated(&self, group: &Arc<Group>) {
         self.watchers.add(&self.membership, group, &self.control(group).populated.waiters);
-    }
-
-    pub(crate) fn listeners(&self) -> &Listeners {
-        &self.listeners
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {

@@ -8,8 +8,8 @@ use crate::pool_files::POOL;
 use crate::row::{READ_ONLY, READ_WRITE, Row, Scope, WRITE_ONLY};
 use crate::style::Version;
 use crate::{
-    background_files, dirty_files, event_control, memory_files, metadata_files, oom_control, pressure,
-    process_files, protection_files, stat,
+    background_files, dirty_files, memory_files, metadata_files, oom_control, pressure, process_files,
+    protection_files, stat,
 };
 
 use Scope::{Everywhere, NotRoot};
@@ -507,16 +507,6 @@ const GROUP: &[Row] = &[
         doc: "time lost for lack of memory, by at least one request (`some`) or by all (`full`); write a trigger (`some` or `full`, then microseconds lost and window in microseconds) and poll for POLLPRI",
     },
     Row {
-        name: "cgroup.event_control",
-        version: V1,
-        mode: WRITE_ONLY,
-        scope: Everywhere,
-        read: None,
-        write: Some(event_control::register),
-        write_reclaims: false,
-        doc: "write the numbers of an eventfd and of an open control file, and arguments, to have events signalled; see below",
-    },
-    Row {
         name: "memory.oom_control",
         version: V1,
         mode: READ_WRITE,
@@ -525,16 +515,6 @@ const GROUP: &[Row] = &[
         write: Some(oom_control::set),
         write_reclaims: false,
         doc: "0 or 1 is accepted without effect, since no process is killed: if a charge finally fails, its request gets an error; EINVAL on the root",
-    },
-    Row {
-        name: "memory.pressure_level",
-        version: V1,
-        mode: READ_ONLY,
-        scope: Everywhere,
-        read: Some(event_control::show_nothing),
-        write: None,
-        write_reclaims: false,
-        doc: "opened for `cgroup.event_control`; a read is EINVAL, as in Linux",
     },
 ];
 

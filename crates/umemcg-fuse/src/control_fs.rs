@@ -19,17 +19,13 @@ use rustix::io::Errno;
 use umemcg::internal::GroupPath;
 use umemcg_base::LeafMutex;
 use umemcg_control::{
-    Access, Attr, ControlError, ControlTree, Credentials, Descriptors, HolderShare, NAME_BYTES_MAX,
-    NoDescriptors, NodeId, OpenFile, PollResult, SetAttr, SetXattr, WRITE_BYTES_MAX, Waker, check_xattr_name,
-    is_event_file,
+    Access, Attr, ControlError, ControlTree, Credentials, HolderShare, NAME_BYTES_MAX, NodeId, OpenFile,
+    PollResult, SetAttr, SetXattr, WRITE_BYTES_MAX, Waker, check_xattr_name,
 };
 
-use crate::classify::{Classifier, Payer, Requester};
-use crate::classify::{ProcessDescriptors, credentials_of};
+use crate::classify::{Classifier, Payer, Requester, credentials_of};
 use crate::errno::ToErrno;
 use crate::inflight::Interrupts;
-use crate::modify_events::{ModifyEvents, Touch};
-use crate::mount::Mounted;
 use crate::notifier::Notifier;
 use crate::reply::Reply;
 use crate::request::Request;
@@ -89,20 +85,9 @@ pub struct ControlFs {
     /// Finds the paying group of a request.
     classifier: Arc<dyn Classifier>,
     open_files: LeafMutex<OpenFiles>,
-    /// Looks up descriptor numbers; set once the mount point is known.
-    descriptors: OnceLock<ProcessDescriptors>,
     /// Wakes pollers; set once the mount is served.
     notifier: OnceLock<Notifier>,
-    /// Reports changes to inotify; set once the mount is served.
-    modify_events: OnceLock<ModifyEvents>,
-    /// Creates the helper that touches files; `None` without inotify.
-    make_touch: Option<MakeTouch>,
-    /// The helper, until the mount is served.
-    touch: LeafMutex<Option<Box<dyn Touch>>>,
 }
-
-/// Creates the helper that touches files below a mount point.
-type MakeTouch = Box<dyn Fn(&Mounted) -> Box<dyn Touch> + Send + Sync>;
 
 impl fmt::Debug for ControlFs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -143,35 +128,8 @@ impl ControlFs {
     /// Creates a file system for this tree. The memory of requests and open files is charged to the
     /// groups of the requesting processes.
     pub fn new(tree: Arc<ControlTree>, classifier: Arc<dyn Classifier>) -> Arc<Self> {
-        Arc::new(Self::without_inotify(tree, classifier))
-    }
-
-    fn without_inotify(tree: Arc<ControlTree>, classifier: Arc<dyn Classifier>) -> Self {
-        Self {
-            tree,
-            classifier,
-            open_files: LeafMutex::default(),
-            descriptors: OnceLock::new(),
-            notifier: OnceLock::new(),
-            modify_events: OnceLock::new(),
-            make_touch: None,
-            touch: LeafMutex::default(),
-        }
-    }
-
-    /// Like [`new`](Self::new), but changes of event files are reported to inotify through the
-    /// helper created by `make_touch`.
-    pub fn with_inotify(
-        tree: Arc<ControlTree>,
-        classifier: Arc<dyn Classifier>,
-        make_touch: impl Fn(&Mounted) -> Box<dyn Touch> + Send + Sync + 'static,
-    ) -> Arc<Self> {
-        Arc::new(Self { make_touch: Some(Box::new(make_touch)), ..Self::without_inotify(tree, classifier) })
-    }
-
-    /// Returns the number of event files followed for inotify.
-    pub fn nr_followed_files(&self) -> usize {
-        self.modify_events.get().map_or(0, ModifyEvents::nr_followed)
+        let (open_files, notifier) = (LeafMutex::default(), OnceLock::new());
+        Arc::new(Self { tree, classifier, open_files, notifier })
     }
 
     /// Returns the number of open files.
@@ -185,23 +143,6 @@ impl ControlFs {
 
     fn lookup(&self, node: NodeId, name: &OsStr) -> Result<EntryOut, Errno> {
         self.tree.lookup(node, name).map(|attr| entry(&attr)).map_err(|error| error.to_errno())
-    }
-
-    /// Looks up an event file, and follows it while the kernel remembers it.
-    fn look_up_event_file(&self, directory: NodeId, name: &OsStr, reply: &mut Reply) {
-        let found = self.lookup(directory, name);
-        let (Ok(out), Some(events)) = (&found, self.modify_events.get()) else { return answer(reply, found) };
-        events.note_lookup(NodeId::from_raw(out.nodeid));
-        if reply.value(out).is_gone() {
-            self.forget(out.nodeid, 1);
-        }
-    }
-
-    /// Releases lookups of the kernel. Nodes hold no resources, but files may be followed.
-    fn forget(&self, node: u64, nr_lookups: u64) {
-        if let Some(events) = self.modify_events.get() {
-            events.note_forget(node, nr_lookups);
-        }
     }
 
     fn list(&self, node: NodeId, arg: &ReadIn) -> Result<DirBuffer, ControlError> {
@@ -245,7 +186,6 @@ impl ControlFs {
         }
         let request = umemcg_control::Request {
             tid,
-            descriptors: &NoDescriptors,
             nonblocking: false,
             cancelled: &|| reply.is_cancelled(),
             accepted: &|| (),
@@ -257,7 +197,6 @@ impl ControlFs {
         let file = self.open_file(arg.fh)?;
         let request = umemcg_control::Request {
             tid,
-            descriptors: self.descriptors.get().map_or(&NoDescriptors as &dyn Descriptors, |known| known),
             nonblocking: arg.flags & NONBLOCK != 0,
             cancelled: &|| reply.is_cancelled(),
             accepted: &|| reply.accepted_write(data.len() as u32),
@@ -347,28 +286,13 @@ impl ControlFs {
 }
 
 impl Filesystem for ControlFs {
-    fn mounted(&self, mounted: &Mounted) {
-        *self.touch.lock() = self.make_touch.as_ref().map(|make_touch| make_touch(mounted));
-        let _ = self.descriptors.set(ProcessDescriptors::new(mounted.device_number()));
-    }
-
     fn ready(&self, _negotiated: &Negotiated, notifier: &Notifier) {
         let _ = self.notifier.set(notifier.clone());
-        let Some(touch) = self.touch.lock().take() else { return };
-        match ModifyEvents::start(Arc::clone(&self.tree), touch, notifier.clone()) {
-            Ok(events) => drop(self.modify_events.set(events)),
-            Err(error) => tracing::warn!(%error, "no thread that tells inotify of control files"),
-        }
     }
 
     fn quick(&self, request: &Request<'_>, reply: &mut Reply) -> QuickOutcome {
         let node = NodeId::from_raw(request.header.nodeid);
         match request.op {
-            // The file is followed before the answer is sent, and a read of a group's members may
-            // sleep.
-            Op::Lookup { name } if self.modify_events.get().is_some() && is_event_file(name) => {
-                return self.may_sleep(request, reply);
-            }
             Op::Lookup { name } => answer(reply, self.lookup(node, name)),
             Op::Getattr { .. } => answer(
                 reply,
@@ -381,16 +305,13 @@ impl Filesystem for ControlFs {
             },
             Op::Release(arg) => {
                 self.close(arg.fh);
-                if let Some(events) = self.modify_events.get() {
-                    events.note_release(node);
-                }
                 reply.done().ignore();
             }
             Op::Poll(arg) => answer(reply, self.poll(&arg)),
             Op::Statfs => answer(reply, Ok(statfs())),
             Op::Releasedir(_) | Op::Syncfs => reply.done().ignore(),
-            Op::Forget { nlookup } => self.forget(request.header.nodeid, nlookup),
-            Op::BatchForget(list) => list.iter().for_each(|(node, nlookup)| self.forget(node, nlookup)),
+            // Nodes hold nothing.
+            Op::Forget { .. } | Op::BatchForget(_) => {}
             Op::Setxattr { name, .. } | Op::Getxattr { name, .. } | Op::Removexattr { name } => {
                 match xattr_refusal(name) {
                     Some(errno) => reply.error(errno).ignore(),
@@ -417,7 +338,6 @@ impl Filesystem for ControlFs {
     fn slow(&self, request: &Request<'_>, reply: &mut Reply) {
         let (node, header) = (NodeId::from_raw(request.header.nodeid), request.header);
         match request.op {
-            Op::Lookup { name } => self.look_up_event_file(node, name, reply),
             Op::Open(arg) => match self.open(request, arg.flags) {
                 Ok(fh) => {
                     let out = OpenOut { fh, open_flags: open_reply::DIRECT_IO, padding: 0 };

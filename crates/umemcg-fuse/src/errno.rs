@@ -62,7 +62,6 @@ impl ToErrno for ControlError {
             Self::NoAttribute => Errno::NODATA,
             Self::NoSpace => Errno::NOSPC,
             Self::NotSupported => Errno::OPNOTSUPP,
-            Self::BadDescriptor => Errno::BADF,
             Self::System(errno) => *errno,
         }
     }

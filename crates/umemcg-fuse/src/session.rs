@@ -21,7 +21,6 @@ use crate::heartbeat::{Heartbeat, Heartbeats, ReaderWatch};
 use crate::inflight::Inflight;
 use crate::job::Job;
 use crate::kernel_queue::KernelQueue;
-use crate::mount::Mounted;
 use crate::notifier::Notifier;
 use crate::page_watch::PageWatch;
 use crate::parking::{Lot, ParkedRequest, Parking};
@@ -52,9 +51,6 @@ pub trait Filesystem: Send + Sync + 'static {
     fn wanted(&self) -> u64 {
         crate::wire::InitFlags::ATOMIC_O_TRUNC
     }
-
-    /// Notes the mount. Called before the handshake, if the mount is known.
-    fn mounted(&self, _mounted: &Mounted) {}
 
     /// Takes the session's parking, for requests that wait for a store without a thread. Called
     /// before the first request.

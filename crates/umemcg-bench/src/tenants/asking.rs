@@ -2,21 +2,18 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::inotify::{CreateFlags, WatchFlags};
-use rustix::fs::{AtFlags, CWD, StatxFlags, inotify, statx};
+use rustix::event::Timespec;
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
+use super::event_file::EventFile;
 use super::ground::{COLD_FILE, Ground, MIB, PAGE, Random, SHARED_FILE};
 use crate::options::Failure;
 
 /// The longest wait for an event.
 const HEARD_WITHIN: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
-/// A file has been told of each event so long after it: two passes of the daemon.
-const QUIET: Duration = Duration::from_millis(250);
 
 /// What B does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +63,7 @@ pub struct Asker<'a> {
     cold: File,
     own: File,
     /// Set if events are waited for.
-    heard: Option<OwnedFd>,
+    events: Option<EventFile>,
     nr: usize,
     random: Random,
 }
@@ -78,7 +75,7 @@ impl<'a> Asker<'a> {
             file.map_err(Failure::at("B cannot open a file"))
         };
         let (cold, own) = (open("local/cold")?, open("local/own")?);
-        let mut heard = None;
+        let mut events = None;
         match ask {
             Ask::Walk => (0..ground.nr_pinned).try_for_each(|nr| look(ground, nr))?,
             Ask::Writes => {
@@ -86,19 +83,12 @@ impl<'a> Asker<'a> {
                 let read = open("local/pages")?.read_exact_at(&mut pages, 0);
                 read.map_err(Failure::at("B cannot read"))?;
             }
-            Ask::Hears => {
-                let failed = "B cannot watch its events";
-                let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK);
-                let watch = watch.map_err(Failure::at(failed))?;
-                let events = ground.control("b/hears/memory.events");
-                inotify::add_watch(&watch, events, WatchFlags::MODIFY).map_err(Failure::at(failed))?;
-                heard = Some(watch);
-            }
+            Ask::Hears => events = Some(EventFile::open(ground, ask.group())?),
             Ask::Attributes | Ask::Moves | Ask::Names => {}
         }
         // The file is where an earlier sample has left it.
         let nr = usize::from(ask == Ask::Moves && ground.at("local/two/f").exists());
-        Ok(Self { ground, ask, cold, own, heard, nr, random: Random(12_345) })
+        Ok(Self { ground, ask, cold, own, events, nr, random: Random(12_345) })
     }
 
     /// Makes each call once; `note` gets its number and its time.
@@ -178,27 +168,18 @@ impl<'a> Asker<'a> {
     }
 
     fn hear(&mut self, note: &mut dyn FnMut(usize, Duration)) -> Result<(), Failure> {
-        self.take_events();
+        self.events.as_ref().map_or(Ok(()), EventFile::take)?;
         let before = Instant::now();
         // Twice as much as it may have.
         let mut buffer = vec![1; MIB as usize];
         self.read_cold(&mut buffer)?;
         self.read_cold(&mut buffer)?;
-        let Some(heard) = &self.heard else { return Ok(()) };
-        let nr = poll(&mut [PollFd::new(heard, PollFlags::IN)], Some(&HEARD_WITHIN));
-        if nr.map_err(Failure::at("B cannot wait"))? == 0 {
+        let heard = self.events.as_ref().map_or(Ok(true), |events| events.wait(&HEARD_WITHIN))?;
+        if !heard {
             return Err(Failure::Wrong("B does not hear of an event within a minute".into()));
         }
         note(0, before.elapsed());
-        // The next event is not to be one of these.
-        std::thread::sleep(QUIET);
         Ok(())
-    }
-
-    fn take_events(&self) {
-        let mut buffer = [0; 4096];
-        let Some(heard) = &self.heard else { return };
-        while rustix::io::read(heard, &mut buffer[..]).is_ok_and(|nr| nr > 0) {}
     }
 }
 

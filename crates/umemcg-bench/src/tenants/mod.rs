@@ -6,6 +6,7 @@
 //! work. The figures are the latencies of B's calls. Each call is checked, and so is what A writes.
 
 mod asking;
+mod event_file;
 mod ground;
 mod pressing;
 

@@ -8,9 +8,10 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use rustix::fs::inotify::{CreateFlags, WatchFlags};
-use rustix::fs::{Mode, OFlags, inotify};
+use rustix::event::Timespec;
+use rustix::fs::{Mode, OFlags};
 
+use super::event_file::EventFile;
 use super::ground::{
     COLD_FILE, Ground, MIB, NR_GROUPS, PAGE, RULE_FILE, Random, SHARED_FILE, StoppedStore, WRITE_FILE,
 };
@@ -19,6 +20,8 @@ use crate::options::Failure;
 /// The store of a rename stands still for so long, goes on for so long, and so on.
 const STANDS_STILL: Duration = Duration::from_millis(100);
 const GOES_ON: Duration = Duration::from_millis(10);
+/// A look without a wait.
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// What A does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +42,7 @@ pub enum Press {
     Renames,
     /// It is above its `memory.high`, and makes files in a directory that B uses.
     High,
-    /// Each of its groups meets its limit all the time, and it watches their events.
+    /// Each of its groups meets its limit all the time, and it polls for their events.
     Events,
     /// It rewrites a file that B has read.
     Rewrites,
@@ -81,7 +84,6 @@ impl Press {
                 let pins = scope.spawn(|| pins(ground)).join();
                 pins.map_err(|_| Failure::Setup("the thread that pins names has ended".into()))?
             }),
-            Self::Events => watches(ground),
             Self::Reads => reads(ground),
             _ => Ok(Held::default()),
         }
@@ -109,9 +111,17 @@ impl Press {
             Self::Renames => renames(ground, goes_on),
             Self::High => high(ground, at, random, goes_on),
             Self::Events => {
-                ground.join(&format!("a/e{at}"))?;
-                let use_piece = mebibytes(ground, 0, "local", ("cold", "written"), WRITE_FILE)?;
-                use_pieces(use_piece, random, goes_on, |_| {})
+                let group = format!("a/e{at}");
+                ground.join(&group)?;
+                let events = EventFile::open(ground, &group)?;
+                let mut use_piece = mebibytes(ground, 0, "local", ("cold", "written"), WRITE_FILE)?;
+                let use_and_look: UsePiece = Box::new(move |random: &mut Random| {
+                    let written = use_piece(random)?;
+                    events.take()?;
+                    events.wait(&AT_ONCE)?;
+                    Ok(written)
+                });
+                use_pieces(use_and_look, random, goes_on, |_| {})
             }
             Self::Rewrites => {
                 ground.join("a")?;
@@ -253,16 +263,6 @@ fn pins(ground: &Ground) -> Result<Held, Failure> {
     };
     let pins = (0..ground.nr_pinned).map(pin).collect::<Result<_, Failure>>()?;
     Ok(Held { _descriptors: pins, ..Held::default() })
-}
-
-fn watches(ground: &Ground) -> Result<Held, Failure> {
-    let failed = "A cannot watch its events";
-    let watch = inotify::init(CreateFlags::CLOEXEC).map_err(Failure::at(failed))?;
-    for at in 0..NR_GROUPS {
-        let events = ground.control(&format!("a/e{at}/memory.events"));
-        inotify::add_watch(&watch, events, WatchFlags::MODIFY).map_err(Failure::at(failed))?;
-    }
-    Ok(Held { _descriptors: vec![watch], ..Held::default() })
 }
 
 fn reads(ground: &Ground) -> Result<Held, Failure> {

@@ -209,7 +209,6 @@ impl ControlTree {
         self.forget(&group);
         self.state.control(&group).xattrs.clear();
         self.state.control(&parent).note_changed_entry();
-        self.state.listeners().group_removed(&group);
         Ok(())
     }
 

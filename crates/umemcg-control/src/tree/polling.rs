@@ -12,12 +12,8 @@ use std::sync::atomic::Ordering;
 use umemcg::Group;
 
 use super::ControlTree;
-use crate::node::NodeId;
 use crate::open_file::OpenFile;
-use crate::permission::Credentials;
-use crate::poll_watch::{POPULATED_FILE, PollResult, is_event_file, nr_changes};
-use crate::populated::is_populated;
-use crate::request::Access;
+use crate::poll_watch::{POPULATED_FILE, PollResult, nr_changes};
 use crate::waiters::Waker;
 
 impl ControlTree {
@@ -52,39 +48,6 @@ impl ControlTree {
             None => nr_changes(file.id.name, &group) != Some(file.watch.seen.load(Ordering::Relaxed)),
         };
         if has_news || group.is_dead() { PollResult::Changed } else { PollResult::None }
-    }
-
-    /// Follows an event file without reading it. From now on `waker` is called when there may be a
-    /// change, and [`take_change`](Self::take_change) returns whether there is one. Returns `None`
-    /// for a file without events. May sleep.
-    pub fn follow(&self, node: NodeId, waker: Waker) -> Option<OpenFile> {
-        let file = self.open(node, Access { read: true, write: false }, Credentials::ROOT).ok()?;
-        let group = file.group().ok().filter(|_| is_event_file(file.id.name.as_ref()))?;
-        // The waker is attached before the state is read, so a later change wakes it.
-        self.poll(&file, Some(waker));
-        if file.id.name == POPULATED_FILE {
-            let is_populated = is_populated(self.state.membership(), &group);
-            self.state.control(&group).populated.note(is_populated);
-            file.watch.note_populated(is_populated);
-        } else {
-            file.watch.note_read(file.id.name, &group);
-        }
-        Some(file)
-    }
-
-    /// Returns whether the content of a followed file has changed since the last call, or since
-    /// [`follow`](Self::follow). Does not sleep.
-    pub fn take_change(&self, file: &OpenFile) -> bool {
-        let Ok(group) = file.group() else { return false };
-        let part = self.state.control(&group);
-        let now = if file.id.name == POPULATED_FILE {
-            Some(part.populated.last())
-        } else {
-            // Arm before the look: a later event then wakes the waker.
-            part.event_waiters.arm(&group);
-            nr_changes(file.id.name, &group)
-        };
-        now.is_some_and(|now| file.watch.seen.swap(now, Ordering::Relaxed) != now)
     }
 
     fn poll_populated(&self, file: &OpenFile, group: &Arc<Group>, waker: Option<Waker>) -> PollResult {

@@ -168,17 +168,7 @@ fn an_interrupted_v1_write_says_so_and_a_v2_one_has_succeeded() {
     let held = f.group("a").try_charge(8 * MIB).unwrap();
     let write = |path: &str, nonblocking, cancelled: &dyn Fn() -> bool| {
         let file = f.open_as(path, crate::support::WRITE, &Credentials::ROOT).unwrap();
-        f.tree.write(
-            &file,
-            b"4m",
-            &Request {
-                tid: 1,
-                descriptors: &umemcg_control::NoDescriptors,
-                nonblocking,
-                cancelled,
-                accepted: &|| (),
-            },
-        )
+        f.tree.write(&file, b"4m", &Request { tid: 1, nonblocking, cancelled, accepted: &|| () })
     };
     assert_eq!(write("a/memory.limit_in_bytes", false, &|| true), Err(Interrupted));
     assert_eq!(f.read("a/memory.max").as_deref(), Ok("max\n"));

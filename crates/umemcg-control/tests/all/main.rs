@@ -1,7 +1,6 @@
 //! The integration tests of `umemcg-control`, in one program.
 
 mod dirty_files;
-mod event_control;
 mod files;
 mod permissions;
 mod styles;

@@ -3,11 +3,10 @@
 use crate::support::{Fixture, MIB, fixture, fixture_of};
 use umemcg_control::{ControlError, NodeId, Style};
 
-/// The files of version 1 in Linux 6.18, but for `memory.kmem.slabinfo`'s neighbours that run
-/// programs.
+/// The files of version 1 in Linux 6.18, but for those of events through eventfds, and for
+/// `memory.kmem.slabinfo`'s neighbours that run programs.
 const V1: &[&str] = &[
     "cgroup.clone_children",
-    "cgroup.event_control",
     "cgroup.procs",
     "memory.failcnt",
     "memory.force_empty",
@@ -29,7 +28,6 @@ const V1: &[&str] = &[
     "memory.move_charge_at_immigrate",
     "memory.numa_stat",
     "memory.oom_control",
-    "memory.pressure_level",
     "memory.soft_limit_in_bytes",
     "memory.stat",
     "memory.swappiness",

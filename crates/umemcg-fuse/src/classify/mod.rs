@@ -5,8 +5,6 @@
 //! its id. [`ProcessClassifier`] does this for the processes of this machine.
 
 mod ancestry;
-pub(crate) mod descriptors;
-mod eventfd_writer;
 mod mirror;
 mod pid_namespace;
 mod pod_rules;
@@ -25,7 +23,6 @@ use std::sync::Arc;
 
 use umemcg::Group;
 
-pub use descriptors::ProcessDescriptors;
 pub use pod_rules::AddPodError;
 pub use proc_files::credentials_of;
 pub(crate) use process_classifier::since_boot_ns;

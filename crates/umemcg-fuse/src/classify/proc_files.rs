@@ -3,8 +3,8 @@
 //! A thread may hold a lock of the kernel while it waits for the daemon: its mmap lock, or the exec
 //! lock during `execve`, which closes files. Reading `status` and `cgroup` takes neither. `maps`,
 //! `cmdline` and `environ` take the first, `stat`, `fd` and `ns` the second. No thread of the data
-//! mount opens those. Threads of the control files open `fd`, `fdinfo` and `ns`; an `execve` does
-//! not wait for these threads.
+//! mount opens those. Threads of the control files open `ns`; an `execve` does not wait for these
+//! threads.
 
 use std::fs::File;
 use std::io::{self, Read};

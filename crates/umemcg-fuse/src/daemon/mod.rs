@@ -153,7 +153,6 @@ impl Served {
         config: SessionConfig,
     ) -> Result<Self, DaemonError> {
         let (mounted, device) = Mounted::mount(point, options)?;
-        filesystem.mounted(&mounted);
         let session = Session::start(device, filesystem, config)?;
         Ok(Self { mounted, session })
     }

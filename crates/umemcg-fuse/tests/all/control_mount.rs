@@ -123,7 +123,6 @@ fn errors_are_those_of_the_kernels_own_tree() {
         ("python3 -c 'import os; os.mknod(\"A/x\", 0o100644)'", "Permission denied"),
         ("python3 -c 'import os; os.setxattr(\"A/tasks\", \"system.a\", b\"b\")'", "Operation not supported"),
         ("python3 -c 'import os; os.getxattr(\"A\", \"trusted.a\")'", "No data available"),
-        ("cat A/memory.pressure_level", "Invalid argument"),
         ("echo 1g > memory.kmem.limit_in_bytes", "Invalid argument"),
         ("echo 1g > memory.kmem.tcp.limit_in_bytes", "Invalid argument"),
         ("mkdir A/tasks", "File exists"),

@@ -8,7 +8,6 @@ mod dirty;
 mod faults;
 mod high;
 mod interrupts;
-mod modify_events;
 mod mounting;
 mod named_charges;
 mod object_pages;

@@ -9,11 +9,6 @@ const MAY_BE_OPENED: &[(&str, &str)] = &[
     ("status", ""),
     ("cgroup", ""),
     ("task", ""),
-    // Of the process that is writing to a control file, and so not executing another program; or on
-    // a thread for this alone.
-    ("fd", "umemcg-fuse/src/classify/descriptors.rs"),
-    ("fdinfo", "umemcg-fuse/src/classify/descriptors.rs"),
-    ("mountinfo", "umemcg-fuse/src/classify/descriptors.rs"),
     // For control files: no program waits for their threads while another is executed in it.
     ("ns", "umemcg-fuse/src/classify/proc_files.rs"),
     // On a thread for this alone, which is left when the time is over.

@@ -42,16 +42,24 @@ fn a_new_group_has_all_its_files_and_no_limit() {
         assert_eq!(mount.number(group, "memory.failcnt"), 0);
         assert_eq!(mount.sh("cat $CG/g/tasks").good(), "");
         // Every readable file can be read with one tool that knows nothing of it, whether it reads
-        // or has the kernel copy, and shows the size of a page. As in Linux, one is there to be
-        // opened alone.
-        let readable = "cd $CG/g; find . -type f -perm -u+r ! -name memory.pressure_level";
+        // or has the kernel copy, and shows the size of a page.
+        let readable = "cd $CG/g; find . -type f -perm -u+r";
         mount.sh(&format!("{readable} -exec cat {{}} +")).good();
         mount.sh(&format!("{readable} -exec busybox cat {{}} +")).good();
-        mount.sh("cat $CG/g/memory.pressure_level").bad("Invalid argument");
         mount.sh("[ \"$(busybox cat $CG/g/memory.max)\" = max ]").good();
         mount.sh("[ \"$(find $CG/g -type f -perm -u+r ! -size 4096c | wc -l)\" = 0 ]").good();
         mount.sh("ls -l $CG/g/memory.limit_in_bytes | grep '^-rw-r--r--'; ls -l $CG/g/memory.usage_in_bytes | grep '^-r--r--r--'").good();
         mount.sh("ls -ld $CG/g | grep '^drwxr-xr-x'").good();
+    });
+}
+
+#[test]
+fn a_touch_by_hand_changes_nothing() {
+    needs_mount!();
+    on_a_fresh_group(|mount, _| {
+        let before = mount.sh("stat -c '%X %Y %Z' $CG/g/memory.events").good().to_owned();
+        mount.sh("touch -m $CG/g/memory.events").good();
+        assert_eq!(mount.sh("stat -c '%X %Y %Z' $CG/g/memory.events").good(), before);
     });
 }
 

@@ -5,14 +5,14 @@ use std::any::Any;
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::inotify::{CreateFlags, WatchFlags};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, XattrFlags, inotify};
 use rustix::process::{Resource, Rlimit, getrlimit, prlimit, setrlimit};
@@ -59,7 +59,6 @@ const GROWTHS: &[Growth<Tenant>] = &[
     Growth { what: "groups", charged_min: 1000 * 1024, grow: groups },
     Growth { what: "groups of a rule", charged_min: 500 * 1024, grow: rule_groups },
     Growth { what: "attributes of groups", charged_min: 1000 * 8192, grow: control_attributes },
-    Growth { what: "listeners", charged_min: 0, grow: listeners },
     Growth { what: "triggers of pressure", charged_min: 0, grow: triggers },
     Growth { what: "control files read in part", charged_min: 1000 * 1024, grow: control_files },
     Growth { what: "control files that are polled", charged_min: 0, grow: polled_files },
@@ -215,16 +214,6 @@ fn control_attributes(tenant: &Tenant) -> Held {
         rustix::fs::setxattr(&group, "user.one", &[7; 8192], XattrFlags::empty()).unwrap();
     }
     Box::new(())
-}
-
-fn listeners(tenant: &Tenant) -> Held {
-    let usage = File::open(tenant.group.join("memory.usage_in_bytes")).unwrap();
-    let listen = |nr: u64| {
-        let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        let line = format!("{} {} {}", event.as_raw_fd(), usage.as_raw_fd(), nr << 40);
-        fs::write(tenant.group.join("cgroup.event_control"), line).ok().map(|()| event)
-    };
-    Box::new((1..1_100).map_while(listen).collect::<Vec<OwnedFd>>())
 }
 
 fn triggers(tenant: &Tenant) -> Held {

@@ -1,16 +1,15 @@
-//! A program that watches the event files of the groups through a whole life, as inotify lets it:
-//! what they count has to be heard of.
+//! A program that polls the event files of the groups through a whole life: what they count has to
+//! be reported.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::mem::MaybeUninit;
+use std::fs::{self, File};
+use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
-use rustix::io::Errno;
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
 
 use crate::together::world::GROUPS;
 
@@ -19,16 +18,17 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(Debug)]
 struct Watched {
-    watch: i32,
     path: PathBuf,
-    /// Its text when the watch had begun.
+    /// Read before the polls began.
+    _open: File,
+    /// Its text then.
     before: String,
 }
 
 /// See the module text.
 #[derive(Debug)]
 pub struct Watcher {
-    inotify: OwnedFd,
+    polled: OwnedFd,
     files: Vec<Watched>,
 }
 
@@ -37,24 +37,26 @@ fn read(path: &Path) -> Result<String, String> {
 }
 
 impl Watcher {
-    /// Watches the files of all groups below the control mount.
+    /// Polls the files of all groups below the control mount.
     pub fn start(cg: &Path) -> Self {
-        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
-        let watch = |group: &&str| {
+        let polled = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let watch = |(at, group): (usize, &&str)| {
             let path = cg.join(group).join("memory.events");
-            let watch = inotify::add_watch(&inotify, &path, WatchFlags::MODIFY).unwrap();
-            Watched { watch, before: read(&path).unwrap(), path }
+            let (mut open, mut before) = (File::open(&path).unwrap(), String::new());
+            open.read_to_string(&mut before).unwrap();
+            epoll::add(&polled, &open, epoll::EventData::new_u64(at as u64), epoll::EventFlags::PRI).unwrap();
+            Watched { path, _open: open, before }
         };
-        let files = GROUPS.iter().map(watch).collect();
-        Self { inotify, files }
+        let files = GROUPS.iter().enumerate().map(watch).collect();
+        Self { polled, files }
     }
 
     /// Waits until there was an event for each file that says something else than before.
     pub fn check(&self) -> Result<(), String> {
         let (mut heard, deadline) = (BTreeSet::new(), Instant::now() + TIMEOUT);
-        for file in &self.files {
+        for (at, file) in self.files.iter().enumerate() {
             let now = read(&file.path)?;
-            while now != file.before && !heard.contains(&file.watch) {
+            while now != file.before && !heard.contains(&(at as u64)) {
                 if Instant::now() > deadline {
                     let (path, before) = (file.path.display(), &file.before);
                     return Err(format!("no event for {path}, which said {before:?} and says {now:?}"));
@@ -66,21 +68,12 @@ impl Watcher {
     }
 
     /// Takes the events that there are, and waits a second for one if there are none.
-    fn hear(&self, heard: &mut BTreeSet<i32>) -> Result<(), String> {
+    fn hear(&self, heard: &mut BTreeSet<u64>) -> Result<(), String> {
         let second = Timespec { tv_sec: 1, tv_nsec: 0 };
-        poll(&mut [PollFd::new(&self.inotify, PollFlags::IN)], Some(&second)).map_err(|e| e.to_string())?;
-        let mut buffer = [MaybeUninit::uninit(); 4096];
-        let mut reader = Reader::new(&self.inotify, &mut buffer);
-        loop {
-            match reader.next() {
-                // Too many to keep: any of them may have been among those.
-                Ok(event) if event.events().contains(ReadFlags::QUEUE_OVERFLOW) => {
-                    heard.extend(self.files.iter().map(|file| file.watch));
-                }
-                Ok(event) => drop(heard.insert(event.wd())),
-                Err(Errno::AGAIN) => return Ok(()),
-                Err(errno) => return Err(format!("inotify: {errno}")),
-            }
-        }
+        let mut events = Vec::with_capacity(self.files.len());
+        epoll::wait(&self.polled, spare_capacity(&mut events), Some(&second))
+            .map_err(|errno| format!("epoll: {errno}"))?;
+        heard.extend(events.iter().map(|event| event.data.u64()));
+        Ok(())
     }
 }

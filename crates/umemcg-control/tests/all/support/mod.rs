@@ -209,11 +209,5 @@ impl Fixture {
 }
 
 pub fn request(tid: u32) -> Request<'static> {
-    Request {
-        tid,
-        descriptors: &umemcg_control::NoDescriptors,
-        nonblocking: false,
-        cancelled: &|| false,
-        accepted: &|| (),
-    }
+    Request { tid, nonblocking: false, cancelled: &|| false, accepted: &|| () }
 }

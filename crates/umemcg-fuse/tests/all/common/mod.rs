@@ -217,7 +217,6 @@ impl TestMount {
         let (mounted, device): (Mounted, Device) =
             Mounted::mount(dir.path(), &MountOptions::new("umemcg-test", "memory")).unwrap();
         let point = mounted.point().to_owned();
-        filesystem.mounted(&mounted);
         let session = Session::start(device, filesystem, config).unwrap();
         let mounted = Arc::new(mounted);
         let (done, waiting) = mpsc::channel::<()>();
