@@ -38,8 +38,6 @@ pub enum Rank {
     Writeback,
     /// The kernel to forget names or to drop pages, for at most 20 ms at once.
     KernelRelease,
-    /// The listener for levels of pressure; held while it is called.
-    LevelListener,
     /// One write-back of a file at a time; a look at a changed file waits for one that repeats
     /// itself.
     FileFlush,
@@ -178,11 +176,6 @@ pub const RANKS: &[RankInfo] = &[
         Rank::KernelRelease,
         "the kernel to forget names or to drop pages, for at most 20 ms at once",
         "`umemcg-reclaim/src/pending_release.rs`",
-    ),
-    lock(
-        Rank::LevelListener,
-        "the listener for levels of pressure; held while it is called",
-        "`umemcg-reclaim/src/pressure_level.rs`",
     ),
     lock(
         Rank::FileFlush,

@@ -14,7 +14,6 @@ use crate::leaving_bytes::LeavingBytes;
 use crate::list_slots::ListSlots;
 use crate::lruvec::{Lists, Lruvec};
 use crate::object_lists::{ListKey, ObjectList, ObjectLists};
-use crate::pressure_level::Window;
 use crate::shrinker::bits::{BitPlace, Closed, ShrinkerBits};
 use crate::walk_position::WalkPosition;
 use crate::writeback_backoff::WritebackBackoff;
@@ -29,8 +28,6 @@ pub struct GroupReclaim {
     /// Marks of the groups in this subtree with possible pages or objects.
     subtree_marks: SubtreeMarks<Weak<Group>>,
     background: Background,
-    /// For the level of pressure on this group and its descendants.
-    level_window: Window,
     /// Of this group and its descendants.
     leaving_bytes: LeavingBytes,
     /// Evictions and activations on behalf of this group; see [`crate::shadow`]. (A)
@@ -55,7 +52,6 @@ impl GroupReclaim {
             object_lists: ObjectLists::new(),
             subtree_marks: SubtreeMarks::default(),
             background: Background::default(),
-            level_window: Window::default(),
             leaving_bytes: LeavingBytes::default(),
             age: AtomicU64::new(0),
             arrival_balance: ArrivalBalance::default(),
@@ -125,11 +121,6 @@ impl GroupReclaim {
     /// Returns the group's state of background reclaim, created on first use.
     pub(crate) fn background(&self) -> &Background {
         &self.background
-    }
-
-    /// Returns the window of pages recently scanned by reclaim of this group.
-    pub(crate) fn level_window(&self) -> &Window {
-        &self.level_window
     }
 
     pub(crate) fn subtree_marks(&self) -> &SubtreeMarks<Weak<Group>> {

@@ -66,8 +66,6 @@ pub(super) fn run_quantum(reclaimer: &Reclaimer, job: &Job) -> Next {
     let (progress, is_round_over) =
         shrink_in_rounds(reclaimer, &group, &pass, &mut protection, &mut first_rounds, &enough);
     work.low_was_in_the_way |= protection.low_was_in_the_way();
-    // The priority of a quantum is no measure of pressure.
-    reclaimer.note_level(&group, DEF_PRIORITY, (progress.scanned, progress.reclaimed));
     let releasing = if is_believed { progress.releasing_bytes } else { 0 };
     work.note_freed(progress.pages(), releasing);
     if progress.scanned > 0 && progress.dirty == progress.scanned {

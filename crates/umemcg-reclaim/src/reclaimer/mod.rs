@@ -35,7 +35,6 @@ use crate::list_slots::ListSlots;
 use crate::noteworthy::Noteworthy;
 use crate::page_owner::PageOwner;
 use crate::pending_release::PendingReleases;
-use crate::pressure_level::{LevelListener, PressureLevel};
 use crate::protection::ReclaimProtection;
 use crate::shrinker::{Registration, Shrinker, ShrinkerId, Shrinkers, SlabUsage, slab_usage};
 
@@ -57,8 +56,6 @@ pub struct Reclaimer {
     kswapd_queue: Arc<Queue>,
     /// (C) Protection claimed by no child is distributed to all children.
     recursive_protection: bool,
-    /// The listener for the level of pressure.
-    level_listener: LevelListener,
     noteworthy: Noteworthy,
 }
 
@@ -82,7 +79,6 @@ impl Reclaimer {
             writeback_hung: AtomicU64::new(u64::MAX),
             kswapd_queue: Arc::default(),
             recursive_protection: true,
-            level_listener: LevelListener::default(),
             noteworthy: Noteworthy::default(),
         })
     }
@@ -239,27 +235,6 @@ impl Reclaimer {
     /// requested by a shrinker has ended. No lock may be held.
     pub fn wait_for_release(&self, is_awaited: impl Fn() -> bool) {
         self.pending_releases.wait_while(is_awaited);
-    }
-
-    /// Sets the listener for the level of every window of scanned pages ending from now on;
-    /// replaces the previous listener. Reclaiming threads call it with no ranked lock held; it must
-    /// neither sleep nor reclaim. Its panics are logged and go no further.
-    #[doc(alias = "vmpressure_register_event")]
-    pub fn listen_for_levels(&self, listener: impl Fn(&Arc<Group>, PressureLevel) + Send + Sync + 'static) {
-        self.level_listener.set(Some(Box::new(listener)));
-    }
-
-    /// Drops the listener, and stops counting.
-    #[doc(alias = "vmpressure_unregister_event")]
-    pub fn stop_listening_for_levels(&self) {
-        self.level_listener.set(None);
-    }
-
-    /// Counts pages scanned and freed by a reclaim of `root` at this priority, for the level
-    /// listener.
-    pub(crate) fn note_level(&self, root: &Arc<Group>, priority: u32, pages: (u64, u64)) {
-        let window = || GroupReclaim::of(root, self.nr_nodes).level_window();
-        self.level_listener.note(root, window, priority, pages);
     }
 
     /// Returns the current protection of `group` from a reclaim starting at `root`.

@@ -139,7 +139,6 @@ impl Reclaimer {
             if left > 0 {
                 progress.add(shrink_in_rounds(self, root, &pass, protection, &mut first_rounds, &enough).0);
             }
-            self.note_pass(root, reason, priority, before, progress);
             if progress.pages() >= goal || cancelled() {
                 return progress;
             }
@@ -226,15 +225,6 @@ impl Reclaimer {
             }
             let is_same = || leaving.now() > 0 && leaving.freed() - freed_before == freed;
             self.pending_releases().wait_while(is_same);
-        }
-    }
-
-    /// Notes a pass. Passes of direct and background reclaim show the difficulty of freeing memory;
-    /// proactive passes do not.
-    fn note_pass(&self, root: &Arc<Group>, reason: Reason, priority: u32, before: Progress, now: Progress) {
-        if reason != Reason::Proactive {
-            let (scanned, reclaimed) = (now.scanned - before.scanned, now.reclaimed - before.reclaimed);
-            self.note_level(root, priority, (scanned, reclaimed));
         }
     }
 

@@ -1,5 +1,5 @@
-//! Shrinkers and listeners that panic: a charge gets its room from others, registers stay right,
-//! and no other caller sees the panic.
+//! Shrinkers that panic: a charge gets its room from others, registers stay right, and no other
+//! caller sees the panic.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -220,25 +220,4 @@ fn background_reclaim_of_a_group_goes_on_after_panics() {
             group.usage_bytes() < 512 << 10 && nr_panics.load(Relaxed) > before
         });
     }
-}
-
-#[test]
-fn a_listener_for_levels_that_panics_is_told_again() {
-    let (tree, reclaimer) = reclaimer(POOL, 1);
-    let nr_told = Arc::new(AtomicU64::new(0));
-    let counted = Arc::clone(&nr_told);
-    reclaimer.listen_for_levels(move |_, _| {
-        counted.fetch_add(1, Relaxed);
-        panic!("a listener panics");
-    });
-    let group = create(&tree, tree.root(), "a");
-    group.store_max(1 << 20);
-    for _ in 0..3 {
-        let before = nr_told.load(Relaxed);
-        // There is nothing to be had, and the last priorities say so.
-        assert!(reclaimer.charge(&group, 2 << 20, &|| false).is_err());
-        reclaimer.reclaim(&group, 32, Reason::Direct, &|| false);
-        assert!(nr_told.load(Relaxed) > before);
-    }
-    assert_eq!(group.usage_bytes(), 0);
 }
