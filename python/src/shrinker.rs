@@ -134,7 +134,7 @@ impl Shrinker {
     fn announce(&self, py: Python<'_>, group: &Group) -> PyResult<()> {
         let part = self.held.part(py)?;
         let group = group.part_of(py, &part.engine)?;
-        part.engine.note_objects(&group.group, 0, part.id);
+        part.engine.note_objects(&group.group, part.id);
         Ok(())
     }
 

@@ -230,7 +230,7 @@ pub extern "C" fn umemcg_shrinker_announce(shrinker: umemcg_shrinker, group: ume
     call(|| {
         with(shrinker, |part: &ShrinkerPart| {
             with_group_of(&part.engine, group, |group| {
-                part.engine.engine.note_objects(&group.group, 0, part.id);
+                part.engine.engine.note_objects(&group.group, part.id);
                 Ok(())
             })
         })

@@ -19,7 +19,7 @@ use umemcg_base::{
     BATCH_LEN_MAX, Batches, LockedBatch, PAGE_SHIFT, PAGE_SIZE, REFILL_LEN, Rank, RankedMutex,
 };
 
-use crate::blocks::{BLOCK_BYTES, BLOCK_FRAMES, Blocks, SparseFrame, block_of};
+use crate::blocks::{BLOCK_BYTES, BLOCK_FRAMES, Blocks, SparseFrame};
 use crate::bytes;
 use crate::frame::{FrameFlags, FrameId, FrameRecord};
 use crate::mapping::{Hint, Mapping};
@@ -28,7 +28,7 @@ use crate::stable_table::StableTable;
 /// Most frames taken or given back at a time through a batch; larger runs bypass it, so that they
 /// stay contiguous.
 const BATCHED_FRAMES_MAX: usize = 8;
-/// All batches of a node hold at most this part of its frames; a node too small for that has none.
+/// All batches hold at most this part of the frames; an arena too small for that has none.
 const BATCHES_SHARE: usize = 64;
 
 /// Page frames over one reservation of address space.
@@ -37,15 +37,12 @@ pub struct Arena {
     contents: Mapping,
     /// (C) One record per frame; the records are atomic.
     records: StableTable<FrameRecord>,
-    /// (C) Contiguous runs of blocks, one per node.
-    nodes: Box<[Node]>,
-    /// (C) Blocks per node; the last nodes may have fewer.
-    blocks_per_node: usize,
+    free_frames: FreeFrames,
 }
 
-/// One node, on cache lines of its own.
+/// The free frames, on cache lines of their own.
 #[repr(align(128))]
-struct Node {
+struct FreeFrames {
     /// Free frames in batches of threads. Locked before `blocks`; counted there as allocated.
     batches: Option<Batches<FrameId>>,
     blocks: RankedMutex<Blocks>,
@@ -57,7 +54,7 @@ struct Node {
     nr_backed: AtomicUsize,
 }
 
-impl Node {
+impl FreeFrames {
     /// Returns the number of free frames in batches.
     fn nr_batched(&self) -> usize {
         self.batches.as_ref().map_or(0, Batches::len)
@@ -140,34 +137,30 @@ impl Node {
 }
 
 impl Arena {
-    /// Reserves address space for `capacity_bytes`, rounded down to whole frames, divided among
-    /// `nr_nodes` nodes. Memory is taken when frames are touched.
+    /// Reserves address space for `capacity_bytes`, rounded down to whole frames. Memory is taken
+    /// when frames are touched.
     ///
     /// # Errors
-    /// `InvalidInput` for no frame, more frames than numbers (16 TiB), or no node; else the
-    /// operating system's error for the reservation.
-    pub fn new(capacity_bytes: u64, nr_nodes: usize) -> io::Result<Arc<Self>> {
+    /// `InvalidInput` for no frame, or more frames than numbers (16 TiB); else the operating
+    /// system's error for the reservation.
+    pub fn new(capacity_bytes: u64) -> io::Result<Arc<Self>> {
         let nr_frames = usize::try_from(capacity_bytes >> PAGE_SHIFT).unwrap_or(usize::MAX);
-        if nr_frames == 0 || nr_frames >= FrameId::NONE.index() || nr_nodes == 0 {
+        if nr_frames == 0 || nr_frames >= FrameId::NONE.index() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        Self::with_frames(nr_frames, nr_nodes)
+        Self::with_frames(nr_frames)
     }
 
     /// Creates an arena without frames, for an engine without pages. Every allocation returns
     /// nothing.
     ///
     /// # Errors
-    /// `InvalidInput` for no node; else the operating system's error for a reservation of one
-    /// block.
-    pub fn without_frames(nr_nodes: usize) -> io::Result<Arc<Self>> {
-        if nr_nodes == 0 {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        Self::with_frames(0, nr_nodes)
+    /// The operating system's error for a reservation of one block.
+    pub fn without_frames() -> io::Result<Arc<Self>> {
+        Self::with_frames(0)
     }
 
-    fn with_frames(nr_frames: usize, nr_nodes: usize) -> io::Result<Arc<Self>> {
+    fn with_frames(nr_frames: usize) -> io::Result<Arc<Self>> {
         let contents = Mapping::new(nr_frames * PAGE_SIZE)?;
         contents.hint(Hint::HugePages);
         contents.hint(Hint::NotInCoreFiles);
@@ -175,25 +168,15 @@ impl Arena {
         // Frames are handed out densely, so their records are dense too.
         #[cfg(not(loom))]
         records.mapping().hint(Hint::HugePages);
-        let nr_blocks = nr_frames.div_ceil(BLOCK_FRAMES);
-        let blocks_per_node = nr_blocks.div_ceil(nr_nodes);
-        let nodes = (0..nr_nodes)
-            .map(|node| {
-                let first = (node * blocks_per_node).min(nr_blocks);
-                let start = first * BLOCK_FRAMES;
-                let end = ((first + blocks_per_node) * BLOCK_FRAMES).min(nr_frames);
-                let batches = Some(Batches::new())
-                    .filter(|batches| batches.capacity() * BATCHES_SHARE <= end.saturating_sub(start));
-                Node {
-                    batches,
-                    blocks: RankedMutex::new(Rank::FreeFrames, Blocks::new(first, end.saturating_sub(start))),
-                    transit: RankedMutex::new(Rank::FreeFrames, ()),
-                    nr_allocated: AtomicUsize::new(0),
-                    nr_backed: AtomicUsize::new(0),
-                }
-            })
-            .collect();
-        Ok(Arc::new(Self { contents, records, nodes, blocks_per_node }))
+        let batches = Some(Batches::new()).filter(|batches| batches.capacity() * BATCHES_SHARE <= nr_frames);
+        let free_frames = FreeFrames {
+            batches,
+            blocks: RankedMutex::new(Rank::FreeFrames, Blocks::new(nr_frames)),
+            transit: RankedMutex::new(Rank::FreeFrames, ()),
+            nr_allocated: AtomicUsize::new(0),
+            nr_backed: AtomicUsize::new(0),
+        };
+        Ok(Arc::new(Self { contents, records, free_frames }))
     }
 
     /// Returns the number of frames, free or not.
@@ -201,49 +184,31 @@ impl Arena {
         self.records.len()
     }
 
-    /// Returns the number of nodes; the frames are divided among them.
-    pub fn nr_nodes(&self) -> usize {
-        self.nodes.len()
+    fn nr_blocks(&self) -> usize {
+        self.nr_frames().div_ceil(BLOCK_FRAMES)
     }
 
     /// Returns the number of frames in use.
     pub fn nr_allocated(&self) -> usize {
-        let of_node =
-            |node: &Node| node.nr_allocated.load(Ordering::Relaxed).saturating_sub(node.nr_batched());
-        self.nodes.iter().map(of_node).sum()
+        let free_frames = &self.free_frames;
+        free_frames.nr_allocated.load(Ordering::Relaxed).saturating_sub(free_frames.nr_batched())
     }
 
     /// Returns the bytes of the backed blocks: an upper bound of the resident memory of the
     /// contents. The records add 64 bytes for each frame ever used.
     pub fn resident_bytes(&self) -> u64 {
-        let blocks: usize = self.nodes.iter().map(|node| node.nr_backed.load(Ordering::Relaxed)).sum();
-        blocks as u64 * BLOCK_BYTES as u64
+        self.free_frames.nr_backed.load(Ordering::Relaxed) as u64 * BLOCK_BYTES as u64
     }
 
-    /// Returns the node of a frame.
-    pub fn node_of(&self, frame: FrameId) -> usize {
-        if self.nodes.len() == 1 { 0 } else { block_of(frame) / self.blocks_per_node }
-    }
-
-    /// Appends up to `n` frames of the node to `out`, or of the next nodes when it has no more, and
-    /// returns their number. Frames of one block come together, the highest first. The frames are
-    /// frozen and without flags, except for late hints. The other fields of the records and the
-    /// contents are left from before. May wait for the operating system when the last free block is
-    /// just being given back or [prepared](Self::prepare).
-    ///
-    /// # Panics
-    /// When there is no such node.
-    pub fn alloc(&self, node: usize, out: &mut Vec<FrameId>, n: usize) -> usize {
-        assert!(node < self.nodes.len());
+    /// Appends up to `n` frames to `out`, and returns their number. Frames of one block come
+    /// together, the highest first. The frames are frozen and without flags, except for late hints.
+    /// The other fields of the records and the contents are left from before. May wait for the
+    /// operating system when the last free block is just being given back or
+    /// [prepared](Self::prepare).
+    pub fn alloc(&self, out: &mut Vec<FrameId>, n: usize) -> usize {
         out.reserve(n.min(self.nr_frames()));
         let start = out.len();
-        for at in 0..self.nodes.len() {
-            let missing = n - (out.len() - start);
-            if missing == 0 {
-                break;
-            }
-            self.alloc_on(&self.nodes[(node + at) % self.nodes.len()], out, missing);
-        }
+        self.take_frames(out, n);
         for &frame in &out[start..] {
             // The allocation does not touch the records, because another processor may have freed
             // the frames. The caller does, and may prefetch the records first.
@@ -252,14 +217,15 @@ impl Arena {
         out.len() - start
     }
 
-    fn alloc_on(&self, node: &Node, out: &mut Vec<FrameId>, mut missing: usize) {
-        missing -= node.take_batched(out, missing);
+    fn take_frames(&self, out: &mut Vec<FrameId>, mut missing: usize) {
+        let free_frames = &self.free_frames;
+        missing -= free_frames.take_batched(out, missing);
         while missing > 0 {
-            let (taken, mut is_in_transit) = node.take(out, missing, false);
+            let (taken, mut is_in_transit) = free_frames.take(out, missing, false);
             missing -= taken;
-            if missing > 0 && node.batches.is_some() {
+            if missing > 0 && free_frames.batches.is_some() {
                 let taken;
-                (taken, is_in_transit) = node.take(out, missing, true);
+                (taken, is_in_transit) = free_frames.take(out, missing, true);
                 missing -= taken;
             }
             if missing == 0 || !is_in_transit {
@@ -267,7 +233,7 @@ impl Arena {
             }
             // A block is in transit; it is available once this lock is free. Each turn waits for
             // another block.
-            drop(node.transit.lock());
+            drop(free_frames.transit.lock());
         }
     }
 
@@ -282,11 +248,8 @@ impl Arena {
             assert!(record.is_frozen(), "{frame:?} freed while it can be pinned");
             record.start_with(FrameFlags::NONE);
         }
-        for run in frames.chunk_by(|&a, &b| self.node_of(a) == self.node_of(b)) {
-            let node = &self.nodes[self.node_of(run[0])];
-            if let Err(frame) = node.give(run) {
-                panic!("{frame:?} freed twice");
-            }
+        if let Err(frame) = self.free_frames.give(frames) {
+            panic!("{frame:?} freed twice");
         }
     }
 
@@ -382,53 +345,51 @@ impl Arena {
     }
 
     /// Gives the memory of idle blocks back to the operating system, the longest idle first, until
-    /// each node keeps at most `keep_free_blocks`; returns the number of released blocks. One
-    /// system call per block; allocations go on meanwhile.
+    /// at most `keep_free_blocks` keep theirs; returns the number of released blocks. One system
+    /// call per block; allocations go on meanwhile.
     pub fn trim(&self, keep_free_blocks: usize) -> usize {
-        self.nodes.iter().map(|node| self.trim_node(node, keep_free_blocks)).sum()
-    }
-
-    fn trim_node(&self, node: &Node, keep: usize) -> usize {
+        let free_frames = &self.free_frames;
+        free_frames.empty_batches();
         // Bounded by the number of blocks, however fast other threads free them.
-        node.empty_batches();
-        for nr_released in 0..self.blocks_per_node {
-            let _transit = node.transit.lock();
-            let Some(block) = node.blocks.lock_second().start_release(keep) else { return nr_released };
+        for nr_released in 0..self.nr_blocks() {
+            let _transit = free_frames.transit.lock();
+            let Some(block) = free_frames.blocks.lock_second().start_release(keep_free_blocks) else {
+                return nr_released;
+            };
             // SAFETY: [5] Zero is as good as any contents of frames, and all of these are free.
             let released = unsafe { self.contents.discard(bytes_of(block)) }.is_ok();
-            self.finish_transit(node, block, !released);
+            self.finish_transit(block, !released);
             if !released {
                 return nr_released; // Locked memory, say: the others would be refused too.
             }
         }
-        self.blocks_per_node
+        self.nr_blocks()
     }
 
-    /// Touches the memory of unused blocks until each node has at least `free_blocks` idle ones, or
-    /// no more; returns the number of touched blocks. The first touch of a block can take
+    /// Touches the memory of unused blocks until at least `free_blocks` are idle, or no unused one
+    /// is left; returns the number of touched blocks. The first touch of a block can take
     /// milliseconds on a virtual machine: let a background worker wait for it, not a request.
     /// Allocations go on meanwhile.
     pub fn prepare(&self, free_blocks: usize) -> usize {
-        self.nodes.iter().map(|node| self.prepare_node(node, free_blocks)).sum()
-    }
-
-    fn prepare_node(&self, node: &Node, enough: usize) -> usize {
-        for nr_prepared in 0..enough.min(self.blocks_per_node) {
-            let _transit = node.transit.lock();
-            let Some(block) = node.blocks.lock_second().start_backing(enough) else { return nr_prepared };
+        let free_frames = &self.free_frames;
+        for nr_prepared in 0..free_blocks.min(self.nr_blocks()) {
+            let _transit = free_frames.transit.lock();
+            let Some(block) = free_frames.blocks.lock_second().start_backing(free_blocks) else {
+                return nr_prepared;
+            };
             let backed = self.contents.populate(bytes_of(block)).is_ok();
-            self.finish_transit(node, block, backed);
+            self.finish_transit(block, backed);
             if !backed {
                 return nr_prepared; // An old kernel: blocks are touched when they are used.
             }
         }
-        enough.min(self.blocks_per_node)
+        free_blocks.min(self.nr_blocks())
     }
 
-    fn finish_transit(&self, node: &Node, block: usize, backed: bool) {
-        let mut blocks = node.blocks.lock_second();
+    fn finish_transit(&self, block: usize, backed: bool) {
+        let mut blocks = self.free_frames.blocks.lock_second();
         blocks.finish_transit(block, backed);
-        node.note_counts(&blocks);
+        self.free_frames.note_counts(&blocks);
     }
 
     /// Returns up to `max` frames in use that keep whole blocks from being free: the frames of the
@@ -438,17 +399,14 @@ impl Arena {
     #[doc(hidden)]
     pub fn sparse_candidates(&self, max: usize) -> Vec<SparseFrame> {
         let mut out = Vec::new();
-        for node in &self.nodes {
-            let left = max - out.len();
-            node.empty_batches();
-            node.blocks.lock().sparse(&mut out, left);
-        }
+        self.free_frames.empty_batches();
+        self.free_frames.blocks.lock().sparse(&mut out, max);
         out
     }
 
     /// Returns the number of idle blocks with memory; [`trim`](Self::trim) could release them.
     pub fn nr_idle_blocks(&self) -> usize {
-        self.nodes.iter().map(|node| node.blocks.lock().nr_idle()).sum()
+        self.free_frames.blocks.lock().nr_idle()
     }
 }
 
@@ -549,23 +507,22 @@ mod tests {
 
     #[test]
     fn an_allocation_waits_for_a_block_in_transit() {
-        let arena = Arena::new(2 * BLOCK_BYTES as u64, 1).unwrap();
+        let arena = Arena::new(2 * BLOCK_BYTES as u64).unwrap();
         let all = arena.nr_frames();
         let mut frames = Vec::new();
-        arena.alloc(0, &mut frames, all);
+        arena.alloc(&mut frames, all);
         arena.free(&frames);
-        // The first half of `trim_node`.
-        let node = &arena.nodes[0];
-        let transit = node.transit.lock();
-        let block = node.blocks.lock_second().start_release(1).unwrap();
+        // The first half of `trim`.
+        let transit = arena.free_frames.transit.lock();
+        let block = arena.free_frames.blocks.lock_second().start_release(1).unwrap();
         std::thread::scope(|scope| {
-            let allocation = scope.spawn(|| arena.alloc(0, &mut Vec::new(), all));
+            let allocation = scope.spawn(|| arena.alloc(&mut Vec::new(), all));
             // Takes the other block, sees that this one is in transit, and waits for it.
             while arena.nr_allocated() < BLOCK_FRAMES {
                 std::thread::yield_now();
             }
             // The second half.
-            arena.finish_transit(node, block, false);
+            arena.finish_transit(block, false);
             drop(transit);
             assert_eq!(allocation.join().unwrap(), all);
         });

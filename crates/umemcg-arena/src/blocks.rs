@@ -1,4 +1,4 @@
-//! The free frames of one node, kept by 2 MiB block.
+//! The free frames, kept by 2 MiB block.
 //!
 //! A virtual machine pays 8 to 10 µs for the first touch of a page not backed by its host, and
 //! returning single pages breaks huge pages. So memory goes back to the operating system by whole
@@ -16,7 +16,7 @@
 //! The bitmap of a block has its free frames; a stack beside it only has their order. The stack is
 //! dense, not a chain through the records: records of frames freed on another processor would be
 //! fetched one after the other, each only after the previous one has arrived. All code here is safe
-//! and sequential: [`Blocks`] is in one mutex per node.
+//! and sequential: [`Blocks`] is in a mutex.
 
 use umemcg_base::PAGE_SIZE;
 
@@ -43,8 +43,12 @@ pub struct SparseFrame {
 
 /// Returns the block of a frame.
 #[inline]
-pub(crate) fn block_of(frame: FrameId) -> usize {
+fn block_of(frame: FrameId) -> usize {
     frame.index() >> BLOCK_SHIFT
+}
+
+fn frame_at(block: usize, place: u32) -> FrameId {
+    FrameId::from_raw((block << BLOCK_SHIFT) as u32 + place)
 }
 
 /// List of idle blocks. Lists 1 to 511 are the partial blocks with that many free frames.
@@ -91,10 +95,8 @@ impl Block {
     }
 }
 
-/// The blocks of one node.
+/// The blocks of an arena.
 pub(crate) struct Blocks {
-    /// The arena's number of the first block.
-    first: usize,
     blocks: Vec<Block>,
     /// By block, its stack: frames freed since the block got memory, the most recent one last;
     /// numbers in the block. Large and zeroed at first, so that it takes memory only for blocks in
@@ -111,14 +113,13 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    /// Creates the blocks from number `first` on, for `nr_frames` frames of the arena from there.
-    pub(crate) fn new(first: usize, nr_frames: usize) -> Self {
+    /// Creates the blocks of `nr_frames` frames.
+    pub(crate) fn new(nr_frames: usize) -> Self {
         let nr_blocks = nr_frames.div_ceil(BLOCK_FRAMES);
         let blocks = (0..nr_blocks)
             .map(|block| Block::new((nr_frames - block * BLOCK_FRAMES).min(BLOCK_FRAMES)))
             .collect();
         let mut this = Self {
-            first,
             blocks,
             stacks: vec![0; nr_blocks * BLOCK_FRAMES],
             ends: Box::new([(NO_BLOCK, NO_BLOCK); NR_LISTS]),
@@ -177,7 +178,7 @@ impl Blocks {
         let mut unlinked = None;
         let mut result = Ok(());
         for frame in frames {
-            let at = block_of(frame) - self.first;
+            let at = block_of(frame);
             let place = frame.raw() % BLOCK_FRAMES as u32;
             if self.blocks[at].is_free(place) {
                 result = Err(frame);
@@ -222,12 +223,11 @@ impl Blocks {
     fn start_transit(&mut self, block: u32) -> usize {
         self.unlink(block as usize);
         self.nr_in_transit += 1;
-        self.first + block as usize
+        block as usize
     }
 
     /// Puts a block in transit on its list: `backed` says whether it has memory.
     pub(crate) fn finish_transit(&mut self, block: usize, backed: bool) {
-        let block = block - self.first;
         self.nr_in_transit -= 1;
         if backed {
             self.push(block, IDLE);
@@ -261,7 +261,7 @@ impl Blocks {
                 let is_nearly_alone = list >= NEARLY_EMPTY;
                 out.extend(
                     used.take(left)
-                        .map(|place| SparseFrame { frame: self.frame(at as usize, place), is_nearly_alone }),
+                        .map(|place| SparseFrame { frame: frame_at(at as usize, place), is_nearly_alone }),
                 );
                 left -= out.len() - before;
                 at = block.prev;
@@ -269,15 +269,10 @@ impl Blocks {
         }
     }
 
-    fn frame(&self, block: usize, place: u32) -> FrameId {
-        FrameId::from_raw(((self.first + block) << BLOCK_SHIFT) as u32 + place)
-    }
-
     /// Takes `nr` frames of an unlinked block with at least that many: the most recently freed
     /// first, then fresh ones. They are returned in falling order: contiguous frames are worth more
     /// than the order of frees.
     fn pop_frames(&mut self, at: usize, nr: usize, out: &mut Vec<FrameId>) {
-        let first = ((self.first + at) << BLOCK_SHIFT) as u32;
         let block = &mut self.blocks[at];
         let nr_stacked = block.nr_stacked();
         let nr_popped = nr.min(nr_stacked);
@@ -295,7 +290,7 @@ impl Blocks {
             while bits != 0 {
                 let bit = bits.ilog2();
                 bits &= !(1 << bit);
-                out.push(FrameId::from_raw(first + word as u32 * 64 + bit));
+                out.push(frame_at(at, word as u32 * 64 + bit));
             }
         }
     }

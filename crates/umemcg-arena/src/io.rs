@@ -266,9 +266,9 @@ mod tests {
 
     #[test]
     fn a_transfer_goes_on_where_it_stopped() {
-        let arena = Arena::new(64 * PAGE_SIZE as u64, 1).unwrap();
+        let arena = Arena::new(64 * PAGE_SIZE as u64).unwrap();
         let mut frames = Vec::new();
-        arena.alloc(0, &mut frames, 64);
+        arena.alloc(&mut frames, 64);
         frames.sort_unstable();
         // Some touch, most do not, one is empty.
         let segments: Vec<Segment> =

@@ -71,11 +71,11 @@ pub enum Rank {
     GroupChildren,
     /// The lists of objects of a group.
     ObjectLists,
-    /// The lists of one (group, node): of pages, and one for each kind of object.
+    /// The lists of one group: of pages, and one for each kind of object.
     Lruvec,
     /// Batches of free frames and of free index nodes, each used by some of the threads.
     FreeBatches,
-    /// Free frames of a node.
+    /// The free frames of an arena.
     FreeFrames,
     /// The sums of guarantees and reservations.
     Commitments,
@@ -238,7 +238,7 @@ pub const RANKS: &[RankInfo] = &[
     lock(Rank::ObjectLists, "which lists of objects a group has", "`umemcg-reclaim/src/object_lists.rs`"),
     lock(
         Rank::Lruvec,
-        "the lists of one (group, node): of pages, and one for each kind of object",
+        "the lists of one group: of pages, and one for each kind of object",
         "`umemcg-reclaim/src/lruvec.rs`, `object_lists.rs`",
     ),
     lock(
@@ -246,7 +246,7 @@ pub const RANKS: &[RankInfo] = &[
         "batches of free frames and of free index nodes, each used by some of the threads (in their order)",
         "`umemcg-base/src/batches.rs`",
     ),
-    lock(Rank::FreeFrames, "free frames of a node", "`umemcg-arena`"),
+    lock(Rank::FreeFrames, "the free frames of an arena", "`umemcg-arena`"),
     lock(Rank::Commitments, "the sums of guarantees and reservations", "`umemcg/src/commitments.rs`"),
     lock(
         Rank::Marks,

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use umemcg_arena::{Arena, FrameId};
@@ -41,7 +40,6 @@ pub(crate) struct CacheCore {
     /// The zero page that holes of files in memory read as; created with the first such file.
     zero_page: OnceLock<ZeroPage>,
     making_zero_page: RankedMutex<()>,
-    next_node: AtomicUsize,
 }
 
 impl fmt::Debug for CacheCore {
@@ -66,7 +64,6 @@ impl CacheCore {
             stores: LeafMutex::default(),
             zero_page: OnceLock::new(),
             making_zero_page: RankedMutex::new(Rank::FileGrowth, ()),
-            next_node: AtomicUsize::new(0),
             reclaimer,
         })
     }
@@ -111,11 +108,6 @@ impl CacheCore {
     /// Returns the write-back state shared by all stores.
     pub(crate) fn writeback(&self) -> &Arc<PoolWriteback> {
         &self.writeback
-    }
-
-    pub(crate) fn next_node(&self) -> usize {
-        let nr = self.reclaimer.nr_nodes();
-        if nr == 1 { 0 } else { self.next_node.fetch_add(1, Ordering::Relaxed) % nr }
     }
 
     /// Creates the zero page for holes, if there is none.

@@ -30,14 +30,14 @@ impl ShadowLeaves {
         // The statistic first: a thread that finds the bit set by the list reads the statistic
         // next.
         owner.with_group(|group| group.stat_add(StatItem::ShadowNodes, NODE_BYTES as i64));
-        self.lru.add(owner, 0, slot);
+        self.lru.add(owner, slot);
         self.nr.fetch_add(1, Relaxed);
         slot.into_raw() + 1
     }
 
     pub(crate) fn remove(&self, owner: OwnerId, place: u32) {
         let slot = ListSlot::from_raw(place - 1);
-        self.lru.remove(0, slot);
+        self.lru.remove(slot);
         self.lru.release(slot);
         owner.with_group(|group| group.stat_add(StatItem::ShadowNodes, -(NODE_BYTES as i64)));
         self.nr.fetch_sub(1, Relaxed);

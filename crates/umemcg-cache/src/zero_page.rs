@@ -21,7 +21,7 @@ impl ZeroPage {
         let charge = reclaimer.charge(&root, PAGE_SIZE_U64, &|| false).ok()?;
         let charge = AccountedCharge::new(charge, StatItem::SlabUnreclaimable);
         let mut frames = Vec::with_capacity(1);
-        reclaimer.arena().alloc(0, &mut frames, 1);
+        reclaimer.arena().alloc(&mut frames, 1);
         let frame = frames.pop()?;
         reclaimer.arena().zero(frame, 0, PAGE_SIZE);
         reclaimer.arena().record(frame).unfreeze_to(1);

@@ -52,27 +52,27 @@ pub fn victim_list(group: &Group, nr_probation: u64, nr_protected: u64) -> Arriv
 
 /// Makes the group of `owner` older by `nr_pages` taken back from it, and returns their shadow. A
 /// charge must keep `owner` alive.
-pub fn leave_shadow(owner: OwnerId, nr_nodes: usize, nr_pages: u64) -> Shadow {
+pub fn leave_shadow(owner: OwnerId, nr_pages: u64) -> Shadow {
     owner.with_group(|group| {
-        advance_age(group, nr_nodes, nr_pages);
-        Shadow::new(group.owner(), GroupReclaim::of(group, nr_nodes).age(), false)
+        advance_age(group, nr_pages);
+        Shadow::new(group.owner(), GroupReclaim::of(group).age(), false)
     })
 }
 
 /// Returns whether pages with this shadow would count as returning soon if read now.
-pub fn is_recent(shadow: Shadow, nr_nodes: usize) -> bool {
+pub fn is_recent(shadow: Shadow) -> bool {
     shadow.evictor().is_some_and(|evictor| {
-        let distance = shadow.distance(GroupReclaim::of(&evictor, nr_nodes).age());
+        let distance = shadow.distance(GroupReclaim::of(&evictor).age());
         distance <= nr_pages_of(&evictor) * SOON_PERCENT / 100
     })
 }
 
 /// Counts pages returning to `reader`. Returns their arrival list.
 #[doc(alias = "workingset_refault")]
-pub fn arrive_again(reader: &Group, nr_nodes: usize, returned: &Returned) -> ArrivalList {
+pub fn arrive_again(reader: &Group, returned: &Returned) -> ArrivalList {
     reader.stat_add(StatItem::WorkingsetRefault, returned.nr_pages as i64);
     let Some(evictor) = returned.shadow.evictor() else { return ArrivalList::Probation };
-    let part = GroupReclaim::of(&evictor, nr_nodes);
+    let part = GroupReclaim::of(&evictor);
     let (distance, nr_all) = (returned.shadow.distance(part.age()), nr_pages_of(&evictor));
     let nr_new = returned.nr_pages - returned.nr_protected;
     if distance <= nr_all * NEARLY_KEPT_PERCENT / 100 {

@@ -1,5 +1,5 @@
-//! Reclaim's state of a group: its lists on each node, its shrinkers' bits, its lists of objects,
-//! its marks, and the positions of walks over its subtree. Created with the group's first page.
+//! Reclaim's state of a group: its lists of pages, its shrinkers' bits, its lists of objects, its
+//! marks, and the positions of walks over its subtree. Created with the group's first page.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -21,9 +21,9 @@ use crate::writeback_backoff::WritebackBackoff;
 /// Reclaim's state of a group.
 #[derive(Debug)]
 pub struct GroupReclaim {
-    lruvecs: Box<[Lruvec]>,
-    /// By node: bits of the shrinkers with possible objects of this group.
-    shrinker_bits: Box<[ShrinkerBits]>,
+    lruvec: Lruvec,
+    /// Bits of the shrinkers with possible objects of this group.
+    shrinker_bits: ShrinkerBits,
     object_lists: ObjectLists,
     /// Marks of the groups in this subtree with possible pages or objects.
     subtree_marks: SubtreeMarks<Weak<Group>>,
@@ -45,10 +45,10 @@ pub struct GroupReclaim {
 
 impl GroupReclaim {
     /// Returns the part of `group`, made on first use.
-    pub fn of(group: &Group, nr_nodes: usize) -> &Self {
+    pub fn of(group: &Group) -> &Self {
         group.extension(ExtensionSlot::Reclaim, || Self {
-            lruvecs: (0..nr_nodes).map(|_| Lruvec::new()).collect(),
-            shrinker_bits: (0..nr_nodes).map(|_| ShrinkerBits::new()).collect(),
+            lruvec: Lruvec::new(),
+            shrinker_bits: ShrinkerBits::new(),
             object_lists: ObjectLists::new(),
             subtree_marks: SubtreeMarks::default(),
             background: Background::default(),
@@ -66,19 +66,9 @@ impl GroupReclaim {
         group.extension_if_present(ExtensionSlot::Reclaim)
     }
 
-    /// Returns the lists of a node.
-    pub fn lruvec(&self, node: usize) -> &Lruvec {
-        &self.lruvecs[node]
-    }
-
-    /// Returns all nodes' lists.
-    pub fn lruvecs(&self) -> &[Lruvec] {
-        &self.lruvecs
-    }
-
-    /// Returns the number of memory nodes.
-    pub(crate) fn nr_nodes(&self) -> usize {
-        self.lruvecs.len()
+    /// Returns the lists of pages.
+    pub fn lruvec(&self) -> &Lruvec {
+        &self.lruvec
     }
 
     /// Returns the counts of bytes leaving this group and its descendants, and of bytes freed after
@@ -109,9 +99,8 @@ impl GroupReclaim {
         }
     }
 
-    /// Returns the shrinker bits of a node.
-    pub(crate) fn shrinker_bits(&self, node: usize) -> &ShrinkerBits {
-        &self.shrinker_bits[node]
+    pub(crate) fn shrinker_bits(&self) -> &ShrinkerBits {
+        &self.shrinker_bits
     }
 
     pub(crate) fn object_lists(&self) -> &ObjectLists {
@@ -128,8 +117,8 @@ impl GroupReclaim {
     }
 
     /// Returns the place of a shrinker's bit; charges the group for an appended unit.
-    pub(crate) fn bit_place(&self, group: &Group, node: usize, shrinker: u32) -> Result<BitPlace, Closed> {
-        let bits = self.shrinker_bits(node);
+    pub(crate) fn bit_place(&self, group: &Group, shrinker: u32) -> Result<BitPlace, Closed> {
+        let bits = &self.shrinker_bits;
         // The charge of every group includes its first unit.
         let is_first = bits.units().next().is_none();
         let mut appended = false;
@@ -147,14 +136,14 @@ impl GroupReclaim {
         key: ListKey,
         serial: u64,
     ) -> Result<Arc<ObjectList>, Closed> {
-        let bit_place = || self.bit_place(group, key.1 as usize, key.0);
+        let bit_place = || self.bit_place(group, key.0);
         self.object_lists.find_or_make(group, key, serial, bit_place)
     }
 
     /// Notes pages or objects added to the group: reclaim will visit it.
     #[inline]
     pub(crate) fn note_present(&self, group: &Arc<Group>) {
-        subtree_marks::note_present(chain(group, self.nr_nodes()));
+        subtree_marks::note_present(chain(group));
     }
 
     /// Notes that a walk has visited the group. If the group is empty now, walks skip it until
@@ -163,20 +152,19 @@ impl GroupReclaim {
         if !self.subtree_marks.is_marked() || !self.is_empty() {
             return;
         }
-        subtree_marks::note_absent::<true, _>(chain(group, self.nr_nodes()), || !self.is_empty());
+        subtree_marks::note_absent::<true, _>(chain(group), || !self.is_empty());
     }
 
     /// Returns whether the group has no page on a list and no shrinker with possible objects.
     pub(crate) fn is_empty(&self) -> bool {
-        self.lruvecs.iter().all(|lruvec| lruvec.lock().is_empty())
-            && self.shrinker_bits.iter().all(ShrinkerBits::are_clear)
+        self.lruvec.lock().is_empty() && self.shrinker_bits.are_clear()
     }
 }
 
 /// Returns the marks of a group and of its ancestors, creating missing ones.
-fn chain(group: &Arc<Group>, nr_nodes: usize) -> impl Iterator<Item = PathNode<'_, Weak<Group>>> {
-    std::iter::successors(Some(group), |at| at.parent()).map(move |at| PathNode {
-        subtree_marks: &GroupReclaim::of(at, nr_nodes).subtree_marks,
+fn chain(group: &Arc<Group>) -> impl Iterator<Item = PathNode<'_, Weak<Group>>> {
+    std::iter::successors(Some(group), |at| at.parent()).map(|at| PathNode {
+        subtree_marks: &GroupReclaim::of(at).subtree_marks,
         id: at.id(),
         child: Arc::downgrade(at),
     })
@@ -189,10 +177,10 @@ pub fn leaving_bytes(group: &Group) -> u64 {
 
 /// Makes `group` and all its ancestors older by `pages`.
 #[doc(alias = "workingset_age_nonresident")]
-pub fn advance_age(group: &Arc<Group>, nr_nodes: usize, pages: u64) {
+pub fn advance_age(group: &Arc<Group>, pages: u64) {
     let mut next = Some(group);
     while let Some(group) = next {
-        GroupReclaim::of(group, nr_nodes).age.fetch_add(pages, Ordering::Relaxed);
+        GroupReclaim::of(group).age.fetch_add(pages, Ordering::Relaxed);
         next = group.parent();
     }
 }
@@ -207,17 +195,11 @@ pub fn owner_from(raw: u32) -> OwnerId {
     OwnerId::from_raw(raw).expect("what is charged has an owner")
 }
 
-/// Runs `body` with the living lists of pages of `owner` on `node`. `owner` must be kept alive by a
-/// charge.
-pub fn with_lists<R>(
-    owner: OwnerId,
-    node: usize,
-    nr_nodes: usize,
-    body: impl FnOnce(&mut Lists, &Arc<Group>) -> R,
-) -> R {
+/// Runs `body` with the living lists of pages of `owner`. `owner` must be kept alive by a charge.
+pub fn with_lists<R>(owner: OwnerId, body: impl FnOnce(&mut Lists, &Arc<Group>) -> R) -> R {
     loop {
         let group = owner.resolve();
-        let mut lists = GroupReclaim::of(&group, nr_nodes).lruvec(node).lock();
+        let mut lists = GroupReclaim::of(&group).lruvec().lock();
         // A removal splices before it re-points the owner, so a living list here is the right one
         // for as long as it is locked; for a moment there may be none.
         if !lists.dead {
@@ -228,35 +210,32 @@ pub fn with_lists<R>(
     }
 }
 
-/// Moves everything of a dying group to its parent in O(1) per node and list. The owner is
-/// re-pointed afterwards.
+/// Moves everything of a dying group to its parent in O(1) per list. The owner is re-pointed
+/// afterwards.
 #[doc(alias = "memcg_reparent_objcgs")]
 pub(crate) fn splice_lists(
     (arena, slots): (&Arena, &ListSlots),
     (dying, parent): (&Arc<Group>, &Arc<Group>),
-    nr_nodes: usize,
 ) {
-    let child_part = GroupReclaim::of(dying, nr_nodes);
-    let parent_part = GroupReclaim::of(parent, nr_nodes);
-    for node in 0..nr_nodes {
+    let child_part = GroupReclaim::of(dying);
+    let parent_part = GroupReclaim::of(parent);
+    {
         // Parent before child. The parent cannot die meanwhile: it waits for the removal of its
         // children.
-        let mut to = parent_part.lruvec(node).lock();
-        let mut from = child_part.lruvec(node).lists.lock_second();
+        let mut to = parent_part.lruvec.lock();
+        let mut from = child_part.lruvec.lists.lock_second();
         to.inactive.splice_tail(arena, &mut from.inactive);
         to.active.splice_tail(arena, &mut from.active);
         from.dead = true;
     }
     child_part.object_lists.reparent(slots, |key, serial| parent_part.find_or_make_list(parent, key, serial));
-    for node in 0..nr_nodes {
-        child_part.shrinker_bits(node).close(|id, is_set, owed| {
-            let Ok(place) = parent_part.bit_place(parent, node, id) else { return };
-            place.unit.add_deferred(place.bit, owed);
-            if is_set {
-                let _ = place.unit.set(place.bit);
-            }
-        });
-    }
+    child_part.shrinker_bits.close(|id, is_set, owed| {
+        let Ok(place) = parent_part.bit_place(parent, id) else { return };
+        place.unit.add_deferred(place.bit, owed);
+        if is_set {
+            let _ = place.unit.set(place.bit);
+        }
+    });
     parent_part.note_present(parent);
-    subtree_marks::note_removed(chain(dying, nr_nodes));
+    subtree_marks::note_removed(chain(dying));
 }

@@ -10,32 +10,31 @@ use std::sync::Arc;
 use umemcg_group::Group;
 
 use crate::group_reclaim::GroupReclaim;
-use crate::lruvec::{Lists, Lruvec};
+use crate::lruvec::Lists;
 
-/// Isolated pages of a group on one node; the isolation ends when this is dropped.
+/// Isolated pages of a group; the isolation ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Isolation<G: Deref<Target = Group>> {
     group: G,
-    node: usize,
 }
 
 impl<G: Deref<Target = Group>> Isolation<G> {
-    /// Begins an isolation of pages of the group's locked lists on the node.
-    pub(crate) fn begin(lists: &mut Lists, group: G, node: usize) -> Self {
+    /// Begins an isolation of pages of the group's locked lists.
+    pub(crate) fn begin(lists: &mut Lists, group: G) -> Self {
         lists.nr_isolations += 1;
-        Self { group, node }
+        Self { group }
     }
 
-    /// Returns whether it is of these lists.
-    pub(crate) fn is_of(&self, group: &Group, node: usize) -> bool {
-        std::ptr::eq(&raw const *self.group, group) && self.node == node
+    /// Returns whether it is of this group's lists.
+    pub(crate) fn is_of(&self, group: &Group) -> bool {
+        std::ptr::eq(&raw const *self.group, group)
     }
 }
 
 impl<G: Deref<Target = Group>> Drop for Isolation<G> {
     fn drop(&mut self) {
         if let Some(part) = GroupReclaim::if_present(&self.group) {
-            part.lruvec(self.node).end_isolation();
+            part.lruvec().end_isolation();
         }
     }
 }
@@ -43,10 +42,9 @@ impl<G: Deref<Target = Group>> Drop for Isolation<G> {
 /// Returns whether a thread has isolated pages of a group or a descendant. A group removed
 /// meanwhile takes the count along.
 pub(crate) fn has_isolated(root: &Arc<Group>) -> bool {
-    let has_isolated_here = |part: &GroupReclaim| part.lruvecs().iter().any(Lruvec::has_isolated);
     let mut left = vec![Arc::clone(root)];
     while let Some(group) = left.pop() {
-        if GroupReclaim::if_present(&group).is_some_and(has_isolated_here) {
+        if GroupReclaim::if_present(&group).is_some_and(|part| part.lruvec().has_isolated()) {
             return true;
         }
         left.extend(group.children());

@@ -1,4 +1,4 @@
-//! Lists of objects per (group, node), each with its own lock, least recently added first.
+//! Lists of objects by group, each with its own lock, least recently added first.
 //!
 //! An object is a caller's token (a number to find the object again) in a place reserved once
 //! ([`ListSlot`]). The object goes on the list of its charged group. When the group is removed its
@@ -49,7 +49,6 @@ pub struct ListLru {
     slots: Arc<ListSlots>,
     id: ShrinkerId,
     sub: u32,
-    nr_nodes: usize,
     /// Distinguishes it from an earlier one whose shrinker had the same number.
     serial: u64,
 }
@@ -65,13 +64,12 @@ impl ListLru {
             slots: Arc::clone(reclaimer.list_slots()),
             id: id.clone(),
             sub,
-            nr_nodes: reclaimer.nr_nodes(),
             serial: NEXT_SERIAL.fetch_add(1, Relaxed),
         }
     }
 
-    fn key(&self, node: usize) -> ListKey {
-        (self.id.get(), node as u32, self.sub)
+    fn key(&self) -> ListKey {
+        (self.id.get(), self.sub)
     }
 
     /// Takes a place for an object; on no list yet. Its memory,
@@ -110,20 +108,20 @@ impl ListLru {
     /// alive. Returns `false` if the object is on a list already. The caller prevents other threads
     /// from adding or removing the same object meanwhile.
     #[doc(alias = "list_lru_add")]
-    pub fn add(&self, owner: OwnerId, node: usize, slot: ListSlot) -> bool {
-        self.add_with_handle(owner, node, slot).is_some()
+    pub fn add(&self, owner: OwnerId, slot: ListSlot) -> bool {
+        self.add_with_handle(owner, slot).is_some()
     }
 
     /// Like [`add`](Self::add), but returns a handle of the list for [`add_to`](Self::add_to).
     /// `None` when the object is on a list already.
-    pub fn add_with_handle(&self, owner: OwnerId, node: usize, slot: ListSlot) -> Option<ListHandle> {
+    pub fn add_with_handle(&self, owner: OwnerId, slot: ListSlot) -> Option<ListHandle> {
         let owner = mechanism::list_owner(owner);
         loop {
             let group = owner.resolve();
-            let part = GroupReclaim::of(&group, self.nr_nodes);
+            let part = GroupReclaim::of(&group);
             // The list is closed: its group is being removed, and in a moment its owner leads to
             // the parent.
-            let Ok(list) = part.find_or_make_list(&group, self.key(node), self.serial) else {
+            let Ok(list) = part.find_or_make_list(&group, self.key(), self.serial) else {
                 umemcg_base::sync::thread::yield_now();
                 continue;
             };
@@ -180,25 +178,25 @@ impl ListLru {
     /// threads from adding it meanwhile. A walk may remove it at the same time; only one of the two
     /// reports the removal.
     #[doc(alias = "list_lru_del")]
-    pub fn remove(&self, node: usize, slot: ListSlot) -> bool {
-        self.with_list_of(node, slot, |list, objects| {
+    pub fn remove(&self, slot: ListSlot) -> bool {
+        self.with_list_of(slot, |list, objects| {
             objects.chain.unlink(&self.slots, slot);
             list.note_len(objects);
         })
     }
 
     /// Moves an object to the young end of its list. Returns `false` if it is on none.
-    pub fn touch(&self, node: usize, slot: ListSlot) -> bool {
-        self.with_list_of(node, slot, |_, objects| objects.chain.rotate(&self.slots, slot))
+    pub fn touch(&self, slot: ListSlot) -> bool {
+        self.with_list_of(slot, |_, objects| objects.chain.rotate(&self.slots, slot))
     }
 
-    fn with_list_of(&self, node: usize, slot: ListSlot, act: impl Fn(&ObjectList, &mut Objects)) -> bool {
+    fn with_list_of(&self, slot: ListSlot, act: impl Fn(&ObjectList, &mut Objects)) -> bool {
         loop {
             if !self.slots.is_linked(slot) {
                 return false;
             }
             let group = owner_from(self.slots.owner(slot)).resolve();
-            let Some(list) = self.list(&group, node) else {
+            let Some(list) = self.list(&group) else {
                 umemcg_base::sync::thread::yield_now();
                 continue;
             };
@@ -215,20 +213,20 @@ impl ListLru {
         }
     }
 
-    fn list(&self, group: &Group, node: usize) -> Option<Arc<ObjectList>> {
-        GroupReclaim::if_present(group)?.object_lists().find(self.key(node), self.serial)
+    fn list(&self, group: &Group) -> Option<Arc<ObjectList>> {
+        GroupReclaim::if_present(group)?.object_lists().find(self.key(), self.serial)
     }
 
     /// Returns the list of a group, if it has one.
-    pub fn known(&self, group: &Group, node: usize) -> Option<ListHandle> {
-        self.list(group, node).map(ListHandle)
+    pub fn known(&self, group: &Group) -> Option<ListHandle> {
+        self.list(group).map(ListHandle)
     }
 
     /// Returns the number of objects on the list of a group, without its lock.
     #[doc(alias = "list_lru_count_one")]
-    pub fn count(&self, group: &Group, node: usize) -> u64 {
+    pub fn count(&self, group: &Group) -> u64 {
         let part = GroupReclaim::if_present(group);
-        part.map_or(0, |part| part.object_lists().len_of(self.key(node), self.serial))
+        part.map_or(0, |part| part.object_lists().len_of(self.key(), self.serial))
     }
 
     /// Calls `visit` for up to `nr` objects of a group, oldest first, under the list's lock;
@@ -238,11 +236,10 @@ impl ListLru {
     pub fn walk(
         &self,
         group: &Group,
-        node: usize,
         nr: u64,
         visit: impl FnMut(&mut WalkedList<'_>, u64, ListSlot) -> Verdict,
     ) -> u64 {
-        self.known(group, node).map_or(0, |known| self.walk_handle(&known, nr, visit))
+        self.known(group).map_or(0, |known| self.walk_handle(&known, nr, visit))
     }
 
     /// Like [`walk`](Self::walk), on a list found before.

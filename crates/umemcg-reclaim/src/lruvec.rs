@@ -1,4 +1,4 @@
-//! The lists of one (group, node): inactive and active, one lock, links kept in the frame records.
+//! The page lists of one group: inactive and active, one lock, links kept in the frame records.
 //!
 //! A page on a list carries [`Flag::ON_LRU`]; [`Flag::ACTIVE`] distinguishes the two lists. Both
 //! flags change only under the lock of the list of the page's current group. When a group is
@@ -203,7 +203,7 @@ impl Lists {
     }
 }
 
-/// The lists of one group on one node.
+/// The page lists of one group.
 #[derive(Debug)]
 pub struct Lruvec {
     pub(crate) lists: RankedMutex<Lists>,

@@ -1,5 +1,5 @@
-//! The object lists of one group, by shrinker and node: made with the first object, dropped when a
-//! walk finds them empty, spliced to the parent's lists when the group is removed.
+//! The object lists of one group, by shrinker: made with the first object, dropped when a walk
+//! finds them empty, spliced to the parent's lists when the group is removed.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -12,8 +12,8 @@ use crate::accounted_charge::AccountedCharge;
 use crate::list_slots::{Chain, ListSlot, ListSlots};
 use crate::shrinker::bits::{BitPlace, Closed, Unit};
 
-/// The key of a list: shrinker, node, and the list number chosen by the shrinker.
-pub(crate) type ListKey = (u32, u32, u32);
+/// The key of a list: shrinker, and the list number chosen by the shrinker.
+pub(crate) type ListKey = (u32, u32);
 
 /// Bytes of a list, charged to its group.
 const LIST_BYTES: u64 = size_of::<ObjectList>() as u64 + 48;
@@ -93,7 +93,7 @@ struct Lists {
     asleep: Vec<(ListKey, Weak<ObjectList>)>,
     /// The group was removed.
     closed: bool,
-    /// Units of bits beyond the first of each node, which is part of the group's own state.
+    /// Units of bits beyond the first, which is part of the group's own state.
     unit_charges: Vec<AccountedCharge>,
 }
 
@@ -177,14 +177,13 @@ impl ObjectLists {
 
     /// Drops the empty lists of a shrinker. A list still referenced sleeps until an object is
     /// added.
-    pub(crate) fn prune(&self, shrinker: u32, node: usize) {
-        let node = node as u32;
+    pub(crate) fn prune(&self, shrinker: u32) {
         let mut pruned = Vec::new();
         {
             let mut lists = self.lists.write();
             let keys: Vec<ListKey> = lists
                 .by_key
-                .range((shrinker, node, 0)..=(shrinker, node, u32::MAX))
+                .range((shrinker, 0)..=(shrinker, u32::MAX))
                 .filter(|(_, list)| list.len() == 0)
                 .map(|(key, _)| *key)
                 .collect();

@@ -187,7 +187,7 @@ pub(crate) fn shrink_round(
     enough: &dyn Fn(&Progress) -> bool,
 ) -> Ended {
     let mut nr_visited = 0;
-    for group in SharedWalk::new(root, reclaimer.nr_nodes(), round) {
+    for group in SharedWalk::new(root, round) {
         nr_visited += 1;
         let goal = pass.goal.saturating_sub(progress.pages());
         let ahead = match round {
@@ -273,7 +273,7 @@ mod tests {
     impl Pool {
         fn new() -> Self {
             let tree = GroupTree::new(POOL);
-            let reclaimer = Reclaimer::new(Arena::new(POOL, 1).unwrap(), Arc::clone(&tree), 1).unwrap();
+            let reclaimer = Reclaimer::new(Arena::new(POOL).unwrap(), Arc::clone(&tree)).unwrap();
             let id = reclaimer.reserve_shrinker();
             let (plenty, shrinker) = (Arc::new(Plenty::default()), id.get());
             let _registered = reclaimer.register_shrinker(id, Arc::<Plenty>::clone(&plenty));
@@ -283,7 +283,7 @@ mod tests {
         fn group(&self, parent: &Arc<Group>, name: &str, soft_limit: u64) -> Arc<Group> {
             let group = self.tree.create(parent, name.as_ref()).unwrap();
             self.charges.lock().push(group.charge_forced(4096));
-            self.reclaimer.note_objects(&group, 0, self.shrinker);
+            self.reclaimer.note_objects(&group, self.shrinker);
             group.set_soft_limit(soft_limit);
             group
         }
@@ -340,8 +340,8 @@ mod tests {
         let root = Arc::clone(pool.tree.root());
         let _outsider = pool.group(&root, "outsider", UNLIMITED);
         let a = pool.group(&root, "A", 0);
-        assert_eq!(SharedWalk::new(&root, 1, Round::InExcess).next().unwrap().id(), a.id());
-        let begun = SharedWalk::new(&root, 1, Round::InExcess).next();
+        assert_eq!(SharedWalk::new(&root, Round::InExcess).next().unwrap().id(), a.id());
+        let begun = SharedWalk::new(&root, Round::InExcess).next();
         assert_eq!(begun.unwrap().id(), a.id(), "where the other left it there is no group: it begins again");
         // Each of these leaves the walk at its only group.
         for _ in 0..3 {
@@ -356,7 +356,7 @@ mod tests {
         let [a, b, c] = ["A", "B", "C"].map(|name| pool.group(&root, name, UNLIMITED));
         let mut seen = Vec::new();
         let splice = |dying: &Arc<Group>, parent: &Arc<Group>| {
-            let walk = SharedWalk::new(&root, 1, Round::AllGroups);
+            let walk = SharedWalk::new(&root, Round::AllGroups);
             seen.extend(walk.take(8).map(|group| group.id()));
             pool.reclaimer.splice_to_parent(dying, parent);
         };

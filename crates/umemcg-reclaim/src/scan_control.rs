@@ -134,8 +134,6 @@ pub(crate) struct Pass {
     pub(crate) round: Round,
     /// At least a batch of objects is requested, even if the share of this priority is smaller.
     pub(crate) insists: bool,
-    /// A single memory node; all nodes if `None`.
-    pub(crate) node: Option<usize>,
     /// The protected share of the group; known once it is visited.
     pub(crate) kept: ProtectedShare,
 }
@@ -150,14 +148,8 @@ impl Pass {
             reason,
             round: Round::AllGroups,
             insists: false,
-            node: None,
             kept: ProtectedShare::NOTHING,
         }
-    }
-
-    /// Returns the nodes to look at, of this many.
-    pub(crate) fn nodes(&self, nr_nodes: usize) -> std::ops::Range<usize> {
-        self.node.map_or(0..nr_nodes, |node| node..node + 1)
     }
 }
 

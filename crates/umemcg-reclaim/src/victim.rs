@@ -72,61 +72,52 @@ impl<'r> Victim<'r> {
     fn shrink_lists(self, pass: &Pass) -> (Progress, bool) {
         let Pass { priority, reason, kept, .. } = *pass;
         let mut progress = Progress::default();
-        let mut has_pages = false;
-        for node in pass.nodes(self.part.nr_nodes()) {
-            let lruvec = self.part.lruvec(node);
-            let (inactive, active) = {
-                let lists = lruvec.lock();
-                (lists.len(LruKind::Inactive), lists.len(LruKind::Active))
-            };
-            if inactive + active == 0 {
-                continue;
+        let lruvec = self.part.lruvec();
+        let (inactive, active) = {
+            let lists = lruvec.lock();
+            (lists.len(LruKind::Inactive), lists.len(LruKind::Active))
+        };
+        if inactive + active == 0 {
+            return (progress, false);
+        }
+        if reason == Reason::Kswapd && priority < DEF_PRIORITY && lruvec.is_unreclaimable(inactive + active) {
+            return (progress, true);
+        }
+        progress.reclaimable += inactive + active;
+        if inactive_is_low(inactive, active) {
+            let share = (kept.exposed(active) >> priority).max(SWAP_CLUSTER_MAX.min(active));
+            self.shrink_active(mechanism::active_share(share));
+        }
+        let Share { mut share, extra, goal } = share_of(pass, self.group, inactive, active);
+        while share > 0 && progress.reclaimed < goal {
+            let batch = share.min(SWAP_CLUSTER_MAX);
+            let taken = ListScan { kind: LruKind::Inactive, nr: batch, reason, second_chance: true };
+            let step = self.shrink_list(taken);
+            if step.reclaimed == 0 {
+                lruvec.note_fruitless(step.scanned);
             }
-            has_pages = true;
-            if reason == Reason::Kswapd
-                && priority < DEF_PRIORITY
-                && lruvec.is_unreclaimable(inactive + active)
-            {
-                continue;
-            }
-            progress.reclaimable += inactive + active;
-            if inactive_is_low(inactive, active) {
-                let share = (kept.exposed(active) >> priority).max(SWAP_CLUSTER_MAX.min(active));
-                self.shrink_active(node, mechanism::active_share(share));
-            }
-            let Share { mut share, extra, goal } = share_of(pass, self.group, inactive, active);
-            while share > 0 && progress.reclaimed < goal {
-                let batch = share.min(SWAP_CLUSTER_MAX);
-                let taken = ListScan { kind: LruKind::Inactive, nr: batch, reason, second_chance: true };
-                let step = self.shrink_list(node, taken);
-                if step.reclaimed == 0 {
-                    lruvec.note_fruitless(step.scanned);
-                }
-                progress.add(step);
-                share -= batch;
-                if step.scanned == 0 || (step.reclaimed == 0 && share <= extra) {
-                    break;
-                }
+            progress.add(step);
+            share -= batch;
+            if step.scanned == 0 || (step.reclaimed == 0 && share <= extra) {
+                break;
             }
         }
-        (progress, has_pages)
+        (progress, true)
     }
 
     /// Evicts every evictable page of the lists, recently used or not; scans every page once.
     pub(crate) fn drop_lists(self, cancelled: &dyn Fn() -> bool) -> Progress {
         let mut progress = Progress::default();
-        for node in 0..self.part.nr_nodes() {
-            for kind in [LruKind::Inactive, LruKind::Active] {
-                let mut left = self.part.lruvec(node).lock().len(kind);
-                while left > 0 && !cancelled() {
-                    let batch = left.min(SWAP_CLUSTER_MAX);
-                    let taken = ListScan { kind, nr: batch, reason: Reason::Proactive, second_chance: false };
-                    let step = self.shrink_list(node, taken);
-                    progress.add(step);
-                    left -= batch;
-                    if step.scanned == 0 {
-                        break;
-                    }
+        for kind in [LruKind::Inactive, LruKind::Active] {
+            let mut left = self.part.lruvec().lock().len(kind);
+            while left > 0 && !cancelled() {
+                let batch = left.min(SWAP_CLUSTER_MAX);
+                let taken = ListScan { kind, nr: batch, reason: Reason::Proactive, second_chance: false };
+                let step = self.shrink_list(taken);
+                progress.add(step);
+                left -= batch;
+                if step.scanned == 0 {
+                    break;
                 }
             }
         }
@@ -135,12 +126,12 @@ impl<'r> Victim<'r> {
 
     /// Moves up to `nr` pages from the active tail to the inactive head. A page used since it came
     /// there is moved to the head once more.
-    fn shrink_active(self, node: usize, nr: u64) {
+    fn shrink_active(self, nr: u64) {
         let Self { reclaimer, group, part, .. } = self;
         let arena = reclaimer.arena();
         let (mut moved, mut scanned) = (0i64, 0i64);
         {
-            let mut lists = part.lruvec(node).lock();
+            let mut lists = part.lruvec().lock();
             for _ in 0..nr {
                 let Some(frame) = lists.tail(LruKind::Active) else { break };
                 scanned += 1;
@@ -168,21 +159,21 @@ impl<'r> Victim<'r> {
 
     /// Isolates pages of a list's tail, and frees the evictable ones.
     #[doc(alias = "shrink_inactive_list")]
-    fn shrink_list(self, node: usize, ListScan { kind, nr, reason, second_chance }: ListScan) -> Progress {
+    fn shrink_list(self, ListScan { kind, nr, reason, second_chance }: ListScan) -> Progress {
         let Self { reclaimer, root, group, part } = self;
         let Some(owner) = reclaimer.page_owner() else { return Progress::default() };
         let arena = reclaimer.arena();
         let mut isolated = Vec::with_capacity(nr as usize);
         let _isolation = {
-            let mut lists = part.lruvec(node).lock();
+            let mut lists = part.lruvec().lock();
             isolate(&mut lists, reclaimer, kind, nr, &mut isolated);
-            Isolation::begin(&mut lists, &**group, node)
+            Isolation::begin(&mut lists, &**group)
         };
         if isolated.is_empty() {
             return Progress::default();
         }
         let mut progress = Progress { scanned: isolated.len() as u64, ..Progress::default() };
-        let age = GroupReclaim::of(root, part.nr_nodes()).age();
+        let age = GroupReclaim::of(root).age();
         let mut freed = Vec::with_capacity(isolated.len());
         let Sorted { mut keep, activate, asked, nr_dirty } = sort(reclaimer, isolated, second_chance);
         progress.dirty = nr_dirty;
@@ -211,7 +202,7 @@ impl<'r> Victim<'r> {
         }
         if !freed.is_empty() {
             group.stat_add(reason.steal_item(), freed.len() as i64);
-            advance_age(root, part.nr_nodes(), freed.len() as u64);
+            advance_age(root, freed.len() as u64);
             reclaimer.free_frozen(&freed);
         }
         progress

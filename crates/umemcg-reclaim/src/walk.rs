@@ -72,7 +72,6 @@ pub(crate) fn verdict(root: &Arc<Group>, group: &Arc<Group>, round: Round) -> Wa
 #[derive(Debug)]
 pub(crate) struct SharedWalk<'a> {
     root: &'a Arc<Group>,
-    nr_nodes: usize,
     round: Round,
     /// The generation in which this walker started; `None` before its first step.
     generation: Option<u64>,
@@ -80,8 +79,8 @@ pub(crate) struct SharedWalk<'a> {
 
 impl<'a> SharedWalk<'a> {
     /// Creates a walker over the groups of this round in the subtree of `root`.
-    pub(crate) fn new(root: &'a Arc<Group>, nr_nodes: usize, round: Round) -> Self {
-        Self { root, nr_nodes, round, generation: None }
+    pub(crate) fn new(root: &'a Arc<Group>, round: Round) -> Self {
+        Self { root, round, generation: None }
     }
 }
 
@@ -89,7 +88,7 @@ impl Iterator for SharedWalk<'_> {
     type Item = Arc<Group>;
 
     fn next(&mut self) -> Option<Arc<Group>> {
-        let positions = &GroupReclaim::of(self.root, self.nr_nodes).position;
+        let positions = &GroupReclaim::of(self.root).position;
         let mut position = match self.round {
             Round::AllGroups => &positions.all_groups,
             Round::InExcess => &positions.in_excess,
@@ -115,8 +114,7 @@ impl Iterator for SharedWalk<'_> {
         let mut below_too = true;
         // Bounded by the number of groups below the root: every step advances in their order.
         loop {
-            let Some(next) = next_group(self.root, last.as_ref(), below_too, self.nr_nodes, self.round)
-            else {
+            let Some(next) = next_group(self.root, last.as_ref(), below_too, self.round) else {
                 position.generation += 1;
                 if std::mem::take(&mut begins_again) {
                     self.generation = Some(position.generation);
@@ -142,14 +140,13 @@ impl Iterator for SharedWalk<'_> {
 #[derive(Debug)]
 pub(crate) struct OccupiedGroups<'a> {
     root: &'a Arc<Group>,
-    nr_nodes: usize,
     last: Option<Arc<Group>>,
     is_over: bool,
 }
 
 impl<'a> OccupiedGroups<'a> {
-    pub(crate) fn new(root: &'a Arc<Group>, nr_nodes: usize) -> Self {
-        Self { root, nr_nodes, last: None, is_over: false }
+    pub(crate) fn new(root: &'a Arc<Group>) -> Self {
+        Self { root, last: None, is_over: false }
     }
 }
 
@@ -160,7 +157,7 @@ impl Iterator for OccupiedGroups<'_> {
         if self.is_over {
             return None;
         }
-        let next = next_group(self.root, self.last.as_ref(), true, self.nr_nodes, Round::AllGroups);
+        let next = next_group(self.root, self.last.as_ref(), true, Round::AllGroups);
         self.is_over = next.is_none();
         self.last.clone_from(&next);
         next
@@ -175,7 +172,6 @@ fn next_group(
     root: &Arc<Group>,
     after: Option<&Arc<Group>>,
     below_too: bool,
-    nr_nodes: usize,
     round: Round,
 ) -> Option<Arc<Group>> {
     if mechanism::visits_every_group(round) {
@@ -185,7 +181,7 @@ fn next_group(
     // Below a group in excess, all groups are visited.
     let next_child = |of: &Arc<Group>, after: u64| match round {
         Round::InExcess if !is_eligible(root, of) => of.next_child_in_excess(after),
-        _ => next_occupied_child(of, after, nr_nodes),
+        _ => next_occupied_child(of, after),
     };
     if below_too && let Some(child) = next_child(after, 0) {
         return Some(child);
@@ -203,8 +199,8 @@ fn next_group(
 }
 
 /// Returns the next child whose subtree may hold pages or objects.
-fn next_occupied_child(of: &Arc<Group>, after: u64, nr_nodes: usize) -> Option<Arc<Group>> {
-    let subtree_marks = GroupReclaim::of(of, nr_nodes).subtree_marks();
+fn next_occupied_child(of: &Arc<Group>, after: u64) -> Option<Arc<Group>> {
+    let subtree_marks = GroupReclaim::of(of).subtree_marks();
     let mut after = after;
     loop {
         let child = subtree_marks.next_child(after)?;

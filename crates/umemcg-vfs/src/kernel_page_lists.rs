@@ -28,8 +28,6 @@ use crate::attr::NodeId;
 use crate::kernel_cache::{DropTask, KeptPages, KeptWindow, KernelCache, PageDrop};
 use crate::streams::Streams;
 
-/// All objects are on the lists of this memory node.
-pub(crate) const NODE: usize = 0;
 /// Objects of one batch. Few, since an object is up to 64 pages.
 const BATCH: u64 = 1;
 /// A group streaming at its limit is asked for extra shares at once: one in this many of its
@@ -169,63 +167,58 @@ impl KernelPageLists {
         }
     }
 
-    /// Returns the number of memory nodes for which groups have lists.
-    pub(crate) fn nr_nodes(&self) -> usize {
-        self.reclaimer.nr_nodes()
-    }
-
     /// Puts a new share on a list of its owner. `None` when there is no place for it.
     pub(crate) fn add(&self, owner: OwnerId, list: ArrivalList, home: Home) -> Option<ListSlot> {
         let slot = self.shares(list).reserve(home.1).ok()?;
         self.by_slot.lock().insert(slot.into_raw(), home);
-        self.shares(list).add(owner, NODE, slot);
+        self.shares(list).add(owner, slot);
         Some(slot)
     }
 
     /// Puts a share back on a list of its owner.
     pub(crate) fn list(&self, owner: OwnerId, list: ArrivalList, slot: ListSlot) {
-        self.shares(list).add(owner, NODE, slot);
+        self.shares(list).add(owner, slot);
     }
 
     /// Takes a share off its list.
     pub(crate) fn unlist(&self, list: ArrivalList, slot: ListSlot) {
-        self.shares(list).remove(NODE, slot);
+        self.shares(list).remove(slot);
     }
 
     /// Moves a share from probation to the protected list, as the youngest of its owner.
     pub(crate) fn protect(&self, owner: OwnerId, slot: ListSlot) {
-        self.probation.remove(NODE, slot);
-        self.protected.add(owner, NODE, slot);
+        self.probation.remove(slot);
+        self.protected.add(owner, slot);
     }
 
     /// Makes a share the youngest of its owner on the protected list, if it is there.
     pub(crate) fn make_youngest(&self, slot: ListSlot) {
-        self.protected.touch(NODE, slot);
+        self.protected.touch(slot);
     }
 
     /// Gives the place of a share back.
     pub(crate) fn release(&self, list: ArrivalList, slot: ListSlot) {
-        self.shares(list).remove(NODE, slot);
+        self.shares(list).remove(slot);
         self.by_slot.lock().remove(&slot.into_raw());
         self.probation.release(slot);
     }
 
     /// Makes a share a ghost, the youngest of its owner.
     pub(crate) fn leave(&self, owner: OwnerId, list: ArrivalList, slot: ListSlot) {
-        self.shares(list).remove(NODE, slot);
+        self.shares(list).remove(slot);
         let home = self.by_slot.lock().remove(&slot.into_raw());
         self.ghosts_by_slot.lock().extend(home.map(|home| (slot.into_raw(), home)));
-        self.ghosts.add(owner, NODE, slot);
+        self.ghosts.add(owner, slot);
     }
 
     /// Makes a ghost the youngest of its owner.
     pub(crate) fn touch_ghost(&self, slot: ListSlot) {
-        self.ghosts.touch(NODE, slot);
+        self.ghosts.touch(slot);
     }
 
     /// Gives the place of a ghost back.
     pub(crate) fn release_ghost(&self, slot: ListSlot) {
-        self.ghosts.remove(NODE, slot);
+        self.ghosts.remove(slot);
         self.ghosts_by_slot.lock().remove(&slot.into_raw());
         self.ghosts.release(slot);
     }
@@ -235,7 +228,7 @@ impl KernelPageLists {
         // Exact counts would mean stopping threads to apply their pending updates.
         let nr_pages = group.stat_local_applied(StatItem::FileKernel).max(0) as u64 / PAGE_SIZE_U64;
         let allowance = self.nr_shares(group).max(nr_pages / PAGES_PER_GHOST);
-        self.ghosts.count(group, NODE).saturating_sub(allowance)
+        self.ghosts.count(group).saturating_sub(allowance)
     }
 
     /// Drops the oldest ghosts of a group beyond its allowance. No lock may be held.
@@ -260,7 +253,7 @@ impl KernelPageLists {
     }
 
     fn nr_shares(&self, group: &Group) -> u64 {
-        self.probation.count(group, NODE) + self.protected.count(group, NODE)
+        self.probation.count(group) + self.protected.count(group)
     }
 
     /// Has the kernel drop pages of an inode. Never waits.
@@ -275,7 +268,7 @@ impl KernelPageLists {
 
     /// Returns the next `nr` shares to ask for, and makes them the youngest of their list.
     fn next_shares(&self, group: &Group, nr: u64) -> Vec<Housed> {
-        let nr_of = |list| self.shares(list).count(group, NODE);
+        let nr_of = |list| self.shares(list).count(group);
         let list =
             arrival_order::victim_list(group, nr_of(ArrivalList::Probation), nr_of(ArrivalList::Protected));
         let slots = oldest(self.shares(list), group, nr);
@@ -345,15 +338,14 @@ impl KernelPageLists {
     }
 
     fn count(&self, target: &ShrinkTarget<'_>) -> u64 {
-        let group = target.group;
-        if target.node == NODE { self.nr_shares(group) + self.nr_ghosts_beyond(group) } else { 0 }
+        self.nr_shares(target.group) + self.nr_ghosts_beyond(target.group)
     }
 }
 
 /// Returns the oldest `nr` objects of a group, and makes them the youngest.
 fn oldest(list: &ListLru, group: &Group, nr: u64) -> Vec<ListSlot> {
     let mut slots = Vec::new();
-    list.walk(group, NODE, nr, |_, _, slot| {
+    list.walk(group, nr, |_, _, slot| {
         slots.push(slot);
         Verdict::Rotate
     });
@@ -389,7 +381,7 @@ impl Shrinker for KernelPageShrinker {
         let Some(lists) = self.0.upgrade() else { return Count::Empty };
         match lists.count(target) {
             // With `Empty` the group would keep its list of ghosts after they are gone.
-            0 if lists.ghosts.count(target.group, target.node) > 0 => Count::NothingNow,
+            0 if lists.ghosts.count(target.group) > 0 => Count::NothingNow,
             0 => Count::Empty,
             nr => Count::Objects(nr),
         }
@@ -400,8 +392,8 @@ impl Shrinker for KernelPageShrinker {
     }
 
     fn usage(&self, target: &ShrinkTarget<'_>) -> Usage {
-        let Some(lists) = self.0.upgrade().filter(|_| target.node == NODE) else { return Usage::default() };
-        let objects = lists.nr_shares(target.group) + lists.ghosts.count(target.group, NODE);
+        let Some(lists) = self.0.upgrade() else { return Usage::default() };
+        let objects = lists.nr_shares(target.group) + lists.ghosts.count(target.group);
         Usage { objects, reclaimable: lists.count(target), bytes: objects * SHARE_BYTES }
     }
 }

@@ -31,9 +31,6 @@ const NR_DOUBLINGS_MAX: u8 = 3;
 /// The most pinned names that one scan asks for again.
 pub(crate) const NR_PINNED_ASKED: u64 = 32;
 
-/// All objects are on the lists of this memory node.
-pub(crate) const NODE: usize = 0;
-
 /// The list of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Listed {
@@ -122,7 +119,7 @@ impl NameLists {
     }
 
     fn nr(&self, on: Listed, group: &Group) -> u64 {
-        self.list(on).map_or(0, |list| list.count(group, NODE))
+        self.list(on).map_or(0, |list| list.count(group))
     }
 
     /// Returns the number of a group's entries on a list for a shrinker to scan, among the names
@@ -130,17 +127,14 @@ impl NameLists {
     pub(crate) fn count(&self, on: Listed, target: &ShrinkTarget<'_>) -> Count {
         let nr_pinned = if on == Listed::Names { self.nr(Listed::Pinned, target.group) } else { 0 };
         match self.nr(on, target.group) + nr_pinned.min(NR_PINNED_ASKED) {
-            nr @ 1.. if target.node == NODE => Count::Objects(nr),
-            _ => Count::Empty,
+            0 => Count::Empty,
+            nr => Count::Objects(nr),
         }
     }
 
     /// Returns what a group has on a list, in entries of this size. Pinned names are names that
     /// cannot be freed now.
     pub(crate) fn usage(&self, on: Listed, target: &ShrinkTarget<'_>, entry_bytes: u64) -> Usage {
-        if target.node != NODE {
-            return Usage::default();
-        }
         let nr_pinned = if on == Listed::Names { self.nr(Listed::Pinned, target.group) } else { 0 };
         let reclaimable = self.nr(on, target.group);
         let objects = reclaimable + nr_pinned;
@@ -152,7 +146,7 @@ impl NameLists {
     pub(crate) fn oldest(&self, on: Listed, group: &Group, nr: u64) -> Vec<NodeId> {
         let mut nodes = Vec::new();
         if let Some(list) = self.list(on) {
-            list.walk(group, NODE, nr, |_, node, _| {
+            list.walk(group, nr, |_, node, _| {
                 nodes.push(NodeId(node));
                 Verdict::Rotate
             });
@@ -219,10 +213,10 @@ impl ListEntry {
         }
         let slot = ListSlot::from_raw(self.slot - 1);
         if let Some(list) = lists.list(self.on) {
-            list.remove(NODE, slot);
+            list.remove(slot);
         }
         if let Some(list) = lists.list(on) {
-            list.add(owner, NODE, slot);
+            list.add(owner, slot);
         }
         self.on = on;
     }
@@ -234,7 +228,7 @@ impl ListEntry {
         }
         let slot = ListSlot::from_raw(self.slot - 1);
         if let Some(list) = lists.list(self.on) {
-            list.remove(NODE, slot);
+            list.remove(slot);
         }
         lists.names.release(slot);
         (self.slot, self.on) = (0, Listed::Nowhere);

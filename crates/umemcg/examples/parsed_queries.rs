@@ -42,7 +42,7 @@ impl Queries {
         let charge = AccountedCharge::new(charge, StatItem::SlabReclaimable);
         let (owner, place) = (charge.owner(), self.lists.reserve(number)?);
         self.parsed.lock().unwrap().insert(number, Parsed { place, _charge: charge });
-        self.lists.add(owner, 0, place);
+        self.lists.add(owner, place);
         Ok(())
     }
 }
@@ -53,7 +53,7 @@ impl Shrinker for Queries {
     }
 
     fn count(&self, target: &ShrinkTarget<'_>) -> Count {
-        match self.lists.count(target.group, target.node) {
+        match self.lists.count(target.group) {
             0 => Count::Empty,
             nr => Count::Objects(nr),
         }
@@ -61,7 +61,7 @@ impl Shrinker for Queries {
 
     fn scan(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
         let mut oldest = Vec::new();
-        self.lists.walk(target.group, target.node, nr, |_, number, _| {
+        self.lists.walk(target.group, nr, |_, number, _| {
             oldest.push(number);
             Verdict::Removed
         });
@@ -74,7 +74,7 @@ impl Shrinker for Queries {
     }
 
     fn usage(&self, target: &ShrinkTarget<'_>) -> Usage {
-        let objects = self.lists.count(target.group, target.node);
+        let objects = self.lists.count(target.group);
         Usage { objects, reclaimable: objects, bytes: objects * QUERY_BYTES }
     }
 }

@@ -44,8 +44,6 @@ const INTERVAL: Duration = Duration::from_millis(100);
 const IDLE_INTERVAL: Duration = Duration::from_secs(60);
 /// Attempts to get the turn of a lease; the thread yields after each.
 const TURN_TRIES_MAX: u32 = 10_000;
-/// Leases are on the first node.
-const NODE: usize = 0;
 
 thread_local! {
     /// The lease this thread is reclaiming for.
@@ -209,7 +207,7 @@ impl Leased {
         let Some(_turn) = self.turn() else { return };
         charge.into_iter().for_each(|charge| self.take_in(charge));
         self.set_capacity(self.charged_bytes().min(self.bytes_max));
-        self.reclaimer.note_objects(&self.living(), NODE, self.shrinker_id);
+        self.reclaimer.note_objects(&self.living(), self.shrinker_id);
     }
 
     fn take_in(&self, charge: umemcg_group::Charge) {
@@ -252,7 +250,7 @@ impl Leased {
     }
 
     fn is_asked(&self, target: &ShrinkTarget<'_>) -> bool {
-        target.node == NODE && Arc::ptr_eq(target.group, &self.living())
+        Arc::ptr_eq(target.group, &self.living())
     }
 }
 
@@ -263,7 +261,7 @@ impl Shrinker for Leased {
 
     fn count(&self, target: &ShrinkTarget<'_>) -> Count {
         let pages = self.charged_bytes() / PAGE_SIZE_U64;
-        if target.node != NODE || pages == 0 {
+        if pages == 0 {
             return Count::Empty;
         }
         let payer = self.living();

@@ -73,9 +73,9 @@ fn median(mut values: Vec<f64>) -> f64 {
 #[test]
 #[ignore = "a measurement, for release builds on a quiet machine"]
 fn copy_cost_is_that_of_a_plain_copy() {
-    let arena = Arena::new(BYTES as u64, 1).unwrap();
+    let arena = Arena::new(BYTES as u64).unwrap();
     let mut frames = Vec::new();
-    assert_eq!(arena.alloc(0, &mut frames, NR_FRAMES), NR_FRAMES);
+    assert_eq!(arena.alloc(&mut frames, NR_FRAMES), NR_FRAMES);
     let page: Vec<u8> = (0..PAGE_SIZE).map(|at| at as u8).collect();
     for &frame in &frames {
         arena.copy_in(frame, 0, &page);

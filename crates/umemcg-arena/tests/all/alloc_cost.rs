@@ -26,7 +26,7 @@ fn churn(arena: &Arena, nr_threads: u64, held: usize, batch: usize) -> f64 {
     let start = Barrier::new(nr_threads as usize);
     let churn_one = |me: u64| {
         let mut frames = Vec::new();
-        assert_eq!(arena.alloc(0, &mut frames, held), held);
+        assert_eq!(arena.alloc(&mut frames, held), held);
         shuffle(&mut frames, me);
         let mut ring = std::collections::VecDeque::from(frames);
         let mut moving = Vec::with_capacity(batch);
@@ -36,7 +36,7 @@ fn churn(arena: &Arena, nr_threads: u64, held: usize, batch: usize) -> f64 {
             moving.extend(ring.drain(..batch));
             arena.free(&moving);
             moving.clear();
-            assert_eq!(arena.alloc(0, &mut moving, batch), batch);
+            assert_eq!(arena.alloc(&mut moving, batch), batch);
             ring.extend(moving.drain(..));
         }
         let nanoseconds = began.elapsed().as_secs_f64() * 1e9 / NR_FRAMES as f64;
@@ -53,7 +53,7 @@ fn churn(arena: &Arena, nr_threads: u64, held: usize, batch: usize) -> f64 {
 #[test]
 #[ignore = "a measurement, for release builds on a quiet machine"]
 fn alloc_cost() {
-    let arena = Arena::new(BYTES, 1).unwrap();
+    let arena = Arena::new(BYTES).unwrap();
     let held = arena.nr_frames() / 4;
     for nr_threads in [1, 2] {
         for batch in [1, 8, 32, 256] {
@@ -65,7 +65,7 @@ fn alloc_cost() {
     }
     let mut frames = Vec::new();
     arena.trim(0);
-    arena.alloc(0, &mut frames, arena.nr_frames());
+    arena.alloc(&mut frames, arena.nr_frames());
     let began = Instant::now();
     for &frame in &frames {
         arena.zero(frame, 0, 1);

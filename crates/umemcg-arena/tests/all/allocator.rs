@@ -9,7 +9,7 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 
 fn take(arena: &Arena, n: usize) -> Vec<FrameId> {
     let mut out = Vec::new();
-    assert_eq!(arena.alloc(0, &mut out, n), n);
+    assert_eq!(arena.alloc(&mut out, n), n);
     out
 }
 
@@ -20,23 +20,23 @@ fn message(panics: impl FnOnce()) -> String {
 
 #[test]
 fn nothing_to_manage_is_refused() {
-    for (bytes, nr_nodes) in [(0, 1), (4095, 1), (BLOCK, 0), (u64::MAX, 1), (16 << 40, 1)] {
-        let error = Arena::new(bytes, nr_nodes).unwrap_err();
-        assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput, "{bytes} bytes, {nr_nodes} nodes");
+    for bytes in [0, 4095, u64::MAX, 16 << 40] {
+        let error = Arena::new(bytes).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput, "{bytes} bytes");
     }
 }
 
 #[test]
 fn a_reservation_takes_no_memory() {
     // Miri's memory is real.
-    let arena = Arena::new(if cfg!(miri) { BLOCK } else { 64 << 30 }, 1).unwrap();
+    let arena = Arena::new(if cfg!(miri) { BLOCK } else { 64 << 30 }).unwrap();
     assert_eq!((arena.resident_bytes(), arena.nr_allocated()), (0, 0));
     assert_eq!(arena.trim(0), 0);
 }
 
 #[test]
 fn the_most_recently_freed_frame_comes_first() {
-    let arena = Arena::new(BLOCK, 1).unwrap();
+    let arena = Arena::new(BLOCK).unwrap();
     let frames = take(&arena, 10);
     arena.free(&[frames[3], frames[7], frames[1]]);
     for at in [1, 7, 3] {
@@ -46,7 +46,7 @@ fn the_most_recently_freed_frame_comes_first() {
 
 #[test]
 fn frames_taken_together_come_in_falling_order() {
-    let arena = Arena::new(BLOCK, 1).unwrap();
+    let arena = Arena::new(BLOCK).unwrap();
     let frames = take(&arena, 10);
     assert!(frames.is_sorted_by(|a, b| a > b));
     arena.free(&[frames[3], frames[7], frames[1]]);
@@ -58,7 +58,7 @@ fn frames_taken_together_come_in_falling_order() {
 
 #[test]
 fn the_fullest_block_comes_first() {
-    let arena = Arena::new(3 * BLOCK, 1).unwrap();
+    let arena = Arena::new(3 * BLOCK).unwrap();
     let frames = take(&arena, 3 * BLOCK_FRAMES);
     let (a, rest) = frames.split_at(BLOCK_FRAMES);
     let (b, c) = rest.split_at(BLOCK_FRAMES);
@@ -73,7 +73,7 @@ fn the_fullest_block_comes_first() {
 
 #[test]
 fn memory_that_is_backed_is_used_before_memory_that_is_not() {
-    let arena = Arena::new(4 * BLOCK, 1).unwrap();
+    let arena = Arena::new(4 * BLOCK).unwrap();
     let frames = take(&arena, 2 * BLOCK_FRAMES);
     arena.free(&frames);
     take(&arena, 2 * BLOCK_FRAMES);
@@ -82,7 +82,7 @@ fn memory_that_is_backed_is_used_before_memory_that_is_not() {
 
 #[test]
 fn trim_keeps_what_it_is_told_to_keep() {
-    let arena = Arena::new(4 * BLOCK, 1).unwrap();
+    let arena = Arena::new(4 * BLOCK).unwrap();
     let frames = take(&arena, 4 * BLOCK_FRAMES);
     // One frame is enough to hold a block.
     arena.free(&frames[1..]);
@@ -96,7 +96,7 @@ fn trim_keeps_what_it_is_told_to_keep() {
 
 #[test]
 fn what_was_trimmed_reads_as_zero_and_can_be_had_again() {
-    let arena = Arena::new(2 * BLOCK, 1).unwrap();
+    let arena = Arena::new(2 * BLOCK).unwrap();
     let frames = take(&arena, 2 * BLOCK_FRAMES);
     for &frame in &frames {
         arena.copy_in(frame, 100, b"left over");
@@ -111,22 +111,8 @@ fn what_was_trimmed_reads_as_zero_and_can_be_had_again() {
 }
 
 #[test]
-fn nodes_divide_the_frames_and_help_each_other_out() {
-    let arena = Arena::new(5 * BLOCK, 2).unwrap();
-    let mut frames = Vec::new();
-    assert_eq!(arena.alloc(1, &mut frames, 2 * BLOCK_FRAMES), 2 * BLOCK_FRAMES);
-    assert!(frames.iter().all(|&frame| arena.node_of(frame) == 1));
-    // Node 1 has no more.
-    assert_eq!(arena.alloc(1, &mut frames, 1), 1);
-    assert_eq!(arena.node_of(*frames.last().unwrap()), 0);
-    assert_eq!(arena.alloc(1, &mut frames, 5 * BLOCK_FRAMES), 3 * BLOCK_FRAMES - 1);
-    arena.free(&frames);
-    assert_eq!(arena.nr_allocated(), 0);
-}
-
-#[test]
 fn frames_come_without_marks() {
-    let arena = Arena::new(BLOCK, 1).unwrap();
+    let arena = Arena::new(BLOCK).unwrap();
     let frames = take(&arena, 1);
     arena.record(frames[0]).set(FrameFlags::DIRTY | FrameFlags::ON_LRU);
     arena.free(&frames);
@@ -136,7 +122,7 @@ fn frames_come_without_marks() {
 
 #[test]
 fn a_frame_is_freed_once() {
-    let arena = Arena::new(BLOCK, 1).unwrap();
+    let arena = Arena::new(BLOCK).unwrap();
     let frames = take(&arena, 2);
     arena.free(&frames[..1]);
     assert!(message(|| arena.free(&frames[..1])).contains("freed twice"));
@@ -151,7 +137,7 @@ fn a_frame_is_freed_once() {
 
 #[test]
 fn a_frame_that_can_be_pinned_is_not_freed() {
-    let arena = Arena::new(BLOCK, 1).unwrap();
+    let arena = Arena::new(BLOCK).unwrap();
     let frames = take(&arena, 1);
     let record = arena.record(frames[0]);
     record.unfreeze_to(0);
@@ -166,7 +152,7 @@ fn a_frame_that_can_be_pinned_is_not_freed() {
 
 #[test]
 fn sparse_blocks_are_offered_only_when_fuller_ones_have_room() {
-    let arena = Arena::new(3 * BLOCK, 1).unwrap();
+    let arena = Arena::new(3 * BLOCK).unwrap();
     let mut frames = take(&arena, 3 * BLOCK_FRAMES);
     frames.sort_unstable();
     assert_eq!(arena.sparse_candidates(usize::MAX), [], "full");

@@ -36,17 +36,15 @@ impl ModelBlock {
 }
 
 struct Model {
-    /// Blocks by node.
-    nodes: Vec<Vec<ModelBlock>>,
+    blocks: Vec<ModelBlock>,
     now: u64,
 }
 
 impl Model {
-    fn new(nr_frames: u32, nr_nodes: usize) -> Self {
+    fn new(nr_frames: u32) -> Self {
         let block_frames = BLOCK_FRAMES as u32;
         let nr_blocks = nr_frames.div_ceil(block_frames);
-        let per_node = (nr_blocks as usize).div_ceil(nr_nodes);
-        let mut nodes: Vec<Vec<ModelBlock>> = (0..nr_nodes).map(|_| Vec::new()).collect();
+        let mut blocks = Vec::new();
         for block in 0..nr_blocks {
             let first = block * block_frames;
             let nr_frames = block_frames.min(nr_frames - first);
@@ -54,9 +52,9 @@ impl Model {
             let touched = u64::from(nr_blocks - block);
             let mut block = ModelBlock { first, nr_frames, free: Vec::new(), backed: false, touched };
             block.forget();
-            nodes[(first / block_frames) as usize / per_node].push(block);
+            blocks.push(block);
         }
-        Self { nodes, now: u64::from(nr_blocks) }
+        Self { blocks, now: u64::from(nr_blocks) }
     }
 
     fn tick(&mut self) -> u64 {
@@ -66,28 +64,25 @@ impl Model {
 
     /// The fullest block that has a free frame; idle ones after partial ones; unbacked ones last;
     /// among equals the one touched last.
-    fn choose(&mut self, node: usize) -> Option<&mut ModelBlock> {
-        self.nodes[node].iter_mut().filter(|block| !block.free.is_empty()).min_by_key(|block| {
+    fn choose(&mut self) -> Option<&mut ModelBlock> {
+        self.blocks.iter_mut().filter(|block| !block.free.is_empty()).min_by_key(|block| {
             let whole = block.is_whole();
             let nr_free = if whole { 0 } else { block.free.len() };
             (!block.backed, whole, nr_free, std::cmp::Reverse(block.touched))
         })
     }
 
-    fn alloc(&mut self, node: usize, n: usize) -> Vec<u32> {
+    fn alloc(&mut self, n: usize) -> Vec<u32> {
         let mut out = Vec::new();
-        for at in 0..self.nodes.len() {
-            let node = (node + at) % self.nodes.len();
-            while out.len() < n {
-                let now = self.tick();
-                let Some(block) = self.choose(node) else { break };
-                block.backed = true;
-                block.touched = now;
-                let nr = (n - out.len()).min(block.free.len());
-                let start = out.len();
-                out.extend(block.free.drain(block.free.len() - nr..));
-                out[start..].sort_unstable_by(|a, b| b.cmp(a));
-            }
+        while out.len() < n {
+            let now = self.tick();
+            let Some(block) = self.choose() else { break };
+            block.backed = true;
+            block.touched = now;
+            let nr = (n - out.len()).min(block.free.len());
+            let start = out.len();
+            out.extend(block.free.drain(block.free.len() - nr..));
+            out[start..].sort_unstable_by(|a, b| b.cmp(a));
         }
         out
     }
@@ -95,7 +90,7 @@ impl Model {
     fn free(&mut self, frames: &[FrameId]) {
         for frame in frames {
             let (frame, now) = (frame.raw(), self.tick());
-            let mut blocks = self.nodes.iter_mut().flatten();
+            let mut blocks = self.blocks.iter_mut();
             let block =
                 blocks.find(|block| (block.first..block.first + block.nr_frames).contains(&frame)).unwrap();
             block.free.push(frame);
@@ -105,42 +100,42 @@ impl Model {
 
     fn trim(&mut self, keep: usize) -> usize {
         let mut nr_released = 0;
-        for node in 0..self.nodes.len() {
-            while self.nodes[node].iter().filter(|block| block.is_idle()).count() > keep {
-                let now = self.tick();
-                let idle = self.nodes[node].iter_mut().filter(|block| block.is_idle());
-                let oldest = idle.min_by_key(|block| block.touched).unwrap();
-                oldest.forget();
-                oldest.touched = now;
-                nr_released += 1;
-            }
+        while self.nr_idle() > keep {
+            let now = self.tick();
+            let idle = self.blocks.iter_mut().filter(|block| block.is_idle());
+            let oldest = idle.min_by_key(|block| block.touched).unwrap();
+            oldest.forget();
+            oldest.touched = now;
+            nr_released += 1;
         }
         nr_released
     }
 
     fn prepare(&mut self, enough: usize) -> usize {
         let mut nr_prepared = 0;
-        for node in 0..self.nodes.len() {
-            while self.nodes[node].iter().filter(|block| block.is_idle()).count() < enough {
-                let now = self.tick();
-                let unbacked = self.nodes[node].iter_mut().filter(|block| !block.backed);
-                let Some(block) = unbacked.max_by_key(|block| block.touched) else { break };
-                block.backed = true;
-                block.touched = now;
-                nr_prepared += 1;
-            }
+        while self.nr_idle() < enough {
+            let now = self.tick();
+            let unbacked = self.blocks.iter_mut().filter(|block| !block.backed);
+            let Some(block) = unbacked.max_by_key(|block| block.touched) else { break };
+            block.backed = true;
+            block.touched = now;
+            nr_prepared += 1;
         }
         nr_prepared
     }
 
+    fn nr_idle(&self) -> usize {
+        self.blocks.iter().filter(|block| block.is_idle()).count()
+    }
+
     fn nr_backed(&self) -> usize {
-        self.nodes.iter().flatten().filter(|block| block.backed).count()
+        self.blocks.iter().filter(|block| block.backed).count()
     }
 }
 
 #[derive(Debug, Clone)]
 enum Op {
-    Alloc { node: usize, n: usize },
+    Alloc { n: usize },
     Free { seed: u64, n: usize },
     Trim { keep: usize },
     Prepare { enough: usize },
@@ -149,7 +144,7 @@ enum Op {
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
-        3 => (0..3usize, 0..900usize).prop_map(|(node, n)| Op::Alloc { node, n }),
+        3 => (0..900usize).prop_map(|n| Op::Alloc { n }),
         3 => (any::<u64>(), 0..900usize).prop_map(|(seed, n)| Op::Free { seed, n }),
         1 => (0..3usize).prop_map(|keep| Op::Trim { keep }),
         1 => (0..3usize).prop_map(|enough| Op::Prepare { enough }),
@@ -166,14 +161,14 @@ struct Pair {
 }
 
 impl Pair {
-    fn alloc(&mut self, node: usize, n: usize) -> Vec<FrameId> {
+    fn alloc(&mut self, n: usize) -> Vec<FrameId> {
         let before = self.used.clone();
         let mut out = before.clone();
-        let nr_got = self.arena.alloc(node, &mut out, n);
+        let nr_got = self.arena.alloc(&mut out, n);
         assert_eq!(out[..before.len()], before);
         let got = out.split_off(before.len());
         assert_eq!(nr_got, got.len());
-        let expected: Vec<FrameId> = self.model.alloc(node, n).into_iter().map(FrameId::from_raw).collect();
+        let expected: Vec<FrameId> = self.model.alloc(n).into_iter().map(FrameId::from_raw).collect();
         let difference = got.iter().zip(&expected).find(|(got, expected)| got != expected);
         assert_eq!((difference, got.len()), (None, expected.len()));
         assert_eq!(nr_got, n.min(self.arena.nr_frames() - before.len()), "a free frame was refused");
@@ -201,18 +196,13 @@ impl Pair {
         let distinct: BTreeSet<FrameId> = candidates.iter().copied().collect();
         assert_eq!(distinct.len(), candidates.len());
         assert!(distinct.iter().all(|frame| self.used.contains(frame)));
-        let whole = |model: &Model| model.nodes.iter().flatten().filter(|block| block.is_whole()).count();
+        let whole = |model: &Model| model.blocks.iter().filter(|block| block.is_whole()).count();
         let before = whole(&self.model);
         let blocks: BTreeSet<u32> = distinct.iter().map(|frame| frame.raw() / BLOCK_FRAMES as u32).collect();
-        for node in 0..self.arena.nr_nodes() {
-            let mine: Vec<FrameId> =
-                candidates.iter().copied().filter(|&frame| self.arena.node_of(frame) == node).collect();
-            let new = self.alloc(node, mine.len());
-            for frame in new {
-                assert!(!blocks.contains(&(frame.raw() / BLOCK_FRAMES as u32)), "moved into a sparse block");
-            }
-            self.free(&mine);
+        for frame in self.alloc(candidates.len()) {
+            assert!(!blocks.contains(&(frame.raw() / BLOCK_FRAMES as u32)), "moved into a sparse block");
         }
+        self.free(&candidates);
         if max == usize::MAX {
             assert_eq!(whole(&self.model), before + blocks.len(), "the move emptied no block");
         }
@@ -221,20 +211,19 @@ impl Pair {
     fn check(&self) {
         assert_eq!(self.arena.nr_allocated(), self.used.len());
         assert_eq!(self.arena.resident_bytes(), (self.model.nr_backed() * BLOCK_BYTES) as u64);
-        let nr_idle = self.model.nodes.iter().flatten().filter(|block| block.is_idle()).count();
-        assert_eq!(self.arena.nr_idle_blocks(), nr_idle);
+        assert_eq!(self.arena.nr_idle_blocks(), self.model.nr_idle());
     }
 }
 
-fn check(nr_frames: u32, nr_nodes: usize, ops: Vec<Op>) {
+fn check(nr_frames: u32, ops: Vec<Op>) {
     // Half a page too much: capacities are rounded down.
-    let arena = Arena::new(u64::from(nr_frames) * PAGE_SIZE_U64 + 2048, nr_nodes).unwrap();
+    let arena = Arena::new(u64::from(nr_frames) * PAGE_SIZE_U64 + 2048).unwrap();
     assert_eq!(arena.nr_frames(), nr_frames as usize);
-    let mut pair = Pair { arena, model: Model::new(nr_frames, nr_nodes), used: Vec::new() };
+    let mut pair = Pair { arena, model: Model::new(nr_frames), used: Vec::new() };
     for op in ops {
         match op {
-            Op::Alloc { node, n } => {
-                pair.alloc(node % nr_nodes, n);
+            Op::Alloc { n } => {
+                pair.alloc(n);
             }
             Op::Free { mut seed, n } => {
                 let mut chosen = Vec::new();
@@ -265,29 +254,25 @@ proptest! {
     #[test]
     fn the_arena_does_what_the_model_does(
         nr_frames in prop_oneof![1..600u32, 1024..3000u32],
-        nr_nodes in 1..4usize,
         ops in ops(),
     ) {
-        check(nr_frames, nr_nodes, ops);
+        check(nr_frames, ops);
     }
 }
 
 #[test]
 fn every_capacity_hands_out_every_frame_once() {
     for nr_frames in [1, 2, 511, 512, 513, 1024, 1300] {
-        for nr_nodes in [1, 2, 3, 5] {
-            check(
-                nr_frames,
-                nr_nodes,
-                vec![
-                    Op::Alloc { node: 0, n: 5000 },
-                    Op::Alloc { node: 1, n: 1 },
-                    Op::Free { seed: 7, n: 300 },
-                    Op::Trim { keep: 0 },
-                    Op::Migrate { max: usize::MAX },
-                    Op::Alloc { node: 2, n: 5000 },
-                ],
-            );
-        }
+        check(
+            nr_frames,
+            vec![
+                Op::Alloc { n: 5000 },
+                Op::Alloc { n: 1 },
+                Op::Free { seed: 7, n: 300 },
+                Op::Trim { keep: 0 },
+                Op::Migrate { max: usize::MAX },
+                Op::Alloc { n: 5000 },
+            ],
+        );
     }
 }

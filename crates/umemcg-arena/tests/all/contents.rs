@@ -6,7 +6,7 @@ use umemcg_base::PAGE_SIZE;
 
 fn frames(arena: &Arena, n: usize) -> Vec<FrameId> {
     let mut out = Vec::new();
-    assert_eq!(arena.alloc(0, &mut out, n), n);
+    assert_eq!(arena.alloc(&mut out, n), n);
     out
 }
 
@@ -40,7 +40,7 @@ fn ranges() -> Vec<(usize, usize)> {
 #[test]
 fn fresh_frames_read_as_zero() {
     let nr_frames = if cfg!(miri) { 3 } else { 1024 };
-    let arena = Arena::new(4 << 20, 1).unwrap();
+    let arena = Arena::new(4 << 20).unwrap();
     for frame in frames(&arena, nr_frames) {
         assert!(contents(&arena, frame).iter().all(|&byte| byte == 0));
     }
@@ -48,7 +48,7 @@ fn fresh_frames_read_as_zero() {
 
 #[test]
 fn a_copy_touches_its_range_and_nothing_else() {
-    let arena = Arena::new(2 << 20, 1).unwrap();
+    let arena = Arena::new(2 << 20).unwrap();
     let frames = frames(&arena, 3);
     let background = pattern(PAGE_SIZE, 5);
     for (offset, len) in ranges() {
@@ -78,7 +78,7 @@ fn a_copy_touches_its_range_and_nothing_else() {
 
 #[test]
 fn a_frame_copies_whole_and_loads_by_words() {
-    let arena = Arena::new(2 << 20, 1).unwrap();
+    let arena = Arena::new(2 << 20).unwrap();
     let frames = frames(&arena, 2);
     let bytes = pattern(PAGE_SIZE, 3);
     arena.copy_in(frames[0], 0, &bytes);
@@ -92,7 +92,7 @@ fn a_frame_copies_whole_and_loads_by_words() {
 
 fn refuses(what: impl Fn(&Arena, FrameId) + std::panic::RefUnwindSafe) {
     let result = std::panic::catch_unwind(|| {
-        let arena = Arena::new(2 << 20, 1).unwrap();
+        let arena = Arena::new(2 << 20).unwrap();
         let frame = frames(&arena, 1)[0];
         what(&arena, frame);
     });

@@ -12,9 +12,9 @@ use umemcg_arena::{Arena, FrameId, IoFlags, Segment};
 use umemcg_base::PAGE_SIZE;
 
 fn arena() -> (Arc<Arena>, Vec<FrameId>) {
-    let arena = Arena::new(16 << 20, 1).unwrap();
+    let arena = Arena::new(16 << 20).unwrap();
     let mut frames = Vec::new();
-    assert_eq!(arena.alloc(0, &mut frames, 4096), 4096);
+    assert_eq!(arena.alloc(&mut frames, 4096), 4096);
     frames.sort_unstable();
     (arena, frames)
 }

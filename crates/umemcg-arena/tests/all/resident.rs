@@ -22,7 +22,7 @@ fn about(bytes: i64, expected: usize, what: &str) {
 #[test]
 fn resident_memory_follows_use() {
     let before = resident();
-    let arena = Arena::new(1 << 30, 1).unwrap();
+    let arena = Arena::new(1 << 30).unwrap();
     about(resident() - before, 0, "reserved");
 
     assert_eq!(arena.prepare(4), 4);
@@ -31,7 +31,7 @@ fn resident_memory_follows_use() {
     about(resident() - before, 0, "trimmed");
 
     let mut frames = Vec::new();
-    arena.alloc(0, &mut frames, NR_BLOCKS * BLOCK_FRAMES);
+    arena.alloc(&mut frames, NR_BLOCKS * BLOCK_FRAMES);
     for &frame in &frames {
         arena.copy_in(frame, 1234, &[1]);
     }
@@ -49,7 +49,7 @@ fn resident_memory_follows_use() {
     // Until the frames that hold the blocks move together, which needs a frame for each of them.
     let candidates: Vec<_> = arena.sparse_candidates(usize::MAX).iter().map(|sparse| sparse.frame).collect();
     let mut new = Vec::new();
-    arena.alloc(0, &mut new, candidates.len());
+    arena.alloc(&mut new, candidates.len());
     for (&from, &to) in candidates.iter().zip(&new) {
         arena.copy_frame(from, to);
     }

@@ -24,7 +24,7 @@ impl Sequence {
 
 #[test]
 fn a_frame_has_one_holder_while_blocks_come_and_go() {
-    let arena = Arena::new(3 * BLOCK_BYTES as u64, 2).unwrap();
+    let arena = Arena::new(3 * BLOCK_BYTES as u64).unwrap();
     let holders: Arc<Vec<AtomicU32>> = Arc::new((0..arena.nr_frames()).map(|_| AtomicU32::new(0)).collect());
     let stop = Arc::new(AtomicBool::new(false));
     let trimmer = thread::spawn({
@@ -50,11 +50,7 @@ fn a_frame_has_one_holder_while_blocks_come_and_go() {
                 for _ in 0..NR_ROUNDS {
                     let n = sequence.below(most - mine.len() as u64 + 1) as usize;
                     let start = mine.len();
-                    assert_eq!(
-                        arena.alloc(me as usize % 2, &mut mine, n),
-                        n,
-                        "refused while frames are free"
-                    );
+                    assert_eq!(arena.alloc(&mut mine, n), n, "refused while frames are free");
                     for &frame in &mine[start..] {
                         assert_eq!(
                             holders[frame.index()].swap(me as u32, Relaxed),
@@ -93,10 +89,10 @@ fn a_frame_has_one_holder_while_blocks_come_and_go() {
 fn a_frame_in_anothers_batch_is_not_out_of_reach() {
     const NR_EACH: usize = 8;
     let nr_batched = Batches::<FrameId>::new().capacity();
-    let arena = Arena::new((64 * nr_batched * PAGE_SIZE) as u64, 1).unwrap();
+    let arena = Arena::new((64 * nr_batched * PAGE_SIZE) as u64).unwrap();
     let mut rest = Vec::new();
     let nr_rest = arena.nr_frames() - NR_THREADS as usize * NR_EACH;
-    assert_eq!(arena.alloc(0, &mut rest, nr_rest), nr_rest);
+    assert_eq!(arena.alloc(&mut rest, nr_rest), nr_rest);
     thread::scope(|scope| {
         for me in 1..=NR_THREADS {
             let arena = &arena;
@@ -104,7 +100,7 @@ fn a_frame_in_anothers_batch_is_not_out_of_reach() {
                 let (mut sequence, mut mine) = (Sequence(me), Vec::new());
                 for _ in 0..10 * NR_ROUNDS {
                     let wanted = sequence.below((NR_EACH - mine.len()) as u64 + 1) as usize;
-                    assert_eq!(arena.alloc(0, &mut mine, wanted), wanted, "refused while frames are free");
+                    assert_eq!(arena.alloc(&mut mine, wanted), wanted, "refused while frames are free");
                     let kept = sequence.below(mine.len() as u64 + 1) as usize;
                     arena.free(&mine.split_off(kept));
                 }
@@ -114,7 +110,7 @@ fn a_frame_in_anothers_batch_is_not_out_of_reach() {
     });
     assert_eq!(arena.nr_allocated(), nr_rest, "what is in a batch is free");
     let mut all = Vec::new();
-    assert_eq!(arena.alloc(0, &mut all, 1000), NR_THREADS as usize * NR_EACH);
+    assert_eq!(arena.alloc(&mut all, 1000), NR_THREADS as usize * NR_EACH);
     arena.free(&all);
     arena.free(&rest);
     arena.trim(0);
@@ -127,9 +123,9 @@ fn a_pinned_page_keeps_its_identity_and_contents() {
     // evictor.
     const NR_FRAMES: u64 = 16;
     const NR_PAGES: u64 = 8;
-    let arena = Arena::new(BLOCK_BYTES as u64, 1).unwrap();
+    let arena = Arena::new(BLOCK_BYTES as u64).unwrap();
     let mut frames = Vec::new();
-    arena.alloc(0, &mut frames, NR_FRAMES as usize);
+    arena.alloc(&mut frames, NR_FRAMES as usize);
     let become_page = |frame: FrameId, page: u64| {
         arena.record(frame).index.store(page, Relaxed);
         arena.copy_in(frame, 0, &[page as u8; PAGE_SIZE]);
@@ -182,9 +178,9 @@ fn a_pinned_page_keeps_its_identity_and_contents() {
 
 #[test]
 fn racing_copies_mix_bytes_and_invent_none() {
-    let arena = Arena::new(BLOCK_BYTES as u64, 1).unwrap();
+    let arena = Arena::new(BLOCK_BYTES as u64).unwrap();
     let mut frames = Vec::new();
-    arena.alloc(0, &mut frames, 2);
+    arena.alloc(&mut frames, 2);
     let start = Barrier::new(4);
     thread::scope(|scope| {
         for value in [0x11, 0x77] {

@@ -344,7 +344,7 @@ impl File {
         self.fetch_counts.note_refaults(1);
         group.stat_add(StatItem::WorkingsetRefault, 1);
         let Some(evictor) = shadow.evictor() else { return false };
-        let age = GroupReclaim::of(&evictor, self.cache.reclaimer().nr_nodes()).age();
+        let age = GroupReclaim::of(&evictor).age();
         let active = evictor.stat_total_applied(StatItem::ActiveFile).max(0) as u64 / PAGE_SIZE_U64;
         if shadow.workingset() {
             self.record(frame).set(Flag::WORKINGSET);
@@ -382,7 +382,7 @@ impl File {
         self.cache.reclaimer().add_to_lists(owner, &lists[0], LruKind::Inactive);
         if !lists[1].is_empty() {
             self.cache.reclaimer().add_to_lists(owner, &lists[1], LruKind::Active);
-            advance_age(group, self.cache.reclaimer().nr_nodes(), lists[1].len() as u64);
+            advance_age(group, lists[1].len() as u64);
         }
         for page in pages {
             self.cache.waiters().unlock(self.cache.arena(), page.frame);

@@ -75,8 +75,7 @@ impl File {
             let node_charge = charge.split(nr_nodes as u64 * NODE_BYTES);
             let nodes = NodeReserve::new(self.cache.nodes(), nr_nodes, node_charge)?;
             let mut frames = Vec::with_capacity(want as usize);
-            let node = self.cache.next_node();
-            if self.cache.arena().alloc(node, &mut frames, want as usize) < want as usize {
+            if self.cache.arena().alloc(&mut frames, want as usize) < want as usize {
                 // Charges never exceed the pool; frames on their way back may be missing for a
                 // moment.
                 self.cache.arena().free(&frames);
@@ -108,7 +107,7 @@ impl File {
             self.cache.reclaimer().charge_ahead(group, nr * PAGE_SIZE_U64 + node_bytes, &|| false).ok()?;
         let nodes = NodeReserve::new(self.cache.nodes(), nr_nodes, charge.split(node_bytes))?;
         let mut frames = Vec::with_capacity(nr as usize);
-        if self.cache.arena().alloc(self.cache.next_node(), &mut frames, nr as usize) < nr as usize {
+        if self.cache.arena().alloc(&mut frames, nr as usize) < nr as usize {
             self.cache.arena().free(&frames);
             return None;
         }
@@ -141,7 +140,7 @@ impl File {
         let mut frames = Vec::with_capacity(nr as usize);
         for _ in 0..LATE_FRAMES_TRIES_MAX {
             let missing = nr as usize - frames.len();
-            if self.cache.arena().alloc(self.cache.next_node(), &mut frames, missing) == missing {
+            if self.cache.arena().alloc(&mut frames, missing) == missing {
                 return Ok(Some(NewPages { charge, frames, nodes, is_overrun: true }));
             }
             // Frames on their way back.

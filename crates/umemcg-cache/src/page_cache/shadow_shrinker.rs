@@ -48,7 +48,7 @@ fn allowance(group: &Group) -> u64 {
 
 impl ShadowShrinker {
     fn list_is_empty(&self, group: &Group) -> bool {
-        self.0.upgrade().is_none_or(|cache| cache.core().nodes().shadow_leaves().lru.count(group, 0) == 0)
+        self.0.upgrade().is_none_or(|cache| cache.core().nodes().shadow_leaves().lru.count(group) == 0)
     }
 }
 
@@ -64,9 +64,7 @@ impl Shrinker for ShadowShrinker {
 
     #[doc(alias = "count_shadow_nodes")]
     fn count(&self, target: &ShrinkTarget<'_>) -> Count {
-        // All leaves are on node 0's list.
         match count(target.group) {
-            _ if target.node != 0 => Count::Empty,
             // The count of a removed group reaches its parent a moment after its list.
             0 if self.list_is_empty(target.group) => Count::Empty,
             0 => Count::NothingNow,
@@ -81,7 +79,7 @@ impl Shrinker for ShadowShrinker {
     fn scan(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
         let Some(cache) = self.0.upgrade() else { return Scan::Stop };
         let mut leaves = Vec::with_capacity(nr as usize);
-        cache.core().nodes().shadow_leaves().lru.walk(target.group, 0, nr, |_, leaf, _| {
+        cache.core().nodes().shadow_leaves().lru.walk(target.group, nr, |_, leaf, _| {
             leaves.push(cache.core().nodes().place_of_leaf(leaf as u32));
             // It leaves the list with its last shadow.
             Verdict::Rotate
@@ -94,7 +92,7 @@ impl Shrinker for ShadowShrinker {
     }
 
     fn usage(&self, target: &ShrinkTarget<'_>) -> Usage {
-        let objects = if target.node == 0 { count(target.group) } else { 0 };
+        let objects = count(target.group);
         let reclaimable = objects.saturating_sub(allowance(target.group));
         Usage { objects, reclaimable, bytes: objects * NODE_BYTES }
     }

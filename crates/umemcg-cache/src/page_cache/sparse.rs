@@ -40,7 +40,7 @@ impl PageCache {
         let root = self.reclaimer().tree().root();
         let Some(_claim) = self.core().overrun().try_claim(root, 1) else { return false };
         let mut new = Vec::with_capacity(1);
-        if self.arena().alloc(self.arena().node_of(old), &mut new, 1) == 0 {
+        if self.arena().alloc(&mut new, 1) == 0 {
             return false;
         }
         let moved = file.move_page(old, new[0]);

@@ -69,8 +69,8 @@ impl DirtyFile for DirtyAgain {
 /// Returns a store with such a file in its queue.
 fn with_file() -> (Arc<StoreWriteback>, Arc<DirtyAgain>) {
     let tree = GroupTree::new(1 << 20);
-    let arena = Arena::new(1 << 20, 1).unwrap();
-    let reclaimer = Arc::new(Reclaimer::new(arena, Arc::clone(&tree), 1).unwrap());
+    let arena = Arena::new(1 << 20).unwrap();
+    let reclaimer = Arc::new(Reclaimer::new(arena, Arc::clone(&tree)).unwrap());
     let store = StoreWriteback::new(&Arc::new(PoolWriteback::new(&reclaimer)), StoreId(1));
     // As if a thread were writing already.
     store.queue.lock().is_served = true;
@@ -150,8 +150,8 @@ impl Turns {
     /// Creates a tree and a store without files.
     fn new(nr_of_round: usize) -> (Arc<GroupTree>, Arc<Self>) {
         let tree = GroupTree::new(64 << 20);
-        let arena = Arena::new(1 << 20, 1).unwrap();
-        let reclaimer = Arc::new(Reclaimer::new(arena, Arc::clone(&tree), 1).unwrap());
+        let arena = Arena::new(1 << 20).unwrap();
+        let reclaimer = Arc::new(Reclaimer::new(arena, Arc::clone(&tree)).unwrap());
         let store = StoreWriteback::new(&Arc::new(PoolWriteback::new(&reclaimer)), StoreId(1));
         store.queue.lock().is_served = true;
         (tree, Arc::new(Self { store, order: LeafMutex::default(), nr_of_round }))

@@ -48,16 +48,14 @@ pub(crate) fn ask_otherwise(reclaimer: &Reclaimer, group: &Arc<Group>, pass: &Pa
     let mut progress = Progress::default();
     let shrinkers = reclaimer.shrinkers();
     let wanted_bytes = pass.goal.saturating_mul(PAGE_SIZE_U64);
-    for node in pass.nodes(reclaimer.nr_nodes()) {
-        let target = ShrinkTarget { group, node, reason: pass.reason, wanted_bytes };
-        for id in 0..shrinkers.high() {
-            shrinkers.with(id, |shrinker| {
-                let count = shrinker.count(&target);
-                if count != Count::Empty {
-                    progress.add(scan_share(shrinker, &target, count, pass, None));
-                }
-            });
-        }
+    let target = ShrinkTarget { group, reason: pass.reason, wanted_bytes };
+    for id in 0..shrinkers.high() {
+        shrinkers.with(id, |shrinker| {
+            let count = shrinker.count(&target);
+            if count != Count::Empty {
+                progress.add(scan_share(shrinker, &target, count, pass, None));
+            }
+        });
     }
     Some(progress)
 }

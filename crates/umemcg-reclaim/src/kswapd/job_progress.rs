@@ -49,10 +49,8 @@ impl BackoffBaseline {
 #[derive(Debug)]
 pub(super) struct JobProgress {
     pub(super) priority: u32,
-    /// Node of the next quantum.
-    pub(super) next_node: usize,
-    /// Nodes still giving something; when none is left the group backs off.
-    pub(super) candidates: Vec<bool>,
+    /// A round at the last priority brought nothing: the group backs off.
+    pub(super) is_exhausted: bool,
     /// Pages freed since the walk over the subtree last came to its end.
     pub(super) freed_in_round: u64,
     pub(super) backoff: Duration,
@@ -114,11 +112,10 @@ impl Requested {
 }
 
 impl JobProgress {
-    pub(super) fn new(nr_nodes: usize) -> Self {
+    pub(super) fn new() -> Self {
         Self {
             priority: DEF_PRIORITY,
-            next_node: 0,
-            candidates: vec![true; nr_nodes],
+            is_exhausted: false,
             freed_in_round: 0,
             backoff: BACKOFF_FIRST,
             backed_off_at: None,
@@ -132,7 +129,7 @@ impl JobProgress {
     /// Resets the state, since the high mark was reached: the next reclaim starts from the first
     /// priority.
     pub(super) fn start_again(&mut self) {
-        *self = Self { next_node: self.next_node, ..Self::new(self.candidates.len()) };
+        *self = Self::new();
     }
 
     /// Returns whether requested bytes count as freed; `None` if the group backs off for the
@@ -182,13 +179,12 @@ impl JobProgress {
         }
     }
 
-    /// Chooses the next priority after a walk over the subtree ended with a quantum on this node.
-    pub(super) fn end_round(&mut self, node: usize) {
+    /// Chooses the next priority after a walk over the subtree has ended.
+    pub(super) fn end_round(&mut self) {
         if self.freed_in_round >= QUANTUM_PAGES {
             // One step gentler, not the gentlest: at the gentlest priority small groups give
             // nothing.
             self.priority = (self.priority + 1).min(DEF_PRIORITY);
-            self.candidates.fill(true);
         } else if self.priority > 0 {
             self.priority -= 1;
         } else {
@@ -196,7 +192,7 @@ impl JobProgress {
             let gives_up_low = self.freed_in_round == 0 && self.low_was_in_the_way && !self.overrides_low;
             self.overrides_low |= gives_up_low;
             self.low_was_in_the_way = false;
-            self.candidates[node] = gives_up_low || self.freed_in_round > 0;
+            self.is_exhausted = !gives_up_low && self.freed_in_round == 0;
             self.priority = DEF_PRIORITY;
         }
         self.freed_in_round = 0;
@@ -225,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_worker_waits_on_when_part_of_its_request_has_ended() {
-        let mut progress = JobProgress::new(1);
+        let mut progress = JobProgress::new();
         assert_eq!(progress.counts_releasing_bytes((700, false), reached_by(100)), Some(true));
         progress.note_freed(0, 100);
         assert_eq!(progress.counts_releasing_bytes((700, false), reached_by(100)), None);
@@ -240,7 +236,7 @@ mod tests {
 
     #[test]
     fn only_what_is_not_on_its_way_is_asked_for() {
-        let mut progress = JobProgress::new(1);
+        let mut progress = JobProgress::new();
         progress.note_freed(0, 100);
         assert_eq!(progress.counts_releasing_bytes((0, false), reached_by(100)), None);
         // Half has ended, and others have charged more.
@@ -255,7 +251,7 @@ mod tests {
         let cases = [(0, false, RELEASE_BACKOFFS_MAX), (40, true, RELEASE_BACKOFFS_MAX)];
         for (ended, counts, nr_backoffs) in cases.into_iter().chain([(0, false, LEAVING_BACKOFFS_MAX)]) {
             let is_leaving = nr_backoffs == LEAVING_BACKOFFS_MAX;
-            let mut progress = JobProgress::new(1);
+            let mut progress = JobProgress::new();
             progress.note_freed(0, 100);
             assert_eq!(progress.counts_releasing_bytes((0, is_leaving), reached_by(100)), None);
             if ended > 0 {

@@ -1,11 +1,10 @@
-//! One quantum: 32 pages from one node of a group's subtree, and the next step.
+//! One quantum: 32 pages from a group's subtree, and the next step.
 //!
-//! The nodes take turns. After a round over the subtree with less than a quantum freed, the
-//! priority becomes more urgent; after a round with a quantum or more, one step gentler. A node
-//! giving nothing even at the last priority leaves the candidates; when none is left the group
-//! backs off. It also backs off while the releases requested by shrinkers would be enough, and is
-//! woken when half of these bytes have come: a release takes time, and asking for more meanwhile
-//! would take far too much.
+//! After a round over the subtree with less than a quantum freed, the priority becomes more urgent;
+//! after a round with a quantum or more, one step gentler. A group giving nothing even at the last
+//! priority backs off. It also backs off while the releases requested by shrinkers would be enough,
+//! and is woken when half of these bytes have come: a release takes time, and asking for more
+//! meanwhile would take far too much.
 
 use std::sync::Arc;
 
@@ -36,7 +35,7 @@ pub(super) enum Next {
 pub(super) fn run_quantum(reclaimer: &Reclaimer, job: &Job) -> Next {
     assert_no_locks_held("background reclaim");
     let Some(group) = job.group.upgrade().filter(|group| !group.is_dead()) else { return Next::Done };
-    let background = GroupReclaim::of(&group, reclaimer.nr_nodes()).background();
+    let background = GroupReclaim::of(&group).background();
     let mut work = job.progress.lock();
     let usage = group.usage_bytes();
     work.is_active |= usage >= background.start();
@@ -51,13 +50,12 @@ pub(super) fn run_quantum(reclaimer: &Reclaimer, job: &Job) -> Next {
         group.event(EventKind::High);
     }
     group.stat_add(StatItem::KswapdRun, 1);
-    let Some(node) = select_victim_node(&mut work) else {
-        work.candidates.fill(true);
+    if std::mem::take(&mut work.is_exhausted) {
         work.priority = DEF_PRIORITY;
         return Next::BackOff;
-    };
+    }
     let mut protection = reclaimer.protection_from(&group, work.overrides_low);
-    let pass = Pass { node: Some(node), ..Pass::new(work.priority, QUANTUM_PAGES, Reason::Kswapd) };
+    let pass = Pass::new(work.priority, QUANTUM_PAGES, Reason::Kswapd);
     review_backoff(reclaimer, &group, &mut work);
     let has_backed_off_in_vain = work.backoff > BACKOFF_IN_VAIN;
     let mut first_rounds = FirstRounds::of_worker(has_backed_off_in_vain);
@@ -87,7 +85,7 @@ pub(super) fn run_quantum(reclaimer: &Reclaimer, job: &Job) -> Next {
         if is_in_vain && work.backoff < BACKOFF_MAX && leaving_bytes(&group) > 0 {
             return Next::BackOff;
         }
-        work.end_round(node);
+        work.end_round();
     }
     Next::Again
 }
@@ -107,16 +105,7 @@ fn review_backoff(reclaimer: &Reclaimer, group: &Arc<Group>, work: &mut JobProgr
 /// Returns the count of finished write-backs, and the group's age.
 fn backoff_baseline(reclaimer: &Reclaimer, group: &Arc<Group>) -> (u64, u64) {
     let nr_written = reclaimer.page_owner().map_or(0, |owner| owner.writeback_progress());
-    (nr_written, GroupReclaim::of(group, reclaimer.nr_nodes()).age())
-}
-
-/// Returns the next candidate after the one of the last quantum.
-#[doc(alias = "mem_cgroup_select_victim_node")]
-fn select_victim_node(work: &mut JobProgress) -> Option<usize> {
-    let nr = work.candidates.len();
-    let node = (0..nr).map(|step| (work.next_node + step) % nr).find(|&node| work.candidates[node])?;
-    work.next_node = (node + 1) % nr;
-    Some(node)
+    (nr_written, GroupReclaim::of(group).age())
 }
 
 /// Returns the length of the next back-off.

@@ -57,7 +57,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    pub(super) fn new(group: &Arc<Group>, nr_nodes: usize) -> Self {
+    pub(super) fn new(group: &Arc<Group>) -> Self {
         Self {
             group: Arc::downgrade(group),
             path: GroupPath::of(group),
@@ -68,7 +68,7 @@ impl Job {
                 wake_at: u64::MAX,
                 own_queue: None,
             }),
-            progress: RankedMutex::new(Rank::Quantum, JobProgress::new(nr_nodes)),
+            progress: RankedMutex::new(Rank::Quantum, JobProgress::new()),
             is_backed_off: AtomicBool::new(false),
         }
     }
@@ -283,7 +283,7 @@ mod tests {
     fn a_job_for_a_queue_that_has_just_been_stopped_is_not_lost() {
         let tree = GroupTree::new(1 << 30);
         let (pool, own) = (Queue::default(), Arc::new(Queue::default()));
-        let job = Arc::new(Job::new(tree.root(), 1));
+        let job = Arc::new(Job::new(tree.root()));
         own.hand_over_to(&pool);
         // As read by a thread a moment before.
         job.state.lock().own_queue = Some(Arc::clone(&own));
@@ -297,7 +297,7 @@ mod tests {
     fn a_job_is_tried_again_when_half_of_its_request_has_ended() {
         let tree = GroupTree::new(1 << 30);
         let queue = Queue::default();
-        let job = Arc::new(Job::new(tree.root(), 1));
+        let job = Arc::new(Job::new(tree.root()));
         {
             let mut state = job.state.lock();
             (state.place, state.backoff_serial, state.wake_at) = (JobPlace::BackedOff, 1, 50);
@@ -320,9 +320,9 @@ mod tests {
         let (queue, ends) = (Queue::default(), AtomicBool::new(false));
         for nr in 0..100 {
             let group = tree.create(&many, nr.to_string().as_ref()).unwrap();
-            queue.put(&Arc::new(Job::new(&group, 1)));
+            queue.put(&Arc::new(Job::new(&group)));
         }
-        queue.put(&Arc::new(Job::new(&one, 1)));
+        queue.put(&Arc::new(Job::new(&one)));
         let mut nr_of_one = 0;
         for _ in 0..20 {
             let job = queue.next(&ends).unwrap();

@@ -9,10 +9,10 @@ use super::queue::{Job, Queue};
 use crate::group_reclaim::GroupReclaim;
 
 /// Attaches the group's pressure wake signal, unless already attached.
-pub(crate) fn listen_for_pressure(queue: &Arc<Queue>, group: &Arc<Group>, nr_nodes: usize) {
-    let background = GroupReclaim::of(group, nr_nodes).background();
+pub(crate) fn listen_for_pressure(queue: &Arc<Queue>, group: &Arc<Group>) {
+    let background = GroupReclaim::of(group).background();
     background.job.get_or_init(|| {
-        let job = Arc::new(Job::new(group, nr_nodes));
+        let job = Arc::new(Job::new(group));
         let (weak, queue) = (Arc::downgrade(&job), Arc::downgrade(queue));
         let hook = move || {
             if let (Some(job), Some(queue)) = (weak.upgrade(), queue.upgrade()) {

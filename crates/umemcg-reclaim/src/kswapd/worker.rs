@@ -108,8 +108,8 @@ impl Kswapd {
     /// groups together, have reached their limit of workers.
     pub fn set_dedicated(&self, group: &Arc<Group>, dedicated: bool) -> io::Result<()> {
         let Some(reclaimer) = self.reclaimer.upgrade() else { return Ok(()) };
-        listen_for_pressure(reclaimer.kswapd_queue(), group, reclaimer.nr_nodes());
-        let part = GroupReclaim::of(group, reclaimer.nr_nodes());
+        listen_for_pressure(reclaimer.kswapd_queue(), group);
+        let part = GroupReclaim::of(group);
         let Some(job) = part.background().job() else { return Ok(()) };
         let mut all = self.dedicated.lock();
         let known = all.iter().position(|own| Arc::ptr_eq(&own.job, job));

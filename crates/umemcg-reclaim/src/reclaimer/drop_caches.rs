@@ -19,7 +19,6 @@ const EVERYTHING: Pass = Pass {
     reason: Reason::Proactive,
     round: Round::AllGroups,
     insists: false,
-    node: None,
     kept: ProtectedShare::NOTHING,
 };
 
@@ -30,7 +29,7 @@ impl Reclaimer {
     pub fn drop_pages(&self, root: &Arc<Group>, cancelled: &dyn Fn() -> bool) -> Progress {
         assert_no_locks_held("dropping pages");
         let mut progress = Progress::default();
-        for group in OccupiedGroups::new(root, self.nr_nodes()) {
+        for group in OccupiedGroups::new(root) {
             let Some(victim) = Victim::of(self, root, &group) else { continue };
             progress.add(victim.drop_lists(cancelled));
             if cancelled() {
@@ -50,7 +49,7 @@ impl Reclaimer {
         loop {
             let mut freed = Progress::default();
             let released_before = self.pending_releases().released_bytes();
-            for group in OccupiedGroups::new(root, self.nr_nodes()) {
+            for group in OccupiedGroups::new(root) {
                 freed.add(shrink_slab(self, &group, &EVERYTHING));
                 if let Some(part) = GroupReclaim::if_present(&group) {
                     part.note_absent_if_empty(&group);

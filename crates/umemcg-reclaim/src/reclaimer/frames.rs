@@ -35,14 +35,16 @@ impl Reclaimer {
         while at < frames.len() {
             // Frames of one owner usually come together: one charge, one list, one statistics round
             // for the run.
-            let owner = self.arena().record(frames[at]).owner.load(Relaxed);
-            let run = frames[at..]
-                .iter()
-                .take_while(|&&f| self.arena().record(f).owner.load(Relaxed) == owner)
-                .count();
+            let owner = self.owner_of(frames[at]);
+            let run = frames[at..].iter().take_while(|&&f| self.owner_of(f) == owner).count();
             self.free_run(owner_from(owner), &frames[at..at + run]);
             at += run;
         }
+    }
+
+    /// Returns the number of a frame's owner.
+    pub(super) fn owner_of(&self, frame: FrameId) -> u32 {
+        self.arena().record(frame).owner.load(Relaxed)
     }
 
     fn free_run(&self, owner: OwnerId, frames: &[FrameId]) {
@@ -54,13 +56,12 @@ impl Reclaimer {
 
     /// Takes pages off their lists, if still on one, and out of the gauges of their group.
     fn leave_lists(&self, owner: OwnerId, frames: &[FrameId]) {
-        let nr_nodes = self.nr_nodes();
         let arena = self.arena();
         let (mut inactive, mut active, mut unevictable) = (0i64, 0i64, 0i64);
         for &frame in frames {
             let record = arena.record(frame);
             if record.test(Flag::ON_LRU) {
-                with_lists(owner, arena.node_of(frame), nr_nodes, |lists, _| lists.remove(arena, frame));
+                with_lists(owner, |lists, _| lists.remove(arena, frame));
             }
             if record.test(Flag::IN_GAUGES) {
                 if record.test(Flag::ACTIVE) { active += 1 } else { inactive += 1 }
@@ -70,7 +71,7 @@ impl Reclaimer {
         let page = PAGE_SIZE_U64 as i64;
         let group = owner.resolve();
         if let Some(part) = GroupReclaim::if_present(&group)
-            && part.lruvecs().iter().filter(|lruvec| lruvec.note_freed()).count() > 0
+            && part.lruvec().note_freed()
         {
             wake_backed_off(self.kswapd_queue(), &group);
         }
@@ -87,43 +88,36 @@ impl Reclaimer {
         owner.count(StatItem::PgPgOut, frames.len() as i64);
     }
 
-    /// Puts new pages of one owner on a list, and takes the lock once for all pages of a node. The
-    /// pages are pinned.
+    /// Puts new pages of one owner on a list, and takes its lock once. The pages are pinned.
     pub fn add_to_lists(&self, owner: OwnerId, frames: &[FrameId], kind: LruKind) {
         if frames.is_empty() {
             return;
         }
         let arena = self.arena();
-        let nr_nodes = self.nr_nodes();
         let item = match kind {
             LruKind::Inactive => StatItem::InactiveFile,
             LruKind::Active => StatItem::ActiveFile,
         };
         owner.count(item, frames.len() as i64 * PAGE_SIZE_U64 as i64);
         owner.count(StatItem::PgPgIn, frames.len() as i64);
-        for node in 0..nr_nodes {
-            if nr_nodes > 1 && !frames.iter().any(|&f| arena.node_of(f) == node) {
-                continue;
-            }
-            let group = with_lists(owner, node, nr_nodes, |lists, group| {
-                for &frame in frames.iter().filter(|&&f| nr_nodes == 1 || arena.node_of(f) == node) {
-                    let record = arena.record(frame);
-                    if record.file.load(Relaxed) != 0 {
-                        lists.add_with(arena, frame, kind, Flag::IN_GAUGES);
+        let group = with_lists(owner, |lists, group| {
+            for &frame in frames {
+                let record = arena.record(frame);
+                if record.file.load(Relaxed) != 0 {
+                    lists.add_with(arena, frame, kind, Flag::IN_GAUGES);
+                } else {
+                    // It left its file meanwhile and goes to no list any more; but it is in the
+                    // gauges.
+                    record.set(if kind == LruKind::Active {
+                        Flag::ACTIVE | Flag::IN_GAUGES
                     } else {
-                        // It left its file meanwhile and goes to no list any more; but it is in the
-                        // gauges.
-                        record.set(if kind == LruKind::Active {
-                            Flag::ACTIVE | Flag::IN_GAUGES
-                        } else {
-                            Flag::IN_GAUGES
-                        });
-                    }
+                        Flag::IN_GAUGES
+                    });
                 }
-                Arc::clone(group)
-            });
-            GroupReclaim::of(&group, nr_nodes).note_present(&group);
-        }
+            }
+            Arc::clone(group)
+        });
+        GroupReclaim::of(&group).note_present(&group);
     }
 
     /// Counts new pages of one owner as unevictable, since no store has a copy. They go to no list,
@@ -141,7 +135,7 @@ impl Reclaimer {
     /// Takes a page off its list when it leaves its file while it is still pinned.
     pub fn forget_in_lists(&self, owner: OwnerId, frame: FrameId) {
         let arena = self.arena();
-        with_lists(owner, arena.node_of(frame), self.nr_nodes(), |lists, _| lists.remove(arena, frame));
+        with_lists(owner, |lists, _| lists.remove(arena, frame));
     }
 
     /// Moves pages skipped by reclaim to the old end of their lists, because their write-back is
@@ -149,10 +143,8 @@ impl Reclaimer {
     #[doc(alias = "folio_rotate_reclaimable")]
     pub fn rotate_to_tail(&self, frames: &[FrameId]) {
         let arena = self.arena();
-        let list_of = |&frame: &FrameId| (arena.record(frame).owner.load(Relaxed), arena.node_of(frame));
-        for run in frames.chunk_by(|a, b| list_of(a) == list_of(b)) {
-            let (owner, node) = list_of(&run[0]);
-            with_lists(owner_from(owner), node, self.nr_nodes(), |lists, _| {
+        for run in frames.chunk_by(|&a, &b| self.owner_of(a) == self.owner_of(b)) {
+            with_lists(owner_from(self.owner_of(run[0])), |lists, _| {
                 for &frame in run {
                     arena.record(frame).clear(Flag::RECLAIM);
                     lists.rotate(arena, frame);
@@ -167,27 +159,22 @@ impl Reclaimer {
         let mut touched = None;
         for &frame in frames {
             let record = arena.record(frame);
-            with_lists(
-                owner_from(record.owner.load(Relaxed)),
-                arena.node_of(frame),
-                self.nr_nodes(),
-                |lists, group| {
-                    // A page not in a file any more is not put back: the thread taking it out saw
-                    // it on no list, and only our pin keeps it.
-                    if record.file.load(Relaxed) != 0 {
-                        lists.add(arena, frame, kind);
-                        touched = Some(Arc::clone(group));
-                    } else if kind == LruKind::Active {
-                        // The gauges follow this flag when the frame is freed.
-                        record.set(Flag::ACTIVE);
-                    }
-                },
-            );
+            with_lists(owner_from(record.owner.load(Relaxed)), |lists, group| {
+                // A page not in a file any more is not put back: the thread taking it out saw it on
+                // no list, and only our pin keeps it.
+                if record.file.load(Relaxed) != 0 {
+                    lists.add(arena, frame, kind);
+                    touched = Some(Arc::clone(group));
+                } else if kind == LruKind::Active {
+                    // The gauges follow this flag when the frame is freed.
+                    record.set(Flag::ACTIVE);
+                }
+            });
             self.unpin(frame);
         }
         // The lists were empty meanwhile, and a walk may have marked the group as empty.
         if let Some(group) = touched {
-            GroupReclaim::of(&group, self.nr_nodes()).note_present(&group);
+            GroupReclaim::of(&group).note_present(&group);
         }
     }
 }

@@ -37,7 +37,7 @@ impl Leaving {
     /// Counts bytes of a group as leaving.
     pub fn new(reclaimer: &Arc<Reclaimer>, group: &Arc<Group>, bytes: u64) -> Self {
         for level in group.ancestors() {
-            GroupReclaim::of(level, reclaimer.nr_nodes()).leaving_bytes().begin(bytes);
+            GroupReclaim::of(level).leaving_bytes().begin(bytes);
         }
         Self { reclaimer: Arc::downgrade(reclaimer), group: Arc::clone(group), bytes }
     }
@@ -117,8 +117,8 @@ mod tests {
 
     fn reclaimer() -> (Arc<GroupTree>, Arc<Reclaimer>) {
         let tree = GroupTree::new(1 << 20);
-        let arena = Arena::new(1 << 20, 1).unwrap();
-        let reclaimer = Reclaimer::new(arena, Arc::clone(&tree), 1).unwrap();
+        let arena = Arena::new(1 << 20).unwrap();
+        let reclaimer = Reclaimer::new(arena, Arc::clone(&tree)).unwrap();
         (tree, Arc::new(reclaimer))
     }
 
@@ -144,7 +144,7 @@ mod tests {
         let group = tree.create(tree.root(), "g".as_ref()).unwrap();
         let leaving = Leaving::new(&reclaimer, &group, 1 << 20);
         let reclaim = |rounds| reclaimer.reclaim_in(&group, 1, Reason::Direct, rounds, &|| false).pages();
-        let hangs = || GroupReclaim::of(&group, 1).leaving_bytes().hangs();
+        let hangs = || GroupReclaim::of(&group).leaving_bytes().hangs();
         assert_eq!((reclaim(FirstRounds::with_leaving_until(Instant::now())), hangs()), (0, false));
         assert_eq!((reclaim(FirstRounds::default()), hangs()), (0, true), "it has waited in vain");
         leaving.end(0, 0);
@@ -166,7 +166,7 @@ mod tests {
         let leaving = Leaving::new(&reclaimer, &group, 1 << 20);
         let hangs_after_reclaim = || {
             reclaimer.reclaim(&group, 1, Reason::Direct, &|| false);
-            GroupReclaim::of(&group, 1).leaving_bytes().hangs()
+            GroupReclaim::of(&group).leaving_bytes().hangs()
         };
         let [holds_up, does_not]: [Arc<dyn HoldsUp>; 2] = [true, false].map(|says| Arc::new(Says(says)) as _);
         let current = CurrentRequest::begin(Arc::downgrade(&holds_up));

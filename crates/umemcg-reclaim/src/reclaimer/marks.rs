@@ -12,7 +12,7 @@ use crate::watermark::{InvalidMarks, Marks, Rule, SCALE_FACTOR_MAX, Watermarks, 
 
 impl Reclaimer {
     fn marks_of<'a>(&self, group: &'a Arc<Group>) -> &'a Watermarks {
-        &GroupReclaim::of(group, self.nr_nodes()).background().marks
+        &GroupReclaim::of(group).background().marks
     }
 
     /// Changes a group's rule; `change` gets the old rule, the scale factor and the limit.
@@ -33,12 +33,10 @@ impl Reclaimer {
         marks.start.store(applied.low, Relaxed);
         marks.stop.store(applied.high, Relaxed);
         if applied.low != UNLIMITED {
-            listen_for_pressure(self.kswapd_queue(), group, self.nr_nodes());
+            listen_for_pressure(self.kswapd_queue(), group);
         }
         // Checks the present usage, after the marks are set.
-        group.set_pressure_mark(
-            applied.low.min(GroupReclaim::of(group, self.nr_nodes()).background().high_limit()),
-        );
+        group.set_pressure_mark(applied.low.min(GroupReclaim::of(group).background().high_limit()));
     }
 
     /// Returns whether background reclaim is on for a group.

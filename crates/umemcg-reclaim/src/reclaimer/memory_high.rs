@@ -89,9 +89,9 @@ impl Reclaimer {
 
     /// Sets `memory.high`. Takes effect with the next charge; reclaims nothing by itself.
     pub fn set_high(&self, group: &Arc<Group>, bytes: u64) {
-        GroupReclaim::of(group, self.nr_nodes()).background().set_high_limit(bytes);
+        GroupReclaim::of(group).background().set_high_limit(bytes);
         if bytes != UNLIMITED {
-            listen_for_pressure(self.kswapd_queue(), group, self.nr_nodes());
+            listen_for_pressure(self.kswapd_queue(), group);
         }
         self.limit_changed(group);
     }
@@ -117,7 +117,7 @@ impl Reclaimer {
     /// resource held until then: the group's next delayable request pays for them. Does not sleep.
     pub fn defer_over_high(&self, group: &Arc<Group>, bytes: u64) {
         if bytes > 0 && self.is_over_high(group) {
-            GroupReclaim::of(group, self.nr_nodes()).defer(bytes);
+            GroupReclaim::of(group).defer(bytes);
         }
     }
 

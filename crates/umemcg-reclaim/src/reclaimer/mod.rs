@@ -43,7 +43,6 @@ use crate::shrinker::{Registration, Shrinker, ShrinkerId, Shrinkers, SlabUsage, 
 pub struct Reclaimer {
     arena: Arc<Arena>,
     tree: Arc<GroupTree>,
-    nr_nodes: usize,
     /// Weak: the page cache holds the reclaimer.
     owner: OnceLock<Weak<dyn PageOwner>>,
     clock: SystemClock,
@@ -64,13 +63,12 @@ impl Reclaimer {
     ///
     /// # Errors
     /// When the operating system cannot reserve address space for the places in object lists.
-    pub fn new(arena: Arc<Arena>, tree: Arc<GroupTree>, nr_nodes: usize) -> io::Result<Self> {
+    pub fn new(arena: Arc<Arena>, tree: Arc<GroupTree>) -> io::Result<Self> {
         umemcg_base::table::use_huge_pages(umemcg_arena::sys::prefer_huge_pages);
         let list_slots = Arc::new(ListSlots::new(tree.capacity_bytes())?);
         Ok(Self {
             arena,
             tree,
-            nr_nodes,
             owner: OnceLock::new(),
             clock: SystemClock::new(),
             shrinkers: Arc::default(),
@@ -137,13 +135,13 @@ impl Reclaimer {
         self.shrinkers.nr()
     }
 
-    /// Notes that a shrinker has objects of `group` on `node`. For shrinkers with objects outside
-    /// any [`ListLru`](crate::ListLru), after an object can be counted.
-    pub fn note_objects(&self, group: &Arc<Group>, node: usize, shrinker: u32) {
+    /// Notes that a shrinker has objects of `group`. For shrinkers with objects outside any
+    /// [`ListLru`](crate::ListLru), after an object can be counted.
+    pub fn note_objects(&self, group: &Arc<Group>, shrinker: u32) {
         let mut at = group;
         loop {
-            let part = GroupReclaim::of(at, self.nr_nodes());
-            let set = part.bit_place(at, node, shrinker).and_then(|place| place.unit.set(place.bit));
+            let part = GroupReclaim::of(at);
+            let set = part.bit_place(at, shrinker).and_then(|place| place.unit.set(place.bit));
             if set.is_ok() {
                 part.note_present(at);
                 return;
@@ -159,7 +157,7 @@ impl Reclaimer {
     /// Returns the objects of every shrinker with objects in `group` itself.
     pub fn slab_usage(&self, group: &Arc<Group>) -> Vec<SlabUsage> {
         assert_no_locks_held("a table of objects");
-        slab_usage::usage_of(&self.shrinkers, self.nr_nodes, group)
+        slab_usage::usage_of(&self.shrinkers, group)
     }
 
     /// Sets the owner of the pages. Called once, before the first page.
@@ -189,11 +187,6 @@ impl Reclaimer {
     /// Returns the groups.
     pub fn tree(&self) -> &Arc<GroupTree> {
         &self.tree
-    }
-
-    /// Returns the number of memory nodes; lists exist per node.
-    pub fn nr_nodes(&self) -> usize {
-        self.nr_nodes
     }
 
     pub(crate) fn page_owner(&self) -> Option<Arc<dyn PageOwner>> {
@@ -257,17 +250,15 @@ impl Reclaimer {
     /// keep state of a group without objects.
     #[doc(alias = "memcg_reparent_objcgs")]
     pub fn splice_to_parent(&self, dying: &Arc<Group>, parent: &Arc<Group>) {
-        splice_lists((self.arena(), self.list_slots()), (dying, parent), self.nr_nodes());
-        let part = GroupReclaim::of(parent, self.nr_nodes());
+        splice_lists((self.arena(), self.list_slots()), (dying, parent));
+        let part = GroupReclaim::of(parent);
         for id in 0..self.shrinkers().high() {
             self.shrinkers().with(id, |shrinker| shrinker.reparent(dying, parent));
             // The bits moved before the shrinker's own objects, so a count may have found nothing
             // and cleared them. A bit too many costs one count.
-            for node in 0..self.nr_nodes() {
-                if let Some(place) = part.shrinker_bits(node).find(id) {
-                    // Open: the parent has a child until this removal is over.
-                    let _ = place.unit.set(place.bit);
-                }
+            if let Some(place) = part.shrinker_bits().find(id) {
+                // Open: the parent has a child until this removal is over.
+                let _ = place.unit.set(place.bit);
             }
         }
         part.note_present(parent);

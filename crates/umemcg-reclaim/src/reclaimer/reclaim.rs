@@ -144,7 +144,7 @@ impl Reclaimer {
             }
             let (scanned, dirty) = (progress.scanned - before.scanned, progress.dirty - before.dirty);
             if progress.reclaimed > before.reclaimed {
-                GroupReclaim::of(root, self.nr_nodes()).backoff.note_freed_some();
+                GroupReclaim::of(root).backoff.note_freed_some();
             } else if scanned > 0 && dirty == scanned && (priority == 0 || has_only_dirty(root)) {
                 self.wait_for_dirty(root, first_rounds.never_waits);
             }
@@ -183,13 +183,13 @@ impl Reclaimer {
         if nr_waits_in_vain < WAITS_IN_VAIN_MAX {
             return bytes;
         }
-        let leaving = GroupReclaim::of(root, self.nr_nodes()).leaving_bytes();
+        let leaving = GroupReclaim::of(root).leaving_bytes();
         if leaving.hangs() { 0 } else { bytes.min(leaving.now()) }
     }
 
     /// Returns the total of leaving bytes of `root` and its descendants freed so far.
     fn freed_bytes(&self, root: &Group) -> u64 {
-        GroupReclaim::of(root, self.nr_nodes()).leaving_bytes().freed()
+        GroupReclaim::of(root).leaving_bytes().freed()
     }
 
     /// Waits for bytes leaving `root` and its descendants until `nr_pages` have been freed since
@@ -203,7 +203,7 @@ impl Reclaimer {
         rounds: &FirstRounds,
         cancelled: &dyn Fn() -> bool,
     ) -> Option<u64> {
-        let leaving = GroupReclaim::of(root, self.nr_nodes()).leaving_bytes();
+        let leaving = GroupReclaim::of(root).leaving_bytes();
         let mut wait = LeavingWait::begin(Instant::now(), rounds.leaving_until);
         loop {
             let is_leaving = leaving.now() > 0;
@@ -236,7 +236,7 @@ impl Reclaimer {
         }
         let Some(owner) = self.page_owner() else { return };
         owner.start_writeback(root);
-        if !never_waits && GroupReclaim::of(root, self.nr_nodes()).backoff.may_wait(self.clock().now()) {
+        if !never_waits && GroupReclaim::of(root).backoff.may_wait(self.clock().now()) {
             owner.wait_for_writeback(WRITEBACK_WAIT);
         }
     }

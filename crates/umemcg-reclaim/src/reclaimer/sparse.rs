@@ -93,12 +93,11 @@ impl Reclaimer {
         frame: FrameId,
         isolations: &mut Vec<Isolation<Arc<Group>>>,
     ) -> Option<LruKind> {
-        let (arena, node) = (self.arena(), self.arena().node_of(frame));
-        with_lists(owner, node, self.nr_nodes(), |lists, group| {
-            if !isolations.last().is_some_and(|last| last.is_of(group, node)) {
-                isolations.push(Isolation::begin(lists, Arc::clone(group), node));
+        with_lists(owner, |lists, group| {
+            if !isolations.last().is_some_and(|last| last.is_of(group)) {
+                isolations.push(Isolation::begin(lists, Arc::clone(group)));
             }
-            lists.remove(arena, frame)
+            lists.remove(self.arena(), frame)
         })
     }
 
@@ -106,7 +105,7 @@ impl Reclaimer {
     fn evict_isolated(&self, taken: &[(FrameId, LruKind)]) -> usize {
         let Some(owner) = self.page_owner() else { return 0 };
         let root = Arc::clone(self.tree().root());
-        let age = GroupReclaim::of(&root, self.nr_nodes()).age();
+        let age = GroupReclaim::of(&root).age();
         let frames: Vec<FrameId> = taken.iter().map(|&(frame, _)| frame).collect();
         let shadow = |frame, nr_evicted| {
             Shadow::new(root.owner(), age + nr_evicted, self.arena().record(frame).test(Flag::WORKINGSET))
@@ -127,12 +126,8 @@ impl Reclaimer {
                 group.stat_add(StatItem::PgStealProactive, run.len() as i64);
             });
         }
-        advance_age(&root, self.nr_nodes(), freed.len() as u64);
+        advance_age(&root, freed.len() as u64);
         self.free_frozen(&freed);
         freed.len()
-    }
-
-    fn owner_of(&self, frame: FrameId) -> u32 {
-        self.arena().record(frame).owner.load(Relaxed)
     }
 }

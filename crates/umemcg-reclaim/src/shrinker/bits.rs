@@ -1,4 +1,4 @@
-//! One bit for each shrinker with possible objects of a group on a node.
+//! One bit for each shrinker with possible objects of a group.
 //!
 //! A shrinker's id determines its bit. Bits lie in units. A unit is appended when the first of its
 //! shrinkers gets an object of the group, so registering a shrinker touches no group. Bits of a
@@ -120,7 +120,7 @@ impl Unit {
     }
 }
 
-/// The units of one group on one node.
+/// The units of one group.
 #[doc(alias = "shrinker_info")]
 #[derive(Debug, Default)]
 pub struct ShrinkerBits {

@@ -61,8 +61,6 @@ pub struct Usage {
 pub struct ShrinkTarget<'a> {
     /// The group, without its descendants.
     pub group: &'a Arc<Group>,
-    /// The memory node.
-    pub node: usize,
     /// The reason for the reclaim.
     pub reason: Reason,
     /// The bytes still wanted from this shrinker. Objects freed beyond this are lost to the group
@@ -91,7 +89,7 @@ pub trait Shrinker: Send + Sync + fmt::Debug {
         DEFAULT_BATCH
     }
 
-    /// Returns how many objects of the group on the node could be freed. Must not block.
+    /// Returns how many objects of the group could be freed. Must not block.
     #[doc(alias = "count_objects")]
     fn count(&self, target: &ShrinkTarget<'_>) -> Count;
 

@@ -1,9 +1,9 @@
 //! Shrinkers: object caches that give memory back when a group is reclaimed, beside the pages.
 //!
-//! A shrinker counts and frees objects of one group on one node. It is asked with no lock held, in
-//! every kind of reclaim, in proportion to the pressure on pages ([`pressure`]), and only for
-//! groups with possible objects ([`bits`]). Objects usually wait in a [`ListLru`](crate::ListLru),
-//! which does the bookkeeping.
+//! A shrinker counts and frees objects of one group. It is asked with no lock held, in every kind
+//! of reclaim, in proportion to the pressure on pages ([`pressure`]), and only for groups with
+//! possible objects ([`bits`]). Objects usually wait in a [`ListLru`](crate::ListLru), which does
+//! the bookkeeping.
 
 pub mod bits;
 mod contract;

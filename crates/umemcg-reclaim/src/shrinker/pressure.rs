@@ -13,7 +13,7 @@ const SEEKS_OF_ALL: u32 = 4;
 #[doc(alias = "SHRINK_BATCH")]
 pub const DEFAULT_BATCH: u64 = 128;
 
-/// The work of one call on one shrinker, for one group and node.
+/// The work of one call on one shrinker, for one group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScanPlan {
     /// Freeable objects.

@@ -24,7 +24,7 @@ const GENTLE: u32 = DEF_PRIORITY / 2;
 pub(crate) fn is_quiet(part: &GroupReclaim, pass: &Pass, visit: &Progress) -> bool {
     visit.reclaimed > visit.scanned / 2
         && pass.priority >= GENTLE
-        && pass.nodes(part.nr_nodes()).all(|node| part.shrinker_bits(node).is_quiet(part.age()))
+        && part.shrinker_bits().is_quiet(part.age())
 }
 
 /// Asks the shrinkers with possible objects of `group` to free their share at the priority of
@@ -36,42 +36,39 @@ pub(crate) fn shrink_slab(reclaimer: &Reclaimer, group: &Arc<Group>, pass: &Pass
         return progress;
     }
     let Some(part) = GroupReclaim::if_present(group) else { return progress };
-    for node in pass.nodes(reclaimer.nr_nodes()) {
-        let all = part.shrinker_bits(node);
-        let (mut has_asked, mut is_quiet) = (false, true);
-        for unit in all.units() {
-            let mut bits = unit.bits();
-            has_asked |= bits != 0;
-            while bits != 0 {
-                let bit = bits.trailing_zeros();
-                bits &= bits - 1;
-                let (count, freed) = ask(reclaimer, group, node, (unit, bit), pass);
-                is_quiet &= !matches!(count, Count::Objects(_));
-                progress.add(freed);
-            }
+    let all = part.shrinker_bits();
+    let (mut has_asked, mut is_quiet) = (false, true);
+    for unit in all.units() {
+        let mut bits = unit.bits();
+        has_asked |= bits != 0;
+        while bits != 0 {
+            let bit = bits.trailing_zeros();
+            bits &= bits - 1;
+            let (count, freed) = ask(reclaimer, (group, part), (unit, bit), pass);
+            is_quiet &= !matches!(count, Count::Objects(_));
+            progress.add(freed);
         }
-        all.note_quiet(has_asked && is_quiet, part.age());
     }
+    all.note_quiet(has_asked && is_quiet, part.age());
     progress
 }
 
 /// Asks one shrinker, found by its bit.
 fn ask(
     reclaimer: &Reclaimer,
-    group: &Arc<Group>,
-    node: usize,
+    (group, part): (&Arc<Group>, &GroupReclaim),
     (unit, bit): (&Unit, u32),
     pass: &Pass,
 ) -> (Count, Progress) {
     let id = unit.base() + bit;
     let wanted_bytes = pass.goal.saturating_mul(PAGE_SIZE_U64);
-    let target = ShrinkTarget { group, node, reason: pass.reason, wanted_bytes };
+    let target = ShrinkTarget { group, reason: pass.reason, wanted_bytes };
     let asked = reclaimer.shrinkers().with(id, |shrinker| {
         let mut count = shrinker.count(&target);
         if count == Count::Empty {
             count = unit.clear_if_empty::<true>(bit, || shrinker.count(&target));
             if count == Count::Empty {
-                GroupReclaim::of(group, reclaimer.nr_nodes()).object_lists().prune(id, node);
+                part.object_lists().prune(id);
             }
         }
         (count, scan_share(shrinker, &target, count, pass, Some((unit, bit))))
@@ -83,7 +80,7 @@ fn ask(
             if reclaimer.shrinkers().with(id, |_| ()).is_some() { Count::NothingNow } else { Count::Empty }
         };
         if unit.clear_if_empty::<true>(bit, registered) == Count::Empty {
-            GroupReclaim::of(group, reclaimer.nr_nodes()).object_lists().prune(id, node);
+            part.object_lists().prune(id);
         }
         (Count::Empty, Progress::default())
     })

@@ -47,7 +47,7 @@ impl Pages {
             let charge = group.try_charge(PAGE_SIZE_U64).unwrap();
             let owner = charge.owner();
             let mut frames = Vec::new();
-            arena.alloc(0, &mut frames, 1);
+            arena.alloc(&mut frames, 1);
             let record = arena.record(frames[0]);
             record.owner.store(owner.into_raw(), Relaxed);
             record.file.store(1, Relaxed);
@@ -101,7 +101,7 @@ struct Ground {
 
 impl Ground {
     fn new(cleaned_by_a_wait: u64) -> Self {
-        let (tree, reclaimer) = reclaimer(16 << 20, 1);
+        let (tree, reclaimer) = reclaimer(16 << 20);
         let group = create(&tree, tree.root(), "t");
         let pages = Arc::new(Pages {
             reclaimer,

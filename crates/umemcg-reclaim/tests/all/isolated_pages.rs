@@ -28,7 +28,7 @@ impl Pages {
             let charge = group.try_charge(PAGE_SIZE_U64).unwrap();
             let owner = charge.owner();
             let mut frames = Vec::new();
-            arena.alloc(0, &mut frames, 1);
+            arena.alloc(&mut frames, 1);
             let record = arena.record(frames[0]);
             record.owner.store(owner.into_raw(), Relaxed);
             record.file.store(1, Relaxed);
@@ -66,7 +66,7 @@ impl PageOwner for Pages {
 
 #[test]
 fn a_charge_waits_for_the_last_pages_that_another_has() {
-    let (tree, reclaimer) = reclaimer(16 << 20, 1);
+    let (tree, reclaimer) = reclaimer(16 << 20);
     let parent = create(&tree, tree.root(), "p");
     let group = create(&tree, &parent, "t");
     let ((begun, has_begun), (go_on, may_go_on)) = (channel(), channel());

@@ -28,7 +28,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Objects 0..24; object n belongs to group n % 3 and node n % 2.
+/// Objects 0..24; object n belongs to group n % 3.
 const NR_OBJECTS: u8 = 24;
 
 struct World {
@@ -37,14 +37,14 @@ struct World {
     alive: [bool; 3],
     slots: Vec<ListSlot>,
     charges: Vec<Charge>,
-    /// By (group or 3 for the root, node), oldest first.
-    lists: HashMap<(usize, usize), VecDeque<u8>>,
+    /// By group, 3 for the root; oldest first.
+    lists: HashMap<usize, VecDeque<u8>>,
 }
 
 impl World {
-    fn home(&self, object: u8) -> (usize, usize) {
+    fn home(&self, object: u8) -> usize {
         let group = usize::from(object % 3);
-        (if self.alive[group] { group } else { 3 }, usize::from(object % 2))
+        if self.alive[group] { group } else { 3 }
     }
 
     fn list(&mut self, object: u8) -> &mut VecDeque<u8> {
@@ -63,7 +63,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
     #[test]
     fn lists_do_what_deques_do(ops in prop::collection::vec(op(), 1..120)) {
-        let (tree, reclaimer) = reclaimer(16 << 20, 2);
+        let (tree, reclaimer) = reclaimer(16 << 20);
         let id = reclaimer.reserve_shrinker();
         let lru = ListLru::new(&reclaimer, &id, 0);
         let groups: Vec<_> = (0..3).map(|n| create(&tree, tree.root(), &n.to_string())).collect();
@@ -78,13 +78,13 @@ proptest! {
                     if is_new {
                         world.list(n).push_back(n);
                     }
-                    let (owner, node) = (world.charges[usize::from(n)].owner(), usize::from(n % 2));
-                    prop_assert_eq!(lru.add(owner, node, world.slots[usize::from(n)]), is_new);
+                    let owner = world.charges[usize::from(n)].owner();
+                    prop_assert_eq!(lru.add(owner, world.slots[usize::from(n)]), is_new);
                 }
                 Op::Remove(n) => {
                     let n = n % NR_OBJECTS;
                     let was_there = world.take(n);
-                    prop_assert_eq!(lru.remove(usize::from(n % 2), world.slots[usize::from(n)]), was_there);
+                    prop_assert_eq!(lru.remove(world.slots[usize::from(n)]), was_there);
                 }
                 Op::Touch(n) => {
                     let n = n % NR_OBJECTS;
@@ -92,64 +92,62 @@ proptest! {
                     if was_there {
                         world.list(n).push_back(n);
                     }
-                    prop_assert_eq!(lru.touch(usize::from(n % 2), world.slots[usize::from(n)]), was_there);
+                    prop_assert_eq!(lru.touch(world.slots[usize::from(n)]), was_there);
                 }
                 Op::Walk(group, nr, verdicts) => {
                     let group = usize::from(group % 4);
                     let target = if group == 3 { Arc::clone(tree.root()) } else { Arc::clone(&world.groups[group]) };
-                    for node in 0..2 {
-                        let mut seen = Vec::new();
-                        let mut turn = verdicts.iter().cycle();
-                        let verdict = |code: u8| match code {
-                            0 => Verdict::Removed,
-                            1 => Verdict::Rotate,
-                            2 => Verdict::Skip,
-                            3 => Verdict::Retry,
-                            _ => Verdict::Stop,
-                        };
-                        let removed = lru.walk(&target, node, u64::from(nr), |list, token, slot| {
-                            seen.push(token as u8);
-                            match *turn.next().unwrap() {
-                                // By hand, with the lock away for a moment.
-                                0 if token % 3 == 0 => {
-                                    list.isolate(slot);
-                                    list.unlocked(|| ());
-                                    Verdict::RemovedRetry
-                                }
-                                code => verdict(code),
+                    let mut seen = Vec::new();
+                    let mut turn = verdicts.iter().cycle();
+                    let verdict = |code: u8| match code {
+                        0 => Verdict::Removed,
+                        1 => Verdict::Rotate,
+                        2 => Verdict::Skip,
+                        3 => Verdict::Retry,
+                        _ => Verdict::Stop,
+                    };
+                    let removed = lru.walk(&target, u64::from(nr), |list, token, slot| {
+                        seen.push(token as u8);
+                        match *turn.next().unwrap() {
+                            // By hand, with the lock away for a moment.
+                            0 if token % 3 == 0 => {
+                                list.isolate(slot);
+                                list.unlocked(|| ());
+                                Verdict::RemovedRetry
                             }
-                        });
-                        // The same on the deque.
-                        let list = world.lists.entry((group, node)).or_default();
-                        let (mut at, mut expected, mut nr_removed) = (0, Vec::new(), 0);
-                        let mut turn = verdicts.iter().cycle();
-                        for _ in 0..nr {
-                            let Some(&object) = list.get(at) else { break };
-                            expected.push(object);
-                            match *turn.next().unwrap() {
-                                0 => {
-                                    list.remove(at);
-                                    nr_removed += 1;
-                                    if object % 3 == 0 {
-                                        at = 0;
-                                    }
-                                }
-                                1 => {
-                                    let is_last = at + 1 == list.len();
-                                    list.remove(at);
-                                    list.push_back(object);
-                                    if is_last {
-                                        break;
-                                    }
-                                }
-                                2 => at += 1,
-                                3 => at = 0,
-                                _ => break,
-                            }
+                            code => verdict(code),
                         }
-                        prop_assert_eq!(&seen, &expected);
-                        prop_assert_eq!(removed, nr_removed);
+                    });
+                    // The same on the deque.
+                    let list = world.lists.entry(group).or_default();
+                    let (mut at, mut expected, mut nr_removed) = (0, Vec::new(), 0);
+                    let mut turn = verdicts.iter().cycle();
+                    for _ in 0..nr {
+                        let Some(&object) = list.get(at) else { break };
+                        expected.push(object);
+                        match *turn.next().unwrap() {
+                            0 => {
+                                list.remove(at);
+                                nr_removed += 1;
+                                if object % 3 == 0 {
+                                    at = 0;
+                                }
+                            }
+                            1 => {
+                                let is_last = at + 1 == list.len();
+                                list.remove(at);
+                                list.push_back(object);
+                                if is_last {
+                                    break;
+                                }
+                            }
+                            2 => at += 1,
+                            3 => at = 0,
+                            _ => break,
+                        }
                     }
+                    prop_assert_eq!(&seen, &expected);
+                    prop_assert_eq!(removed, nr_removed);
                 }
                 Op::RemoveGroup(group) => {
                     let group = usize::from(group % 3);
@@ -157,22 +155,18 @@ proptest! {
                         continue;
                     }
                     remove(&tree, &reclaimer, &world.groups[group]);
-                    for node in 0..2 {
-                        let moved = world.lists.remove(&(group, node)).unwrap_or_default();
-                        world.lists.entry((3, node)).or_default().extend(moved);
-                    }
+                    let moved = world.lists.remove(&group).unwrap_or_default();
+                    world.lists.entry(3).or_default().extend(moved);
                 }
             }
             for group in 0..4 {
                 let target = if group == 3 { tree.root() } else { &world.groups[group] };
-                for node in 0..2 {
-                    let expected = world.lists.get(&(group, node)).map_or(0, VecDeque::len);
-                    prop_assert_eq!(lru.count(target, node), expected as u64);
-                }
+                let expected = world.lists.get(&group).map_or(0, VecDeque::len);
+                prop_assert_eq!(lru.count(target), expected as u64);
             }
         }
-        for (n, &slot) in world.slots.iter().enumerate() {
-            lru.remove(n % 2, slot);
+        for &slot in &world.slots {
+            lru.remove(slot);
             lru.release(slot);
         }
         prop_assert_eq!(reclaimer.nr_list_slots(), 0);

@@ -105,7 +105,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 fn limited(reclaimer: &Reclaimer, name: &str, numbers: &Numbers, nr: u64) -> Arc<Group> {
     let tree = reclaimer.tree();
     let group = create(tree, tree.root(), name);
-    (0..nr).for_each(|_| _ = numbers.insert(&group, 0));
+    (0..nr).for_each(|_| _ = numbers.insert(&group));
     group.store_max(group.usage_bytes());
     group
 }
@@ -113,7 +113,7 @@ fn limited(reclaimer: &Reclaimer, name: &str, numbers: &Numbers, nr: u64) -> Arc
 #[test]
 fn a_charge_gets_room_from_the_shrinkers_that_do_not_panic() {
     for place in EVERYWHERE {
-        let (tree, reclaimer) = reclaimer(POOL, 1);
+        let (tree, reclaimer) = reclaimer(POOL);
         let (is_armed, nr_panics) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU64::new(0)));
         let id = reclaimer.reserve_shrinker();
         let number = id.get();
@@ -121,7 +121,7 @@ fn a_charge_gets_room_from_the_shrinkers_that_do_not_panic() {
         let registered = reclaimer.register_shrinker(id, Arc::new(shrinker));
         let (numbers, _registered) = Numbers::register(&reclaimer, "numbers");
         let group = limited(&reclaimer, "a", &numbers, 1000);
-        reclaimer.note_objects(&group, 0, number);
+        reclaimer.note_objects(&group, number);
         let charge = reclaimer.charge(&group, 100 * OBJECT_BYTES, &|| false).unwrap();
         assert!(group.usage_bytes() <= group.max_bytes(), "{place:?}");
         drop(charge);
@@ -169,16 +169,16 @@ impl Shrinker for Slow {
 
 #[test]
 fn a_thread_that_saw_a_panic_still_waits_for_walks() {
-    let (tree, reclaimer) = reclaimer(POOL, 1);
+    let (tree, reclaimer) = reclaimer(POOL);
     let [bad, good] = ["bad", "good"].map(|name| create(&tree, tree.root(), name));
     let id = reclaimer.reserve_shrinker();
-    reclaimer.note_objects(&bad, 0, id.get());
+    reclaimer.note_objects(&bad, id.get());
     let (is_armed, nr_panics) = (Arc::new(AtomicBool::new(true)), Arc::default());
     let _panicking =
         reclaimer.register_shrinker(id, Arc::new(Panicking { place: Where::Scan, is_armed, nr_panics }));
     let _ = catch_unwind(AssertUnwindSafe(|| reclaimer.drop_slab(&bad, &|| false)));
     let id = reclaimer.reserve_shrinker();
-    reclaimer.note_objects(&good, 0, id.get());
+    reclaimer.note_objects(&good, id.get());
     let slow = Arc::new(Slow::default());
     let registered = reclaimer.register_shrinker(id, Arc::<Slow>::clone(&slow));
     std::thread::scope(|scope| {
@@ -195,7 +195,7 @@ fn a_thread_that_saw_a_panic_still_waits_for_walks() {
 
 #[test]
 fn background_reclaim_of_a_group_goes_on_after_panics() {
-    let (tree, reclaimer) = reclaimer(POOL, 1);
+    let (tree, reclaimer) = reclaimer(POOL);
     let _kswapd = Kswapd::start(&reclaimer, 1).unwrap();
     let (is_armed, nr_panics) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU64::new(0)));
     let id = reclaimer.reserve_shrinker();
@@ -206,17 +206,17 @@ fn background_reclaim_of_a_group_goes_on_after_panics() {
     let (numbers, _registered) = Numbers::register(&reclaimer, "numbers");
     let group = create(&tree, tree.root(), "a");
     group.store_max(1 << 20);
-    reclaimer.note_objects(&group, 0, number);
+    reclaimer.note_objects(&group, number);
     reclaimer.set_high_wmark_distance(&group, 512 << 10).unwrap();
     reclaimer.set_low_wmark_distance(&group, 256 << 10).unwrap();
     for round in 1..=3 {
         let before = nr_panics.load(Relaxed);
         while group.usage_bytes() < 900 << 10 {
-            numbers.insert(&group, 0);
+            numbers.insert(&group);
         }
         // Each time: it is asked, it panics, and the others bring the group below its mark.
         until(&format!("round {round}"), || {
-            numbers.insert(&group, 0);
+            numbers.insert(&group);
             group.usage_bytes() < 512 << 10 && nr_panics.load(Relaxed) > before
         });
     }

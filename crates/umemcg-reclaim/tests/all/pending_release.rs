@@ -62,7 +62,7 @@ fn a_requested_release_makes_room_and_no_more_is_asked_for() {
 
 /// Returns whether a page could be charged without an event, and how many objects were asked for.
 fn charge_above_requested() -> (bool, u64) {
-    let (tree, reclaimer) = reclaimer(POOL, 1);
+    let (tree, reclaimer) = reclaimer(POOL);
     let group = create(&tree, tree.root(), "a");
     let (to, asked) = channel();
     let shrinker = requesting(Some(to));
@@ -70,7 +70,7 @@ fn charge_above_requested() -> (bool, u64) {
     let number = id.get();
     let _registered = reclaimer.register_shrinker(id, Arc::<Requesting>::clone(&shrinker));
     let mut objects: Vec<Charge> = (0..NR).map(|_| group.charge_forced(OBJECT)).collect();
-    reclaimer.note_objects(&group, 0, number);
+    reclaimer.note_objects(&group, number);
     group.store_max(group.usage_bytes());
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -90,14 +90,14 @@ fn charge_above_requested() -> (bool, u64) {
 
 #[test]
 fn a_release_that_does_not_happen_is_given_up() {
-    let (tree, reclaimer) = reclaimer(POOL, 1);
+    let (tree, reclaimer) = reclaimer(POOL);
     let group = create(&tree, tree.root(), "a");
     let shrinker = requesting(None);
     let id = reclaimer.reserve_shrinker();
     let number = id.get();
     let _registered = reclaimer.register_shrinker(id, Arc::<Requesting>::clone(&shrinker));
     let objects: Vec<Charge> = (0..NR).map(|_| group.charge_forced(OBJECT)).collect();
-    reclaimer.note_objects(&group, 0, number);
+    reclaimer.note_objects(&group, number);
     group.store_max(group.usage_bytes());
     let progress = reclaimer.reclaim(&group, 32, Reason::Direct, &|| false);
     assert_eq!(progress.pages(), 0);

@@ -15,32 +15,30 @@ const POOL: u64 = 64 << 20;
 
 #[test]
 fn a_charge_at_the_limit_frees_objects_and_succeeds() {
-    let (tree, reclaimer) = reclaimer(POOL, 1);
+    let (tree, reclaimer) = reclaimer(POOL);
     let (numbers, _registered) = Numbers::register(&reclaimer, "numbers");
     let group = create(&tree, tree.root(), "a");
     let other = create(&tree, tree.root(), "b");
     for _ in 0..1000 {
-        numbers.insert(&group, 0);
-        numbers.insert(&other, 0);
+        numbers.insert(&group);
+        numbers.insert(&other);
     }
     group.store_max(group.usage_bytes());
     let charge = reclaimer.charge(&group, 100 * OBJECT_BYTES, &|| false).unwrap();
     assert!(group.usage_bytes() <= group.max_bytes());
-    assert!(numbers.lru().count(&group, 0) <= 900);
-    assert_eq!(numbers.lru().count(&other, 0), 1000, "the neighbour keeps all of its objects");
+    assert!(numbers.lru().count(&group) <= 900);
+    assert_eq!(numbers.lru().count(&other), 1000, "the neighbour keeps all of its objects");
     drop(charge);
 }
 
 #[test]
 fn pressure_on_an_ancestor_reaches_objects_of_all_below() {
-    let (tree, reclaimer) = reclaimer(POOL, 2);
+    let (tree, reclaimer) = reclaimer(POOL);
     let (numbers, _registered) = Numbers::register(&reclaimer, "numbers");
     let top = create(&tree, tree.root(), "top");
     let groups: Vec<_> = (0..5).map(|n| create(&tree, &top, &n.to_string())).collect();
-    for (n, group) in groups.iter().enumerate() {
-        for at in 0..500 {
-            numbers.insert(group, (n + at) % 2);
-        }
+    for group in &groups {
+        (0..500).for_each(|_| _ = numbers.insert(group));
     }
     reclaimer.reclaim(&top, u64::MAX, Reason::Proactive, &|| false);
     assert_eq!(numbers.len(), 0);
@@ -50,11 +48,11 @@ fn pressure_on_an_ancestor_reaches_objects_of_all_below() {
 
 #[test]
 fn only_groups_and_shrinkers_that_have_something_are_asked() {
-    let (tree, reclaimer) = reclaimer(POOL, 1);
+    let (tree, reclaimer) = reclaimer(POOL);
     let shrinkers: Vec<_> = (0..200).map(|n| Numbers::register(&reclaimer, &n.to_string())).collect();
     let groups: Vec<_> = (0..100).map(|n| create(&tree, tree.root(), &n.to_string())).collect();
     for (numbers, _) in &shrinkers {
-        numbers.insert(&groups[7], 0);
+        numbers.insert(&groups[7]);
     }
     let asked = || shrinkers.iter().map(|(numbers, _)| numbers.nr_counts.swap(0, Relaxed)).sum::<u64>();
     reclaimer.drop_slab(tree.root(), &|| false);
@@ -66,7 +64,7 @@ fn only_groups_and_shrinkers_that_have_something_are_asked() {
     reclaimer.drop_slab(tree.root(), &|| false);
     assert_eq!(asked(), 0);
     // One new object, and just its shrinker is asked again.
-    shrinkers[150].0.insert(&groups[3], 0);
+    shrinkers[150].0.insert(&groups[3]);
     reclaimer.drop_slab(tree.root(), &|| false);
     assert_eq!(shrinkers[150].0.len(), 0);
     assert_eq!(shrinkers[..150].iter().map(|(numbers, _)| numbers.nr_counts.load(Relaxed)).sum::<u64>(), 0);
@@ -74,16 +72,16 @@ fn only_groups_and_shrinkers_that_have_something_are_asked() {
 
 #[test]
 fn objects_of_a_removed_group_are_freed_through_its_parent() {
-    let (tree, reclaimer) = reclaimer(POOL, 1);
+    let (tree, reclaimer) = reclaimer(POOL);
     let (numbers, _registered) = Numbers::register(&reclaimer, "numbers");
     let parent = create(&tree, tree.root(), "parent");
     let child = create(&tree, &parent, "child");
-    let kept: Vec<u64> = (0..50).map(|_| numbers.insert(&child, 0)).collect();
+    let kept: Vec<u64> = (0..50).map(|_| numbers.insert(&child)).collect();
     remove(&tree, &reclaimer, &child);
     drop(child);
-    assert_eq!(numbers.lru().count(&parent, 0), 50);
+    assert_eq!(numbers.lru().count(&parent), 50);
     assert!(numbers.remove(kept[10]), "an object of the removed group leaves the parent's list");
-    assert_eq!(numbers.lru().count(&parent, 0), 49);
+    assert_eq!(numbers.lru().count(&parent), 49);
     reclaimer.drop_slab(&parent, &|| false);
     assert_eq!(numbers.len(), 0);
     reclaimer.drop_slab(&parent, &|| false);
@@ -93,9 +91,9 @@ fn objects_of_a_removed_group_are_freed_through_its_parent() {
 
 #[test]
 fn a_shrinker_that_unregisters_is_never_asked_again() {
-    let (tree, reclaimer) = reclaimer(POOL, 1);
+    let (tree, reclaimer) = reclaimer(POOL);
     let (numbers, registered) = Numbers::register(&reclaimer, "numbers");
-    let kept: Vec<u64> = (0..10).map(|_| numbers.insert(tree.root(), 0)).collect();
+    let kept: Vec<u64> = (0..10).map(|_| numbers.insert(tree.root())).collect();
     drop(registered);
     reclaimer.drop_slab(tree.root(), &|| false);
     assert_eq!((numbers.len(), numbers.nr_counts.load(Relaxed)), (10, 0));
@@ -103,21 +101,19 @@ fn a_shrinker_that_unregisters_is_never_asked_again() {
     drop(numbers);
     // The number is used again, and what the first left behind does no harm.
     let (second, _registered) = Numbers::register(&reclaimer, "second");
-    second.insert(tree.root(), 0);
+    second.insert(tree.root());
     reclaimer.drop_slab(tree.root(), &|| false);
     assert_eq!(second.len(), 0);
 }
 
 #[test]
 fn the_object_table_shows_every_shrinker_of_the_group_only() {
-    let (tree, reclaimer) = reclaimer(POOL, 2);
+    let (tree, reclaimer) = reclaimer(POOL);
     let (first, _a) = Numbers::register(&reclaimer, "first");
     let (second, _b) = Numbers::register(&reclaimer, "second");
     let group = create(&tree, tree.root(), "a");
-    for node in [0, 1, 1] {
-        first.insert(&group, node);
-    }
-    second.insert(tree.root(), 0);
+    (0..3).for_each(|_| _ = first.insert(&group));
+    second.insert(tree.root());
     let table = reclaimer.slab_usage(&group);
     assert_eq!(table.len(), 1);
     assert_eq!((table[0].name.as_str(), table[0].usage.objects), ("first", 3));
@@ -126,7 +122,7 @@ fn the_object_table_shows_every_shrinker_of_the_group_only() {
 
 #[test]
 fn groups_and_shrinkers_removed_under_reclaim_leave_nothing() {
-    let (tree, reclaimer) = reclaimer(POOL, 2);
+    let (tree, reclaimer) = reclaimer(POOL);
     let stop = AtomicBool::new(false);
     let (shared, shared_registration) = Numbers::register(&reclaimer, "shared");
     std::thread::scope(|scope| {
@@ -149,8 +145,8 @@ fn groups_and_shrinkers_removed_under_reclaim_leave_nothing() {
                         let (own, own_registration) = Numbers::register(reclaimer, "own");
                         let mine: Vec<u64> = (0..40)
                             .map(|n| {
-                                own.insert(if n % 2 == 0 { &inner } else { &outer }, n % 2);
-                                shared.insert(&inner, n % 2)
+                                own.insert(if n % 2 == 0 { &inner } else { &outer });
+                                shared.insert(&inner)
                             })
                             .collect();
                         remove(tree, reclaimer, &inner);
@@ -189,7 +185,7 @@ fn groups_and_shrinkers_removed_under_reclaim_leave_nothing() {
 
 #[test]
 fn an_object_can_be_removed_while_a_walk_rotates_it() {
-    let (tree, reclaimer) = reclaimer(POOL, 1);
+    let (tree, reclaimer) = reclaimer(POOL);
     let id = reclaimer.reserve_shrinker();
     let lru = ListLru::new(&reclaimer, &id, 0);
     let owner = tree.root().owner();
@@ -197,13 +193,13 @@ fn an_object_can_be_removed_while_a_walk_rotates_it() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(Relaxed) {
-                lru.walk(tree.root(), 0, 8, |_, _, _| Verdict::Rotate);
+                lru.walk(tree.root(), 8, |_, _, _| Verdict::Rotate);
             }
         });
         for round in 0..50_000 {
             let slot = lru.reserve(round).unwrap();
-            assert!(lru.add(owner, 0, slot));
-            assert!(lru.remove(0, slot), "it is on the list until we take it off");
+            assert!(lru.add(owner, slot));
+            assert!(lru.remove(slot), "it is on the list until we take it off");
             lru.release(slot);
         }
         stop.store(true, Relaxed);
@@ -212,30 +208,30 @@ fn an_object_can_be_removed_while_a_walk_rotates_it() {
 
 #[test]
 fn an_object_leaves_the_list_that_its_group_was_spliced_to() {
-    let (tree, reclaimer) = reclaimer(POOL, 1);
+    let (tree, reclaimer) = reclaimer(POOL);
     let id = reclaimer.reserve_shrinker();
     let lru = ListLru::new(&reclaimer, &id, 0);
     let parent = create(&tree, tree.root(), "a");
     let child = create(&tree, &parent, "b");
     let charge = child.try_charge(4096).unwrap();
     let [first, second, third, other] = [0, 1, 2, 9].map(|token| lru.reserve(token).unwrap());
-    lru.add(tree.root().owner(), 0, other);
+    lru.add(tree.root().owner(), other);
     for slot in [first, second, third] {
-        lru.add(charge.owner(), 0, slot);
+        lru.add(charge.owner(), slot);
     }
     remove(&tree, &reclaimer, &child);
     // The parent is marked as removed, and has the list still.
     let splice = |dying: &Arc<Group>, root: &Arc<Group>| {
-        assert!(lru.remove(0, second) && lru.touch(0, first));
+        assert!(lru.remove(second) && lru.touch(first));
         reclaimer.splice_to_parent(dying, root);
     };
     tree.remove(&parent, splice).unwrap();
     let mut left = Vec::new();
-    lru.walk(tree.root(), 0, 9, |_, token, _| {
+    lru.walk(tree.root(), 9, |_, token, _| {
         left.push(token);
         Verdict::Removed
     });
-    assert_eq!((left, lru.count(tree.root(), 0)), (vec![9, 2, 0], 0));
+    assert_eq!((left, lru.count(tree.root())), (vec![9, 2, 0], 0));
 }
 
 /// Keeps the number of its objects by group. Before it takes over from a removed group, the parent
@@ -280,14 +276,14 @@ impl Shrinker for ByGroup {
 
 #[test]
 fn objects_that_a_shrinker_keeps_by_group_go_to_the_parent() {
-    let (tree, reclaimer) = reclaimer(POOL, 1);
+    let (tree, reclaimer) = reclaimer(POOL);
     let id = reclaimer.reserve_shrinker();
     let group = create(&tree, tree.root(), "a");
     let objects = Mutex::new(HashMap::from([(group.id(), 50)]));
     let shrinker = Arc::new(ByGroup { objects, reclaimer: Arc::downgrade(&reclaimer) });
     let number = id.get();
     let _registered = reclaimer.register_shrinker(id, Arc::<ByGroup>::clone(&shrinker));
-    reclaimer.note_objects(&group, 0, number);
+    reclaimer.note_objects(&group, number);
     remove(&tree, &reclaimer, &group);
     reclaimer.drop_slab(tree.root(), &|| false);
     assert_eq!(shrinker.objects.lock().unwrap()[&tree.root().id()], 0);
@@ -295,7 +291,7 @@ fn objects_that_a_shrinker_keeps_by_group_go_to_the_parent() {
 
 #[test]
 fn reclaim_from_a_group_that_was_removed_ends() {
-    let (tree, reclaimer) = reclaimer(POOL, 1);
+    let (tree, reclaimer) = reclaimer(POOL);
     let group = create(&tree, tree.root(), "a");
     let child = create(&tree, &group, "b");
     remove(&tree, &reclaimer, &child);

@@ -41,7 +41,7 @@ impl Ghosts {
             share.slot.into_iter().for_each(|slot| lists.release(share.list, slot));
             return freed.add(owner, 0, 1);
         };
-        let shadow = leave_shadow(owner, lists.nr_nodes(), u64::from(pages.count_ones()));
+        let shadow = leave_shadow(owner, u64::from(pages.count_ones()));
         let protected = if share.list == ArrivalList::Protected { pages } else { 0 };
         let ghosts = self.0.entry(window).or_default();
         let Some(known) = ghosts.iter_mut().find(|ghost| ghost.owner == owner) else {
@@ -49,7 +49,7 @@ impl Ghosts {
             return ghosts.push(Ghost { owner, slot, shadow, pages, protected });
         };
         // All its pages take the age of the newest.
-        let kept = if is_recent(known.shadow, lists.nr_nodes()) { known.pages & !pages } else { 0 };
+        let kept = if is_recent(known.shadow) { known.pages & !pages } else { 0 };
         (known.pages, known.protected) = (pages | kept, protected | known.protected & kept);
         known.shadow = shadow;
         lists.touch_ghost(known.slot);
@@ -75,7 +75,7 @@ impl Ghosts {
                 nr_pages,
                 nr_protected: u64::from((ghost.protected & pages).count_ones()),
             };
-            if arrive_again(reader, lists.nr_nodes(), &returned) == ArrivalList::Protected {
+            if arrive_again(reader, &returned) == ArrivalList::Protected {
                 nr_protected += nr_pages;
             }
         }

@@ -15,7 +15,7 @@ use umemcg_vfs::{
 
 fn small(resolve: Resolve) -> Fixture {
     let mut v = Fixture::new();
-    v.engine = Engine::new(EngineConfig::new(4 << 20).nr_nodes(1)).unwrap();
+    v.engine = Engine::new(EngineConfig::new(4 << 20)).unwrap();
     let mut config = VolumeConfig::new(v.dir.path());
     config.resolve = resolve;
     // In place of the fixture's own.

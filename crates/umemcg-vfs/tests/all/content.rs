@@ -13,7 +13,7 @@ const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::K
 fn all_modes(claim: impl Fn(&Fixture, IoMode)) {
     for mode in [IoMode::DontCache, IoMode::Direct, IoMode::DropBehind] {
         let dir = tempfile::tempdir().unwrap();
-        let engine = umemcg::Engine::new(umemcg::EngineConfig::new(16 << 20).nr_nodes(1)).unwrap();
+        let engine = umemcg::Engine::new(umemcg::EngineConfig::new(16 << 20)).unwrap();
         let config = umemcg_vfs::VolumeConfig { io_mode: mode, ..umemcg_vfs::VolumeConfig::new(dir.path()) };
         if let Err(error) = umemcg_vfs::HostVolume::new(&engine, config) {
             eprintln!("SKIPPED {mode:?}: {error}");

@@ -60,8 +60,6 @@ const POOL_MARK_BYTES_MAX: u64 = 64 << 20;
 pub struct EngineConfig {
     /// Capacity of the pool in bytes; the root group's limit. Rounded down to a page.
     pub pool_bytes: u64,
-    /// Number of memory nodes, dividing lists and frames; 1 unless a test wants more.
-    pub nr_nodes: usize,
     /// Threads that reclaim in the background for groups with watermarks; 0 means one for each
     /// processor, four at most.
     pub nr_kswapd: usize,
@@ -100,13 +98,6 @@ impl EngineConfig {
         self
     }
 
-    /// Sets the number of memory nodes, dividing lists and frames; 1 by default.
-    #[must_use]
-    pub fn nr_nodes(mut self, nr: usize) -> Self {
-        self.nr_nodes = nr;
-        self
-    }
-
     /// Sets the number of background reclaim threads; by default one for each processor, four at
     /// most.
     #[must_use]
@@ -133,11 +124,10 @@ impl EngineConfig {
 }
 
 impl Default for EngineConfig {
-    /// Returns a configuration of 256 MiB on one node.
+    /// Returns a configuration of 256 MiB.
     fn default() -> Self {
         Self {
             pool_bytes: 256 << 20,
-            nr_nodes: 1,
             nr_kswapd: 0,
             pool_marks: false,
             recursive_protection: true,
@@ -193,15 +183,14 @@ impl Engine {
         if pool_bytes < POOL_BYTES_MIN {
             return Err(EngineError::PoolTooSmall { pool_bytes: config.pool_bytes });
         }
-        let nr_nodes = config.nr_nodes.max(1);
         let tree = GroupTree::new(pool_bytes);
         let arena = if config.pages {
             // In-flight pages beyond the pool need frames, too.
-            Arena::new(pool_bytes + OVERRUN_ARENA_BYTES, nr_nodes)?
+            Arena::new(pool_bytes + OVERRUN_ARENA_BYTES)?
         } else {
-            Arena::without_frames(nr_nodes)?
+            Arena::without_frames()?
         };
-        let reclaimer = Reclaimer::new(Arc::clone(&arena), Arc::clone(&tree), nr_nodes)?;
+        let reclaimer = Reclaimer::new(Arc::clone(&arena), Arc::clone(&tree))?;
         let reclaimer = Arc::new(reclaimer.with_recursive_protection(config.recursive_protection));
         let cache = PageCache::new(Arc::clone(&reclaimer))?;
         let waits = Arc::new(Waits::default());

@@ -28,11 +28,10 @@ impl Engine {
         self.reclaimer().register_shrinker(id, shrinker)
     }
 
-    /// Marks the shrinker with this number as having objects of `group` on `node`, so that reclaim
-    /// calls it. For shrinkers with objects outside any [`ListLru`]; called after an object can be
-    /// counted.
-    pub fn note_objects(&self, group: &Arc<Group>, node: usize, shrinker: u32) {
-        self.reclaimer().note_objects(group, node, shrinker);
+    /// Marks the shrinker with this number as having objects of `group`, so that reclaim calls it.
+    /// For shrinkers with objects outside any [`ListLru`]; called after an object can be counted.
+    pub fn note_objects(&self, group: &Arc<Group>, shrinker: u32) {
+        self.reclaimer().note_objects(group, shrinker);
     }
 
     /// Returns the usage of each shrinker with objects in `group` itself: count, reclaimable count,

@@ -14,7 +14,7 @@ use umemcg_group::{Charge, Group, OwnerId, StatItem};
 use umemcg_reclaim::{AccountedCharge, ListHandle, ListLru, ListSlot};
 
 use super::ghosts::{BUCKET_BYTES, Ghosts};
-use super::queue::{NODE, Queue};
+use super::queue::Queue;
 use super::removal_cause::{NR_REMOVAL_CAUSES, RemovalCause};
 use super::stats::ObjectStats;
 use super::striped_counter::StripedCounter;
@@ -171,7 +171,7 @@ impl Payer {
         if self.list_handle(queue).is_some_and(|known| list.add_to(known, self.owner, slot)) {
             return;
         }
-        if let Some(known) = list.add_with_handle(self.owner, NODE, slot) {
+        if let Some(known) = list.add_with_handle(self.owner, slot) {
             // Another thread may have been first; it is the same list as long as the group lives.
             _ = self.lists[queue as usize].set(known);
         }

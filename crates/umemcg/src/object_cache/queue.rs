@@ -1,8 +1,5 @@
 //! The lists of objects.
 
-/// The node of all objects: an allocator does not report the node of its memory.
-pub(super) const NODE: usize = 0;
-
 /// The list of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Queue {

@@ -14,8 +14,8 @@ use umemcg::{Engine, EngineConfig, Group, StatItem};
 
 const MIB: u64 = 1 << 20;
 
-fn engine(nr_nodes: usize) -> Arc<Engine> {
-    Engine::new(EngineConfig::new(64 * MIB).nr_nodes(nr_nodes)).unwrap()
+fn engine() -> Arc<Engine> {
+    Engine::new(EngineConfig::new(64 * MIB)).unwrap()
 }
 
 fn limited(engine: &Engine, name: &str, limit: u64) -> Arc<Group> {
@@ -55,22 +55,20 @@ fn stolen_in_background(group: &Group) -> i64 {
 
 #[test]
 fn workers_alone_keep_a_group_with_marks_below_its_limit() {
-    for nr_nodes in [1, 3] {
-        let engine = engine(nr_nodes);
-        let group = limited(&engine, "a", 12 * MIB);
-        set_marks(&engine, &group, 4 * MIB, 5 * MIB);
-        stream(&engine, &group, 48 * MIB);
-        assert_eq!(group.stat_total(StatItem::AllocStall), 0, "no reader or writer had to reclaim");
-        assert_eq!(group.stat_total(StatItem::PgStealDirect), 0);
-        assert!(stolen_in_background(&group) >= (36 * MIB / 4096) as i64);
-        assert!(group.stat_total(StatItem::KswapdRun) > 0);
-        wait_until(|| group.usage_bytes() < 8 * MIB);
-    }
+    let engine = engine();
+    let group = limited(&engine, "a", 12 * MIB);
+    set_marks(&engine, &group, 4 * MIB, 5 * MIB);
+    stream(&engine, &group, 48 * MIB);
+    assert_eq!(group.stat_total(StatItem::AllocStall), 0, "no reader or writer had to reclaim");
+    assert_eq!(group.stat_total(StatItem::PgStealDirect), 0);
+    assert!(stolen_in_background(&group) >= (36 * MIB / 4096) as i64);
+    assert!(group.stat_total(StatItem::KswapdRun) > 0);
+    wait_until(|| group.usage_bytes() < 8 * MIB);
 }
 
 #[test]
 fn an_ancestor_with_marks_is_served_for_what_is_charged_below() {
-    let engine = engine(1);
+    let engine = engine();
     let parent = limited(&engine, "p", 12 * MIB);
     set_marks(&engine, &parent, 4 * MIB, 5 * MIB);
     let child = engine.create_group(&parent, "c".as_ref()).unwrap();
@@ -108,7 +106,7 @@ fn a_group_that_gives_nothing_does_not_hold_up_another() {
 
 #[test]
 fn a_dedicated_worker_ends_with_its_setting_or_its_group() {
-    let engine = engine(1);
+    let engine = engine();
     let group = limited(&engine, "a", 12 * MIB);
     set_marks(&engine, &group, 4 * MIB, 5 * MIB);
     let kswapd = engine.kswapd();
@@ -131,7 +129,7 @@ fn a_dedicated_worker_ends_with_its_setting_or_its_group() {
 
 #[test]
 fn marks_follow_the_limit_and_invalid_ones_change_nothing() {
-    let engine = engine(1);
+    let engine = engine();
     let reclaimer = engine.reclaimer();
     let group = limited(&engine, "a", 500 * MIB);
     let shown = || {
@@ -164,7 +162,7 @@ fn marks_follow_the_limit_and_invalid_ones_change_nothing() {
 
 #[test]
 fn marks_set_below_the_present_usage_take_effect_immediately() {
-    let engine = engine(1);
+    let engine = engine();
     let group = limited(&engine, "a", 20 * MIB);
     let file = engine.open_file(MemStore::with(&vec![1; 16 << 20]), 16 * MIB).unwrap();
     drop(file.read(&group, 0, 16 << 20, &Readahead::new()).unwrap());
@@ -176,7 +174,7 @@ fn marks_set_below_the_present_usage_take_effect_immediately() {
 
 #[test]
 fn workers_sleep_when_nothing_is_over_its_mark() {
-    let engine = engine(1);
+    let engine = engine();
     let group = limited(&engine, "a", 20 * MIB);
     set_marks(&engine, &group, 4 * MIB, 5 * MIB);
     stream(&engine, &group, 40 * MIB);
@@ -256,7 +254,7 @@ fn stream_below(engine: &Engine, group: &Arc<Group>, bytes: u64, usage: u64) {
 #[test]
 fn read_ahead_does_not_leap_over_the_mark_of_a_small_group() {
     const KIB: u64 = 1 << 10;
-    let engine = engine(1);
+    let engine = engine();
     let groups: Vec<_> = (0..48)
         .map(|at| {
             let group = limited(&engine, &format!("g{at}"), 512 * KIB);
@@ -337,7 +335,7 @@ impl Pauses {
 #[test]
 fn workers_wait_for_releases_before_they_ask_for_more() {
     const NR: u64 = 20_000;
-    let engine = engine(1);
+    let engine = engine();
     let group = limited(&engine, "a", 24 * MIB);
     let (to, asked) = channel::<u64>();
     let shrinker = Arc::new(Requesting { left: NR.into(), to: Mutex::new(Some(to)) });
@@ -346,7 +344,7 @@ fn workers_wait_for_releases_before_they_ask_for_more() {
     let number = id.get();
     let _registered = reclaimer.register_shrinker(id, Arc::<Requesting>::clone(&shrinker));
     let mut objects: Vec<_> = (0..NR).map(|_| group.try_charge(OBJECT).unwrap()).collect();
-    reclaimer.note_objects(&group, 0, number);
+    reclaimer.note_objects(&group, number);
     let (owner, mut pauses) = (&group, Pauses::begin());
     let (asked_for, pauses) = std::thread::scope(|scope| {
         let releasing = scope.spawn(move || {
@@ -375,7 +373,7 @@ fn workers_wait_for_releases_before_they_ask_for_more() {
 #[test]
 fn a_worker_asks_no_more_while_releases_trickle_in() {
     const NR: u64 = 20_000;
-    let engine = engine(1);
+    let engine = engine();
     let group = limited(&engine, "a", 24 * MIB);
     let (to, asked) = channel::<u64>();
     let shrinker = Arc::new(Requesting { left: NR.into(), to: Mutex::new(Some(to)) });
@@ -384,7 +382,7 @@ fn a_worker_asks_no_more_while_releases_trickle_in() {
     let number = id.get();
     let _registered = reclaimer.register_shrinker(id, Arc::<Requesting>::clone(&shrinker));
     let mut objects: Vec<_> = (0..NR).map(|_| group.try_charge(OBJECT).unwrap()).collect();
-    reclaimer.note_objects(&group, 0, number);
+    reclaimer.note_objects(&group, number);
     let (owner, mut pauses) = (&group, Pauses::begin());
     let (asked_for, pauses) = std::thread::scope(|scope| {
         let releasing = scope.spawn(move || {
@@ -438,7 +436,7 @@ impl Shrinker for InUse {
 fn idle_shrinkers_are_polled_rarely_under_easy_reclaim() {
     const LIMIT: u64 = 208 * MIB;
     const NR_PAGES: u64 = 32 * MIB / 4096;
-    let config = EngineConfig::new(256 * MIB).nr_nodes(1);
+    let config = EngineConfig::new(256 * MIB);
     let engine = Engine::new(config).unwrap();
     let group = limited(&engine, "a", LIMIT);
     let shrinker = Arc::new(InUse::default());
@@ -446,7 +444,7 @@ fn idle_shrinkers_are_polled_rarely_under_easy_reclaim() {
     let id = reclaimer.reserve_shrinker();
     let number = id.get();
     let _registered = reclaimer.register_shrinker(id, Arc::<InUse>::clone(&shrinker));
-    reclaimer.note_objects(&group, 0, number);
+    reclaimer.note_objects(&group, number);
     let asked = || shrinker.nr_asked.swap(0, Relaxed);
     let file =
         engine.open_file(MemStore::with(&vec![1; (LIMIT + 32 * MIB) as usize]), LIMIT + 32 * MIB).unwrap();
@@ -468,7 +466,7 @@ fn idle_shrinkers_are_polled_rarely_under_easy_reclaim() {
 
 #[test]
 fn workers_of_single_groups_are_bounded_for_each_tenant() {
-    let engine = engine(1);
+    let engine = engine();
     let kswapd = engine.kswapd();
     let tenant = limited(&engine, "tenant", 12 * MIB);
     let groups = hundred_below(engine.tree(), &tenant);

@@ -86,7 +86,7 @@ fn a_group_is_made_as_long_as_memory_comes_free() {
     let id = engine.reserve_shrinker();
     let number = id.get();
     let _registered = engine.register_shrinker(id, Arc::clone(&shrinker) as _);
-    engine.note_objects(&parent, 0, number);
+    engine.note_objects(&parent, number);
     engine.create_group(&parent, "child".as_ref()).unwrap();
     assert_eq!(shrinker.account.bytes(), 6 * MIB);
 }

@@ -345,7 +345,7 @@ fn an_account_that_meets_another_tries_once_more() {
     let id = engine.reserve_shrinker();
     let number = id.get();
     let _registered = engine.register_shrinker(id, Arc::new(Disturbs { freed, other: Arc::clone(&other) }));
-    engine.note_objects(&group, 0, number);
+    engine.note_objects(&group, number);
     // Beside the guarantee and what the waiter has, there is room for this one or the other. Both
     // see both, and the other one gives way.
     let account = engine.account(&group);

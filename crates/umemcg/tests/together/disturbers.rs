@@ -106,7 +106,7 @@ fn make_holes(world: &World, random: &mut Random) {
     let nr = 300 + random.below(400);
     let Ok(_charge) = world.engine.root().try_charge(nr as u64 * 4096) else { return };
     let (arena, mut frames) = (world.engine.arena(), Vec::new());
-    arena.alloc(0, &mut frames, nr);
+    arena.alloc(&mut frames, nr);
     let file = &world.files[random.below(world.files.len())];
     if random.below(2) == 0 {
         let _ = file.write_back();

@@ -70,7 +70,6 @@ impl World {
     pub fn new(random: &mut Random, nr_files: usize) -> Arc<Self> {
         let engine = Engine::new(
             EngineConfig::new([4 << 20, 6 << 20, 8 << 20][random.below(3)])
-                .nr_nodes(1 + random.below(4) / 3)
                 .nr_kswapd(2)
                 .pool_marks(random.below(2) == 0),
         )

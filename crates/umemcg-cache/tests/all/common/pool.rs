@@ -36,8 +36,8 @@ impl Pool {
     pub fn new(pool_bytes: u64) -> Arc<Self> {
         let tree = GroupTree::new(pool_bytes);
         // A page in flight beyond the pool has a frame, too.
-        let arena = Arena::new(pool_bytes + OVERRUN_ARENA_BYTES, 1).unwrap();
-        let reclaimer = Arc::new(Reclaimer::new(Arc::clone(&arena), Arc::clone(&tree), 1).unwrap());
+        let arena = Arena::new(pool_bytes + OVERRUN_ARENA_BYTES).unwrap();
+        let reclaimer = Arc::new(Reclaimer::new(Arc::clone(&arena), Arc::clone(&tree)).unwrap());
         let cache = PageCache::new(Arc::clone(&reclaimer)).unwrap();
         let _shadow_shrinker = cache.register_shadow_shrinker();
         let kswapd = Kswapd::start(&reclaimer, 2).unwrap();

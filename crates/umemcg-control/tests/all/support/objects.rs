@@ -37,7 +37,7 @@ impl Objects {
         let charge = AccountedCharge::forced(group, OBJECT_BYTES, StatItem::SlabReclaimable);
         let (owner, slot) = (charge.owner(), self.cache.lru.reserve(token).unwrap());
         self.cache.objects.lock().unwrap().insert(token, (slot, charge));
-        self.cache.lru.add(owner, 0, slot);
+        self.cache.lru.add(owner, slot);
     }
 
     pub fn len(&self) -> usize {
@@ -51,7 +51,7 @@ impl Shrinker for Cache {
     }
 
     fn count(&self, target: &ShrinkTarget<'_>) -> Count {
-        match self.lru.count(target.group, target.node) {
+        match self.lru.count(target.group) {
             0 => Count::Empty,
             nr => Count::Objects(nr),
         }
@@ -59,7 +59,7 @@ impl Shrinker for Cache {
 
     fn scan(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
         let mut gone = Vec::new();
-        self.lru.walk(target.group, target.node, nr, |_, token, _| {
+        self.lru.walk(target.group, nr, |_, token, _| {
             gone.push(token);
             Verdict::Removed
         });
@@ -73,7 +73,7 @@ impl Shrinker for Cache {
     }
 
     fn usage(&self, target: &ShrinkTarget<'_>) -> Usage {
-        let objects = self.lru.count(target.group, target.node);
+        let objects = self.lru.count(target.group);
         Usage { objects, reclaimable: objects, bytes: objects * OBJECT_BYTES }
     }
 }

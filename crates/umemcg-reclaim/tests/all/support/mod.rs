@@ -10,10 +10,10 @@ use umemcg_arena::Arena;
 use umemcg_group::{Group, GroupTree};
 use umemcg_reclaim::Reclaimer;
 
-pub fn reclaimer(pool_bytes: u64, nr_nodes: usize) -> (Arc<GroupTree>, Arc<Reclaimer>) {
+pub fn reclaimer(pool_bytes: u64) -> (Arc<GroupTree>, Arc<Reclaimer>) {
     let tree = GroupTree::new(pool_bytes);
-    let arena = Arena::new(pool_bytes, nr_nodes).unwrap();
-    let reclaimer = Reclaimer::new(arena, Arc::clone(&tree), nr_nodes).unwrap();
+    let arena = Arena::new(pool_bytes).unwrap();
+    let reclaimer = Reclaimer::new(arena, Arc::clone(&tree)).unwrap();
     (tree, Arc::new(reclaimer))
 }
 

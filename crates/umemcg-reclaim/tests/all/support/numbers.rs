@@ -17,7 +17,6 @@ pub const OBJECT_BYTES: u64 = 1000;
 #[derive(Debug)]
 struct Object {
     slot: ListSlot,
-    node: usize,
     _charge: AccountedCharge,
 }
 
@@ -45,21 +44,21 @@ impl Numbers {
         (numbers, registration)
     }
 
-    pub fn insert(&self, group: &Arc<Group>, node: usize) -> u64 {
+    pub fn insert(&self, group: &Arc<Group>) -> u64 {
         let number = self.next.fetch_add(1, Relaxed);
         let charge = group.charge_forced(OBJECT_BYTES);
         let owner = charge.owner();
         let slot = self.lru.reserve(number).unwrap();
-        let object = Object { slot, node, _charge: AccountedCharge::new(charge, StatItem::SlabReclaimable) };
+        let object = Object { slot, _charge: AccountedCharge::new(charge, StatItem::SlabReclaimable) };
         self.objects.lock().insert(number, object);
-        assert!(self.lru.add(owner, node, slot));
+        assert!(self.lru.add(owner, slot));
         number
     }
 
     /// Returns `false` if a shrinker was first.
     pub fn remove(&self, number: u64) -> bool {
         let Some(object) = self.objects.lock().remove(&number) else { return false };
-        self.lru.remove(object.node, object.slot);
+        self.lru.remove(object.slot);
         self.lru.release(object.slot);
         true
     }
@@ -80,7 +79,7 @@ impl Shrinker for Numbers {
 
     fn count(&self, target: &ShrinkTarget<'_>) -> Count {
         self.nr_counts.fetch_add(1, Relaxed);
-        match self.lru.count(target.group, target.node) {
+        match self.lru.count(target.group) {
             0 => Count::Empty,
             nr => Count::Objects(nr),
         }
@@ -89,7 +88,7 @@ impl Shrinker for Numbers {
     fn scan(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
         let mut gone = Vec::new();
         let mut scanned = 0;
-        self.lru.walk(target.group, target.node, nr, |_, number, _| {
+        self.lru.walk(target.group, nr, |_, number, _| {
             scanned += 1;
             gone.push(number);
             Verdict::Removed
@@ -107,7 +106,7 @@ impl Shrinker for Numbers {
     }
 
     fn usage(&self, target: &ShrinkTarget<'_>) -> Usage {
-        let objects = self.lru.count(target.group, target.node);
+        let objects = self.lru.count(target.group);
         Usage { objects, reclaimable: objects, bytes: objects * OBJECT_BYTES }
     }
 }

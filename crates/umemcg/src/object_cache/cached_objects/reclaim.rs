@@ -19,7 +19,7 @@ use super::eviction::Eviction;
 use super::removing::Evicted;
 use super::{CachedObjects, NO_BOUND, has_its_share};
 use crate::object_cache::payer::Payer;
-use crate::object_cache::queue::{NODE, Queue};
+use crate::object_cache::queue::Queue;
 use crate::object_cache::removal_cause::RemovalCause;
 use crate::object_cache::shard::Tables;
 
@@ -37,9 +37,9 @@ where
     V: Clone,
     S: BuildHasher,
 {
-    fn count_of(&self, group: &Group, node: usize) -> (u64, u64) {
+    fn count_of(&self, group: &Group) -> (u64, u64) {
         let [probation, main] = &self.lists;
-        (probation.count(group, node), main.count(group, node))
+        (probation.count(group), main.count(group))
     }
 
     /// Visits up to `nr` objects of a group and evicts the unused ones, until `wanted` bytes are
@@ -47,10 +47,10 @@ where
     /// last evicted object, and by earlier ones larger than the group's average.
     fn shrink(&self, group: &Arc<Group>, nr: u64, wanted: u64, reason: Reason) -> Scanned {
         let payer = self.payers.get(group.owner());
-        let (probation, main) = self.count_of(group, NODE);
+        let (probation, main) = self.count_of(group);
         let bytes = payer.as_ref().map_or(0, |payer| payer.bytes());
         let mean = bytes.checked_div(probation + main).unwrap_or(0).max(1);
-        let lists = self.lists.each_ref().map(|list| list.known(group, NODE));
+        let lists = self.lists.each_ref().map(|list| list.known(group));
         let known = lists.each_ref().map(Option::as_ref);
         let mut eviction = Eviction::new(self, group, payer.as_ref(), known);
         let mut scanned = 0;
@@ -178,22 +178,18 @@ where
     }
 
     fn count(&self, target: &ShrinkTarget<'_>) -> Count {
-        match self.count_of(target.group, target.node) {
+        match self.count_of(target.group) {
             (0, 0) => Count::Empty,
             (probation, main) => Count::Objects(probation + main),
         }
     }
 
     fn scan(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
-        if target.node == NODE {
-            Scan::Done(self.shrink(target.group, nr, target.wanted_bytes, target.reason))
-        } else {
-            Scan::Stop
-        }
+        Scan::Done(self.shrink(target.group, nr, target.wanted_bytes, target.reason))
     }
 
     fn usage(&self, target: &ShrinkTarget<'_>) -> Usage {
-        let (probation, main) = self.count_of(target.group, target.node);
+        let (probation, main) = self.count_of(target.group);
         let bytes = self.payers.get(target.group.owner()).map_or(0, |payer| payer.bytes());
         Usage { objects: probation + main, reclaimable: probation + main, bytes }
     }

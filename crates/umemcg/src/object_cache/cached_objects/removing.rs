@@ -13,7 +13,6 @@ use super::CachedObjects;
 use crate::object_cache::entry::Entry;
 use crate::object_cache::flight::Flight;
 use crate::object_cache::payer::Payer;
-use crate::object_cache::queue::NODE;
 use crate::object_cache::removal_cause::RemovalCause;
 use crate::object_cache::shard::Tables;
 
@@ -88,7 +87,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
             group.stat_add(StatItem::SlabReclaimable, -(bytes as i64));
         }
         let list = &self.lists[mark.queue() as usize];
-        list.remove(NODE, slot);
+        list.remove(slot);
         payer.note_removed(why, 1, bytes);
         drop(payer);
         // Before another object can get the slot.
