@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use umemcg::Charge;
+use umemcg::{Charge, ChargeEffort};
 use umemcg_bindings::{Code, Failure};
 
 use crate::call::{call, call_outside_callbacks};
@@ -61,20 +61,17 @@ pub unsafe extern "C" fn umemcg_charge(
 }
 
 fn charge(part: &GroupPart, bytes: u64, flags: u32) -> Result<Charge, Failure> {
-    let engine = &part.engine.engine;
-    let charged = match flags {
-        0 => engine.charge(&part.group, bytes),
-        UMEMCG_CHARGE_OPPORTUNISTIC => engine.charge_opportunistic(&part.group, bytes),
-        UMEMCG_CHARGE_AT_ONCE => {
-            let charged = engine.charge_at_once(&part.group, bytes);
-            return charged.map_err(|refused| Failure::refused(&refused, bytes));
-        }
+    let effort = match flags {
+        0 => ChargeEffort::Full,
+        UMEMCG_CHARGE_OPPORTUNISTIC => ChargeEffort::Opportunistic,
+        UMEMCG_CHARGE_AT_ONCE => ChargeEffort::Immediate,
         UMEMCG_CHARGE_FORCE if bytes <= part.engine.pool_bytes() => {
             return Ok(part.group.charge_forced(bytes));
         }
         UMEMCG_CHARGE_FORCE => return Err(Failure::invalid("more than the whole pool, even by force")),
         _ => return Err(Failure::invalid(format!("flags {flags:#x} of a charge are unknown"))),
     };
+    let charged = part.engine.engine.charge_with(&part.group, bytes, effort);
     charged.map_err(|error| Failure::charge(&error, bytes))
 }
 

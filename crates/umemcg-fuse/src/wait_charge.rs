@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use umemcg::internal::{AccountedCharge, GroupPath, Reclaimer, ShareByPath};
-use umemcg::{Group, StatItem};
+use umemcg::{ChargeEffort, Group, StatItem};
 use umemcg_base::{LeafMutex, PAGE_SIZE};
 
 use crate::wire::InHeader;
@@ -122,7 +122,7 @@ pub(crate) fn charge_parked(reclaimer: &Reclaimer, group: &Arc<Group>, size: usi
     // The read may begin and end within a page.
     let nr_pages = (size / PAGE_SIZE + 2) as u64;
     let bytes = REQUEST_BYTES + PARKED_READ_BYTES + nr_pages * PARKED_PAGE_BYTES;
-    let charge = reclaimer.charge_opportunistic(group, bytes, &|| false);
+    let charge = reclaimer.charge(group, bytes, ChargeEffort::Opportunistic);
     let charge = charge.unwrap_or_else(|_| group.charge_forced(bytes));
     AccountedCharge::new(charge, StatItem::SlabUnreclaimable)
 }

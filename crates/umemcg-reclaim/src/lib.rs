@@ -55,7 +55,7 @@ pub use list_slots::{LIST_SLOT_BYTES, ListSlot, ListsFull};
 pub use lruvec::{LruKind, Lruvec};
 pub use page_owner::{Eviction, PageOwner};
 pub use psi::{Pressure, PressureLine};
-pub use reclaimer::{ChargeError, ChargeMeter, Leaving, Reclaimer};
+pub use reclaimer::{ChargeEffort, ChargeError, ChargeMeter, Leaving, Reclaimer};
 pub use scan_control::{MAX_RECLAIM_RETRIES, Progress, Reason, SWAP_CLUSTER_MAX, WRITEBACK_WAIT};
 pub use shadow::Shadow;
 pub use stall::{Stalled, StalledHere, Working};

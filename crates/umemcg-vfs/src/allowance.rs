@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use umemcg::internal::Reason;
-use umemcg::{Charge, ChargeError, Engine, Group};
+use umemcg::{Charge, ChargeEffort, ChargeError, Engine, Group};
 use umemcg_base::LeafMutex;
 
 /// Reclaim is tried for one in this many charges of a group with objects beyond its limit.
@@ -70,10 +70,10 @@ impl Allowance {
         let (mut at, mut claims) = (Arc::clone(group), Vec::new());
         // Bounded by the depth of the tree: each round goes up at least one level.
         loop {
-            let full = match engine.reclaimer().charge_at_once(&at, bytes) {
+            let full = match engine.charge_with(&at, bytes, ChargeEffort::Immediate) {
                 Ok(charge) => return Ok((charge, claims)),
-                Err(_) if effort == ReclaimEffort::None => return Err(Errno::NOMEM),
-                Err(refused) => refused.group,
+                Err(ChargeError::Limit(refused)) if effort != ReclaimEffort::None => refused.group,
+                Err(_) => return Err(Errno::NOMEM),
             };
             let has_reclaimed = self.wants_reclaim(&full);
             let full = match has_reclaimed.then(|| effort.charge(engine, &at, bytes)) {
@@ -127,15 +127,15 @@ impl ReclaimEffort {
     /// Charges after reclaim. A group with a limit below `bytes` is reclaimed from all the same:
     /// its idle names are its objects beyond the limit.
     fn charge(self, engine: &Engine, group: &Arc<Group>, bytes: u64) -> Result<Charge, ChargeError> {
-        let reclaimer = engine.reclaimer();
-        let charged = match self {
-            Self::Full => engine.charge(group, bytes),
-            _ => reclaimer.charge_opportunistic(group, bytes, &|| false),
+        let effort = match self {
+            Self::Full => ChargeEffort::Full,
+            _ => ChargeEffort::Opportunistic,
         };
+        let charged = engine.charge_with(group, bytes, effort);
         if let Err(ChargeError::Limit(refused)) = &charged
             && refused.group.max_bytes() < bytes
         {
-            reclaimer.reclaim(&refused.group, 1, Reason::Direct, &|| false);
+            engine.reclaimer().reclaim(&refused.group, 1, Reason::Direct, &|| false);
         }
         charged
     }

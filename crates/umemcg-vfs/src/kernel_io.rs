@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use umemcg::files::File;
 use umemcg::internal::{CurrentRequest, HoldsUp};
-use umemcg::{Charge, Engine, Group};
+use umemcg::{Charge, ChargeEffort, Engine, Group};
 use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
 
 use crate::kernel_listing::{KernelListing, ListedPart};
@@ -129,7 +129,7 @@ impl KernelIo {
             return true;
         }
         let charge = match engine {
-            Some(engine) => engine.reclaimer().charge_opportunistic(group, bytes, &|| false).ok(),
+            Some(engine) => engine.charge_with(group, bytes, ChargeEffort::Opportunistic).ok(),
             None => group.try_charge(bytes).ok(),
         };
         let has_room = charge.is_some();

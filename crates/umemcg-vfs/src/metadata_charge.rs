@@ -17,7 +17,7 @@ use std::sync::{Arc, LazyLock};
 use rustix::io::Errno;
 use umemcg::OwnerId;
 pub(crate) use umemcg::internal::{CONTENT_BYTES, NAME_BYTES};
-use umemcg::{Charge, Engine, Group, StatItem};
+use umemcg::{Charge, ChargeEffort, Engine, Group, StatItem};
 use umemcg_base::LeafMutex;
 
 use crate::allowance::{Allowance, AllowanceClaim, ReclaimEffort};
@@ -178,7 +178,7 @@ fn recharge_over_limit(engine: &Engine, group: &Arc<Group>) {
         for _ in 0..NR_NAMES_BEYOND_MAX {
             let any = OVER_LIMIT.lock().any_of(level);
             let Some((id, bytes)) = any else { break };
-            let Ok(charge) = engine.reclaimer().charge_at_once(level, bytes) else { break };
+            let Ok(charge) = engine.charge_with(level, bytes, ChargeEffort::Immediate) else { break };
             // Otherwise the level was removed meanwhile, and only its own id is known to stay
             // valid.
             if charge.owner() != level.owner() {

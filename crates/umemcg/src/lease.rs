@@ -28,7 +28,7 @@ use umemcg_base::clock::Worker;
 use umemcg_base::{LeafMutex, PAGE_SIZE_U64, WakeSignal, contained};
 use umemcg_group::{Group, StatItem};
 use umemcg_reclaim::shrinker::{Count, Registration, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
-use umemcg_reclaim::{AccountedCharge, Reclaimer};
+use umemcg_reclaim::{AccountedCharge, ChargeEffort, Reclaimer};
 
 use crate::group_workers::GroupWorkers;
 
@@ -199,7 +199,7 @@ impl Leased {
             _ => {
                 // Reclaiming from this cache itself would be no growth.
                 GROWING.set(Some(self.shrinker_id));
-                let charge = self.reclaimer.charge_opportunistic(&self.group, missing, &|| false);
+                let charge = self.reclaimer.charge(&self.group, missing, ChargeEffort::Opportunistic);
                 GROWING.set(None);
                 charge.ok()
             }

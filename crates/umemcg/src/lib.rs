@@ -85,7 +85,7 @@ pub use umemcg_group::{
     Charge, CreateError, EventKind, Group, OwnerId, Protection, Refused, RemoveError, RenameError, StatItem,
     StatUnit, UNLIMITED, UserData,
 };
-pub use umemcg_reclaim::{ChargeError, InvalidMarks, Marks};
+pub use umemcg_reclaim::{ChargeEffort, ChargeError, InvalidMarks, Marks};
 
 /// The blocks of the pages for authors of services, compiled and run as examples.
 #[cfg(doctest)]

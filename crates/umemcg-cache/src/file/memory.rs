@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 use umemcg_arena::{FrameFlags as Flag, FrameId};
 use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::Group;
+use umemcg_reclaim::ChargeEffort;
 
 use super::new_pages::NewPages;
 use super::{File, FileError, owner_of};
@@ -76,7 +77,7 @@ impl File {
         let _growth = grow.then(|| self.growth.lock());
         let mut nr_missing = self.nr_missing(first, end_page);
         let bytes = nr_missing.checked_mul(PAGE_SIZE_U64).ok_or(FileError::NoSpace)?;
-        let charge = self.cache.reclaimer().charge(group, bytes, &|| false);
+        let charge = self.cache.reclaimer().charge(group, bytes, ChargeEffort::Full);
         let mut charge = charge.map_err(|_| FileError::NoSpace)?;
         let nr_free = quota.take_up_to(nr_missing);
         quota.give(nr_free);

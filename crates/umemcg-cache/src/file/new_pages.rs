@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use umemcg_arena::{FrameFlags as Flag, FrameId, prefetch_for_write};
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_group::{Charge, Group, OwnerId, Refused};
+use umemcg_reclaim::ChargeEffort;
 
 use super::{File, FileError};
 use crate::index_node::NODE_BYTES;
@@ -54,14 +55,15 @@ impl File {
         loop {
             let nr_nodes = self.index.nr_missing_nodes(first, first + want);
             let bytes = want * PAGE_SIZE_U64 + nr_nodes as u64 * NODE_BYTES;
-            let charge = if !may_sleep {
-                group.try_charge(bytes).ok()
-            } else if want > least {
-                self.cache.reclaimer().charge_surplus(group, bytes, &|| false).ok()
-            } else if want > 1 {
-                self.cache.reclaimer().charge_opportunistic(group, bytes, &|| false).ok()
+            let charge = if may_sleep {
+                let effort = match want {
+                    _ if want > least => ChargeEffort::Surplus,
+                    2.. => ChargeEffort::Opportunistic,
+                    _ => ChargeEffort::Full,
+                };
+                self.cache.reclaimer().charge(group, bytes, effort).ok()
             } else {
-                self.cache.reclaimer().charge(group, bytes, &|| false).ok()
+                group.try_charge(bytes).ok()
             };
             let Some(mut charge) = charge else {
                 if want <= 1 || !may_sleep {
@@ -103,8 +105,8 @@ impl File {
     ) -> Option<NewPages<'_>> {
         let nr_nodes = self.index.nr_missing_nodes(first, first + nr);
         let node_bytes = nr_nodes as u64 * NODE_BYTES;
-        let mut charge =
-            self.cache.reclaimer().charge_ahead(group, nr * PAGE_SIZE_U64 + node_bytes, &|| false).ok()?;
+        let bytes = nr * PAGE_SIZE_U64 + node_bytes;
+        let mut charge = self.cache.reclaimer().charge(group, bytes, ChargeEffort::Ahead).ok()?;
         let nodes = NodeReserve::new(self.cache.nodes(), nr_nodes, charge.split(node_bytes))?;
         let mut frames = Vec::with_capacity(nr as usize);
         if self.cache.arena().alloc(&mut frames, nr as usize) < nr as usize {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use umemcg::files::{PinnedPages, ReadStep, StartedRead, WaitingRead};
 use umemcg::internal::{ChargeMeter, CurrentRequest, Stalled, Working};
-use umemcg::{Group, StatItem};
+use umemcg::{ChargeEffort, Group, StatItem};
 use umemcg_base::{Idle, PAGE_SIZE_U64, Rank, Wait, assert_may_wait};
 use umemcg_vfs::volumes::Opened;
 use umemcg_vfs::{KernelIo, VfsError, VolumeFile};
@@ -183,7 +183,8 @@ impl DataFs {
         {
             let reclaimer = self.engine.reclaimer();
             // It reclaims, and waits for the drops it asks for.
-            drop(reclaimer.charge_opportunistic(group, PAGE_SIZE_U64, &cancelled));
+            let effort = ChargeEffort::Opportunistic;
+            drop(reclaimer.charge_unless(group, PAGE_SIZE_U64, effort, &cancelled));
             if !io.awaits_drops() {
                 return;
             }

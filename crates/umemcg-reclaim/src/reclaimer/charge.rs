@@ -26,6 +26,31 @@ const ISOLATED_YIELDS: u32 = 100;
 /// enough for a preempted thread to come back.
 const ISOLATED_LOOKS_MAX: u32 = 200;
 
+/// How hard a charge tries to make room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChargeEffort {
+    /// Does not reclaim, never sleeps, and counts no event.
+    #[doc(alias = "GFP_NOWAIT")]
+    Immediate,
+    /// For pages awaited by no request: like [`Surplus`](Self::Surplus), but goes over no
+    /// `memory.high`, and reclaims only if the refusing group has enough clean pages used at most
+    /// once, so reclaim need not scan any others.
+    Ahead,
+    /// For more than the caller was asked for, such as read-ahead: like
+    /// [`Opportunistic`](Self::Opportunistic), but leaves a reserve to requested pages, and does
+    /// not reclaim if the refusing group has background reclaim. Requests raising usage from below
+    /// the mark to above the limit would otherwise reclaim each time, and the workers would never
+    /// be woken.
+    Surplus,
+    /// For a caller able to do with less memory: makes one round of reclaim, and a refusal counts
+    /// no `oom` event.
+    #[doc(alias = "__GFP_NORETRY")]
+    Opportunistic,
+    /// Reclaims until nothing is left to reclaim.
+    #[doc(alias = "GFP_KERNEL")]
+    Full,
+}
+
 /// Why a charge failed for good.
 #[derive(Debug, Clone, Error)]
 pub enum ChargeError {
@@ -55,103 +80,61 @@ fn has_idle_pages(group: &Group, bytes: u64) -> bool {
 
 impl Reclaimer {
     /// Charges `bytes` to `group`. If the group or an ancestor refuses, reclaims from *that* group
-    /// and tries again. May sleep; no lock may be held.
+    /// and tries again, as far as `effort` allows. May sleep unless the effort is
+    /// [`Immediate`](ChargeEffort::Immediate); no lock may be held then.
     ///
     /// # Errors
-    /// [`ChargeError::Limit`] names the full group with nothing left to reclaim; its `max` and
-    /// `oom` events were counted.
+    /// [`ChargeError::Limit`] names the full group; after a [`Full`](ChargeEffort::Full) effort it
+    /// has nothing left to reclaim, and its `max` and `oom` events were counted.
     #[doc(alias = "mem_cgroup_try_charge")]
     pub fn charge(
         &self,
         group: &Arc<Group>,
         bytes: u64,
-        cancelled: &dyn Fn() -> bool,
+        effort: ChargeEffort,
     ) -> Result<Charge, ChargeError> {
-        match group.try_charge(bytes) {
-            Ok(charge) => Ok(charge),
-            Err(refused) => self.charge_slowly(group, bytes, refused, cancelled, true),
-        }
-        .inspect(|_| note_charged(bytes))
+        self.charge_unless(group, bytes, effort, &|| false)
     }
 
-    /// Charges `bytes` to `group` if there is room without reclaim. Never sleeps.
+    /// Like [`charge`](Self::charge), and gives up when `cancelled` returns `true`.
     ///
     /// # Errors
-    /// [`Refused`] names the group without room; no event is counted.
-    pub fn charge_at_once(&self, group: &Arc<Group>, bytes: u64) -> Result<Charge, Refused> {
-        group.try_charge(bytes).inspect(|_| note_charged(bytes))
-    }
-
-    /// Like [`charge`](Self::charge), for a caller able to do with less memory: makes one round of
-    /// reclaim, and a refusal counts no `oom` event.
-    ///
-    /// # Errors
-    /// As [`charge`](Self::charge).
-    pub fn charge_opportunistic(
+    /// As [`charge`](Self::charge), or [`ChargeError::Cancelled`].
+    pub fn charge_unless(
         &self,
         group: &Arc<Group>,
         bytes: u64,
+        effort: ChargeEffort,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Charge, ChargeError> {
-        match group.try_charge(bytes) {
-            Ok(charge) => Ok(charge),
-            Err(refused) => self.charge_slowly(group, bytes, refused, cancelled, false),
-        }
-        .inspect(|_| note_charged(bytes))
-    }
-
-    /// Like [`charge_opportunistic`](Self::charge_opportunistic), for more than the caller was
-    /// asked for, such as read-ahead: if the refusing group has background reclaim, the caller does
-    /// not reclaim. Requests raising usage from below the mark to above the limit would otherwise
-    /// reclaim each time, and the workers would never be woken.
-    ///
-    /// # Errors
-    /// As [`charge`](Self::charge).
-    pub fn charge_surplus(
-        &self,
-        group: &Arc<Group>,
-        bytes: u64,
-        cancelled: &dyn Fn() -> bool,
-    ) -> Result<Charge, ChargeError> {
-        self.charge_surplus_if(group, bytes, cancelled, |_| true)
-    }
-
-    /// Like [`charge_surplus`](Self::charge_surplus), for pages awaited by no request: goes over no
-    /// `memory.high`, and reclaims only if the refusing group has enough clean pages used at most
-    /// once, so reclaim need not scan any others.
-    ///
-    /// # Errors
-    /// As [`charge`](Self::charge).
-    pub fn charge_ahead(
-        &self,
-        group: &Arc<Group>,
-        bytes: u64,
-        cancelled: &dyn Fn() -> bool,
-    ) -> Result<Charge, ChargeError> {
-        if self.would_be_over_high(group, bytes) {
+        if effort == ChargeEffort::Ahead && self.would_be_over_high(group, bytes) {
             return Err(ChargeError::Limit(Refused { group: Arc::clone(group), wanted_bytes: bytes }));
         }
-        self.charge_surplus_if(group, bytes, cancelled, |full| has_idle_pages(full, bytes))
-    }
-
-    fn charge_surplus_if(
-        &self,
-        group: &Arc<Group>,
-        bytes: u64,
-        cancelled: &dyn Fn() -> bool,
-        may_reclaim: impl FnOnce(&Group) -> bool,
-    ) -> Result<Charge, ChargeError> {
-        if let Some(full) = self.level_short_of_reserve(group, bytes) {
+        if matches!(effort, ChargeEffort::Ahead | ChargeEffort::Surplus)
+            && let Some(full) = self.level_short_of_reserve(group, bytes)
+        {
             return Err(ChargeError::Limit(Refused { group: full, wanted_bytes: bytes }));
         }
         match group.try_charge(bytes) {
             Ok(charge) => Ok(charge),
-            Err(refused) if self.has_marks(&refused.group) || !may_reclaim(&refused.group) => {
+            Err(refused) if !self.reclaims_for(effort, &refused.group, bytes) => {
                 Err(ChargeError::Limit(refused))
             }
-            Err(refused) => self.charge_slowly(group, bytes, refused, cancelled, false),
+            Err(refused) => {
+                self.charge_slowly(group, bytes, refused, cancelled, effort == ChargeEffort::Full)
+            }
         }
         .inspect(|_| note_charged(bytes))
+    }
+
+    /// Returns whether a charge with this effort reclaims from a group without room.
+    fn reclaims_for(&self, effort: ChargeEffort, full: &Arc<Group>, bytes: u64) -> bool {
+        match effort {
+            ChargeEffort::Immediate => false,
+            ChargeEffort::Ahead => !self.has_marks(full) && has_idle_pages(full, bytes),
+            ChargeEffort::Surplus => !self.has_marks(full),
+            ChargeEffort::Opportunistic | ChargeEffort::Full => true,
+        }
     }
 
     /// Returns the lowest level with background reclaim where `bytes` more would use its reserve:

@@ -25,7 +25,7 @@ use umemcg_base::assert_no_locks_held;
 use umemcg_base::clock::SystemClock;
 use umemcg_group::{EffectiveProtection, Group, GroupTree, Protection};
 
-pub use charge::ChargeError;
+pub use charge::{ChargeEffort, ChargeError};
 pub use leaving::Leaving;
 pub use memory_high::ChargeMeter;
 

@@ -10,7 +10,7 @@ use umemcg_base::PAGE_SIZE_U64;
 use umemcg_group::{Charge, Group, GroupTree, StatItem};
 use umemcg_reclaim::WRITEBACK_WAIT;
 use umemcg_reclaim::writeback_backoff::{RECOVERY, WAIT_WITHOUT_PROGRESS_MAX};
-use umemcg_reclaim::{Eviction, Kswapd, LruKind, PageOwner, Reason, Reclaimer, Shadow};
+use umemcg_reclaim::{ChargeEffort, Eviction, Kswapd, LruKind, PageOwner, Reason, Reclaimer, Shadow};
 
 /// Pages of a store that cleans as many as it is told with every wait, or none.
 #[derive(Debug)]
@@ -123,7 +123,7 @@ impl Ground {
     }
 
     fn charge_a_page(&self) -> Option<Charge> {
-        self.pages.reclaimer.charge(&self.group, PAGE_SIZE_U64, &|| false).ok()
+        self.pages.reclaimer.charge(&self.group, PAGE_SIZE_U64, ChargeEffort::Full).ok()
     }
 
     fn finish(self) {

@@ -13,7 +13,7 @@ use crate::support::numbers::{Numbers, OBJECT_BYTES};
 use crate::support::{create, reclaimer, remove};
 use umemcg_group::Group;
 use umemcg_reclaim::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
-use umemcg_reclaim::{Kswapd, Reason, Reclaimer};
+use umemcg_reclaim::{ChargeEffort, Kswapd, Reason, Reclaimer};
 
 const POOL: u64 = 64 << 20;
 
@@ -122,7 +122,7 @@ fn a_charge_gets_room_from_the_shrinkers_that_do_not_panic() {
         let (numbers, _registered) = Numbers::register(&reclaimer, "numbers");
         let group = limited(&reclaimer, "a", &numbers, 1000);
         reclaimer.note_objects(&group, number);
-        let charge = reclaimer.charge(&group, 100 * OBJECT_BYTES, &|| false).unwrap();
+        let charge = reclaimer.charge(&group, 100 * OBJECT_BYTES, ChargeEffort::Full).unwrap();
         assert!(group.usage_bytes() <= group.max_bytes(), "{place:?}");
         drop(charge);
         reclaimer.reclaim(&group, u64::MAX, Reason::Proactive, &|| false);

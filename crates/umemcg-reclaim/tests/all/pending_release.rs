@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use crate::support::{create, reclaimer};
 use umemcg_group::{Charge, EventKind};
-use umemcg_reclaim::Reason;
 use umemcg_reclaim::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
+use umemcg_reclaim::{ChargeEffort, Reason};
 
 const POOL: u64 = 64 << 20;
 const OBJECT: u64 = 1000;
@@ -79,7 +79,7 @@ fn charge_above_requested() -> (bool, u64) {
                 reclaimer.note_released(&group, nr * OBJECT);
             }
         });
-        let charge = reclaimer.charge(&group, 4096, &|| false);
+        let charge = reclaimer.charge(&group, 4096, ChargeEffort::Full);
         let is_within = group.usage_bytes() <= group.max_bytes();
         let made_room = charge.is_ok() && is_within && group.event_count(EventKind::Oom) == 0;
         drop(charge);
@@ -102,6 +102,6 @@ fn a_release_that_does_not_happen_is_given_up() {
     let progress = reclaimer.reclaim(&group, 32, Reason::Direct, &|| false);
     assert_eq!(progress.pages(), 0);
     assert!(progress.releasing_bytes > 0);
-    assert!(reclaimer.charge_opportunistic(&group, 4096, &|| false).is_err());
+    assert!(reclaimer.charge(&group, 4096, ChargeEffort::Opportunistic).is_err());
     assert_eq!(objects.len() as u64, shrinker.left.load(Relaxed));
 }

@@ -9,7 +9,7 @@ use crate::support::numbers::{Numbers, OBJECT_BYTES};
 use crate::support::{create, reclaimer, remove};
 use umemcg_group::{Group, StatItem};
 use umemcg_reclaim::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
-use umemcg_reclaim::{ListLru, Reason, Reclaimer, Verdict};
+use umemcg_reclaim::{ChargeEffort, ListLru, Reason, Reclaimer, Verdict};
 
 const POOL: u64 = 64 << 20;
 
@@ -24,7 +24,7 @@ fn a_charge_at_the_limit_frees_objects_and_succeeds() {
         numbers.insert(&other);
     }
     group.store_max(group.usage_bytes());
-    let charge = reclaimer.charge(&group, 100 * OBJECT_BYTES, &|| false).unwrap();
+    let charge = reclaimer.charge(&group, 100 * OBJECT_BYTES, ChargeEffort::Full).unwrap();
     assert!(group.usage_bytes() <= group.max_bytes());
     assert!(numbers.lru().count(&group) <= 900);
     assert_eq!(numbers.lru().count(&other), 1000, "the neighbour keeps all of its objects");

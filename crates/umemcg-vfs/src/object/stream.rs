@@ -16,7 +16,7 @@
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use umemcg::{Engine, Group};
+use umemcg::{ChargeEffort, Engine, Group};
 use umemcg_base::{LeafMutex, assert_no_locks_held};
 
 use super::bucket::{
@@ -368,9 +368,8 @@ impl Stream {
             return Ok(ChunkCharge::OfPart { _room: Arc::clone(charge) });
         }
         assert_no_locks_held("room for a part");
-        let reclaimer = payer.engine.reclaimer();
         loop {
-            match reclaimer.charge_opportunistic(payer.group, bytes as u64, &|| false) {
+            match payer.engine.charge_with(payer.group, bytes as u64, ChargeEffort::Opportunistic) {
                 Ok(charge) => return Ok(ChunkCharge::Own { _slab: Slab::of(charge) }),
                 Err(_) if self.under_way.wait_for_one() => {}
                 Err(_) => break,

@@ -132,9 +132,8 @@ fn a_charge_waits_for_what_is_on_its_way() {
         let (engine, group) = (&world.fixture.engine, &world.group);
         ask_for_all(&world);
         engine.set_max(group, group.usage_bytes(), &|| false);
-        let charge = while_obeyed_after(Duration::from_millis(60), &world, || {
-            engine.reclaimer().charge(group, 2 * MIB, &|| false).map(drop)
-        });
+        let charge =
+            while_obeyed_after(Duration::from_millis(60), &world, || engine.charge(group, 2 * MIB).map(drop));
         assert!(charge.is_ok(), "refused while the kernel was about to free more");
     });
 }

@@ -23,9 +23,9 @@ use umemcg_arena::Arena;
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_cache::overrun::OVERRUN_ARENA_BYTES;
 use umemcg_cache::{BackingStore, DirtyBounds, File, LostData, PageCache, PageQuota, StoreId};
-use umemcg_group::{Charge, CreateError, Group, GroupTree, Refused, RemoveError, RenameError};
+use umemcg_group::{Charge, CreateError, Group, GroupTree, RemoveError, RenameError};
 use umemcg_reclaim::shrinker::Registration;
-use umemcg_reclaim::{ChargeError, Kswapd, MAX_RECLAIM_RETRIES, Reason, Reclaimer};
+use umemcg_reclaim::{ChargeEffort, ChargeError, Kswapd, MAX_RECLAIM_RETRIES, Reason, Reclaimer};
 
 pub use account::Account;
 pub use groups::Limits;
@@ -332,25 +332,22 @@ impl Engine {
     /// [`ChargeError::Limit`] names the group without anything more to reclaim.
     #[doc(alias = "mem_cgroup_charge")]
     pub fn charge(&self, group: &Arc<Group>, bytes: u64) -> Result<Charge, ChargeError> {
-        self.reclaimer.charge(group, bytes, &|| false)
+        self.reclaimer.charge(group, bytes, ChargeEffort::Full)
     }
 
-    /// Like [`charge`](Self::charge), for a caller able to do with less memory: makes one round of
-    /// reclaim, and a refusal counts no `oom` event.
+    /// Like [`charge`](Self::charge), with another effort to make room: a caller able to do with
+    /// less memory is [`Opportunistic`](ChargeEffort::Opportunistic), and an
+    /// [`Immediate`](ChargeEffort::Immediate) charge never sleeps.
     ///
     /// # Errors
-    /// As [`charge`](Self::charge).
-    pub fn charge_opportunistic(&self, group: &Arc<Group>, bytes: u64) -> Result<Charge, ChargeError> {
-        self.reclaimer.charge_opportunistic(group, bytes, &|| false)
-    }
-
-    /// Charges `bytes` of your own memory to a group if there is room without reclaim. Never
-    /// sleeps.
-    ///
-    /// # Errors
-    /// [`Refused`] names the group without room; no event is counted.
-    pub fn charge_at_once(&self, group: &Arc<Group>, bytes: u64) -> Result<Charge, Refused> {
-        self.reclaimer.charge_at_once(group, bytes)
+    /// [`ChargeError::Limit`] names the group without room.
+    pub fn charge_with(
+        &self,
+        group: &Arc<Group>,
+        bytes: u64,
+        effort: ChargeEffort,
+    ) -> Result<Charge, ChargeError> {
+        self.reclaimer.charge(group, bytes, effort)
     }
 
     /// Opens a cached file of `len` bytes in its store.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{MemStore, engine, group, pattern, read_all};
 use umemcg::files::{Arena, BackingStore, FileError, PageQuota, Readahead, Segment, StoreId};
-use umemcg::{DropCaches, Engine, Group, StatItem};
+use umemcg::{ChargeEffort, DropCaches, Engine, Group, StatItem};
 
 const PAGE: u64 = 4096;
 
@@ -221,7 +221,7 @@ fn a_panic_of_a_give_up_closure_is_its_callers() {
     type Act = fn(&Engine, &Arc<Group>, &dyn Fn() -> bool);
     let acts: [(&str, Act); 7] = [
         ("charge", |engine, tenant, ask| {
-            _ = engine.reclaimer().charge(tenant, 64 * PAGE, ask);
+            _ = engine.reclaimer().charge_unless(tenant, 64 * PAGE, ChargeEffort::Full, ask);
         }),
         ("reclaim", |engine, tenant, ask| {
             _ = engine.reclaimer().reclaim(tenant, 64, umemcg::internal::Reason::Proactive, ask);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use umemcg::files::{ReadStep, StartedRead};
-use umemcg::{Engine, EngineConfig, Group, StatItem};
+use umemcg::{ChargeEffort, Engine, EngineConfig, Group, StatItem};
 use umemcg_vfs::object::{Freshness, ObjectConfig, StagedFile, StagingConfig};
 use umemcg_vfs::{
     Caller, IdleInode, KernelCache, Lookup, NodeId, ObjectVolume, Open, PageDrop, VfsError, Volume,
@@ -338,7 +338,7 @@ pub fn read(
     // Dropped last, with nothing pinned.
     let io = file.begin_kernel_io(offset, len as u64, false, world.group());
     if io.as_ref().is_some_and(|io| io.is_beyond_limit()) {
-        drop(world.engine.reclaimer().charge_opportunistic(world.group(), 4096, &|| false));
+        drop(world.engine.charge_with(world.group(), 4096, ChargeEffort::Opportunistic));
     }
     if !in_steps {
         return file.read(world.group(), offset, len).map(copied);

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use umemcg_base::assert_no_locks_held;
 use umemcg_group::{Charge, Group};
-use umemcg_reclaim::{ChargeError, ListSlot};
+use umemcg_reclaim::{ChargeEffort, ListSlot};
 
 use super::removing::{Evicted, RemovalGuard, end};
 use super::{CachedObjects, DeclineReason, count_bytes};
@@ -70,8 +70,8 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         loop {
             // A refusal is no `oom` event, because a cache can do without the object.
             let charge = match &mut funds {
-                Funds::Reclaim => self.reclaimer.charge_opportunistic(&group, bytes, &|| false),
-                Funds::AtOnce => self.reclaimer.charge_at_once(&group, bytes).map_err(ChargeError::Limit),
+                Funds::Reclaim => self.reclaimer.charge(&group, bytes, ChargeEffort::Opportunistic),
+                Funds::AtOnce => self.reclaimer.charge(&group, bytes, ChargeEffort::Immediate),
                 Funds::Paid(charge) => Ok(charge.split(charge.bytes())),
             };
             let charge = charge.map_err(DeclineReason::Refused)?;
@@ -136,7 +136,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         let bytes = self.weigh(&key, &value);
         let stored = if paid.bytes() < bytes {
             let more = bytes - paid.bytes();
-            let more = self.reclaimer.charge_opportunistic(group, more, &|| false);
+            let more = self.reclaimer.charge(group, more, ChargeEffort::Opportunistic);
             more.map_err(DeclineReason::Refused).and_then(|more| {
                 if more.owner() == paid.owner() {
                     paid.merge(more);

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use umemcg::objects::Lookup;
-use umemcg::{DropCaches, Engine, Group, ObjectCache, StatItem, shrinker};
+use umemcg::{ChargeEffort, DropCaches, Engine, Group, ObjectCache, StatItem, shrinker};
 use umemcg_base::clock::Clock;
 
 use crate::object_cache::{VALUE_BYTES, check_nothing_is_left, engine, group, limit};
@@ -219,7 +219,7 @@ impl Ground {
             };
             self.one(|cache, tenant| drop(cache.get_or_insert_with(tenant, Key(n + 1), load)));
         }
-        self.one(|_, tenant| _ = self.engine.reclaimer().charge(tenant, 8 * VALUE_BYTES, &|| false));
+        self.one(|_, tenant| _ = self.engine.reclaimer().charge(tenant, 8 * VALUE_BYTES, ChargeEffort::Full));
         self.clock.0.fetch_add(1500, Relaxed);
         self.one(|cache, _| drop(cache.get(&Key(69))));
         self.one(|cache, _| cache.sweep_expired());
