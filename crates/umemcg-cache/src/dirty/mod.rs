@@ -3,8 +3,9 @@
 //!
 //! [`settings`] holds the values of control files, [`thresholds`] turns them into bytes,
 //! [`throttle`] is the arithmetic of pacing, and [`bandwidth`] measures a store's speed. How long a
-//! writer pauses is computed by [`WritePause`](crate::WritePause). `lists` and `owner` determine
-//! the files written by a group's write-back; the flusher itself is `store_writeback`.
+//! writer pauses is computed by [`WritePause`](crate::WritePause); the clocks for it are in
+//! `paced_writers`. `lists` and `owner` determine the files written by a group's write-back; the
+//! flusher itself is `store_writeback`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,6 +22,7 @@ pub(crate) mod lease;
 pub(crate) mod list_position;
 pub(crate) mod lists;
 pub(crate) mod owner;
+pub(crate) mod paced_writers;
 pub(crate) mod queue_mark;
 pub(crate) mod refusal;
 pub mod settings;

@@ -12,6 +12,8 @@
 //! needs for it, so the group as a whole has the rate, however many writers it has, and no rate of
 //! single tasks has to be estimated. And since write-back serves tenants with groups over their
 //! threshold in turn, and these groups within a tenant, the store is divided in the same way.
+//! Writers of other groups that dirty the group's pages never use that clock: each tenant has
+//! another one for them (see `dirty::paced_writers`).
 
 use std::time::Duration;
 
@@ -22,6 +24,10 @@ pub const PAUSE_MAX: Duration = Duration::from_millis(200);
 pub const PAUSE_MIN: Duration = Duration::from_millis(10);
 /// Least share of its rate left to a paced writer; at the limit itself it is held.
 pub const POSITION_RATIO_MIN: f64 = 1.0 / 32.0;
+/// The factor on the store's rate at the point where pacing begins.
+pub const POSITION_RATIO_MAX: f64 = 2.0;
+/// The longest time that one write reserves: long enough, as a waiting thread checks again anyway.
+const RESERVED_SECONDS_MAX: f64 = 3600.0;
 /// The smoothed limit sinks by one part of this many of its distance in each [`LIMIT_INTERVAL`].
 const LIMIT_SINKS_BY: u64 = 32;
 /// The interval at which the smoothed limit sinks.
@@ -55,7 +61,7 @@ pub fn position_ratio(dirty: u64, free_run: u64, limit: u64) -> f64 {
     let (dirty, free_run, limit) = (dirty as f64, free_run as f64, limit as f64);
     let setpoint = f64::midpoint(free_run, limit);
     let x = (setpoint - dirty) / (limit - setpoint).max(1.0);
-    (1.0 + x * x * x).clamp(0.0, 2.0)
+    (1.0 + x * x * x).clamp(0.0, POSITION_RATIO_MAX)
 }
 
 /// Returns the bytes a second for a group with one part of `nr_sharing` of a store that takes
@@ -102,11 +108,13 @@ impl SmoothedLimit {
     }
 }
 
-/// The virtual clock of a group's writers to one store: the time at which their writes are over at
-/// their rate.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// The virtual clock of some writers to one store: the time at which their writes are over at their
+/// rate.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct PacingClock {
     until: Duration,
+    /// The rate of the last [`pass`](Self::pass), in bytes a second.
+    rate: f64,
 }
 
 impl PacingClock {
@@ -114,10 +122,24 @@ impl PacingClock {
     /// time. An end less than [`PAUSE_MIN`] away need not be waited for: the next write pays for
     /// it.
     pub fn reserve(&mut self, now: Duration, bytes: u64, rate: f64) -> Duration {
-        // An hour is long enough: a waiting thread checks again anyway.
-        let cost = Duration::from_secs_f64((bytes as f64 / rate).min(3600.0));
+        let cost = Duration::from_secs_f64((bytes as f64 / rate).min(RESERVED_SECONDS_MAX));
         self.until = self.until.max(now) + cost;
         self.until
+    }
+
+    /// Lets a writer of `bytes` go on if less than [`PAUSE_MIN`] of the reserved time is left, and
+    /// reserves the time for them. Otherwise returns the wait before the writer asks again. Waiting
+    /// writers reserve nothing, so their number makes no difference. The time left follows the
+    /// rate: it is the time that the bytes before the writer take from now on.
+    pub fn pass(&mut self, now: Duration, bytes: u64, rate: f64) -> Option<Duration> {
+        let left = self.until.saturating_sub(now).as_secs_f64() * self.rate / rate;
+        let left = Duration::from_secs_f64(left.min(RESERVED_SECONDS_MAX));
+        (self.until, self.rate) = (now + left, rate);
+        if left >= PAUSE_MIN {
+            return Some(left.min(PAUSE_MAX));
+        }
+        self.reserve(now, bytes, rate);
+        None
     }
 
     /// Returns whether everything reserved is over.
@@ -200,6 +222,29 @@ mod tests {
         assert_eq!(clock.reserve(MS(1000), MIB, rate), MS(1500));
         assert!(!clock.is_idle(MS(1499)) && clock.is_idle(MS(1500)));
         assert_eq!(clock.reserve(MS(9000), 4096, rate) - MS(9000), Duration::from_nanos(976_562));
+    }
+
+    #[test]
+    fn writers_pass_one_by_one_however_many_wait() {
+        let mut clock = PacingClock::default();
+        let rate = (4 * MIB) as f64;
+        assert_eq!(clock.pass(MS(1000), MIB, rate), None);
+        for _ in 0..100 {
+            assert_eq!(clock.pass(MS(1000), MIB, rate), Some(PAUSE_MAX));
+        }
+        assert_eq!(clock.pass(MS(1200), MIB, rate), Some(MS(50)), "a quarter of a second in all");
+        assert_eq!(clock.pass(MS(1200), MIB, 2.0 * rate), Some(MS(25)), "the store is faster now");
+        assert_eq!(clock.pass(MS(1225), MIB, rate), None);
+        assert_eq!(clock.pass(MS(1225), MIB, rate), Some(PAUSE_MAX), "the next one waits again");
+    }
+
+    #[test]
+    fn small_writes_pass_until_they_add_up() {
+        let mut clock = PacingClock::default();
+        // A millisecond each.
+        let pass = |clock: &mut PacingClock| clock.pass(MS(5), 1000, 1e6);
+        assert!((0..10).all(|_| pass(&mut clock).is_none()));
+        assert!(pass(&mut clock).is_some());
     }
 
     #[test]

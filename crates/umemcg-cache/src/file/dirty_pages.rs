@@ -5,9 +5,10 @@ use std::sync::atomic::Ordering;
 
 use umemcg_arena::{FrameFlags as Flag, FrameId};
 use umemcg_base::PAGE_SIZE_U64;
-use umemcg_group::StatItem;
+use umemcg_group::{Group, StatItem};
 
 use super::File;
+use crate::dirty::settings::GroupDirty;
 use crate::index::{LockedIndex, Mark};
 
 /// The store's count of pages not yet durable may lack this part of a file's dirty pages …
@@ -71,16 +72,16 @@ impl File {
     }
 
     /// Marks pages dirty after the caller has written to them. The caller has pinned them and holds
-    /// `content`.
+    /// `content`. Returns the pages that were not dirty before.
     ///
     /// A writer that finds a page already dirty is done with it: its data is durable when the file
     /// is. So no thread may see the flag before a sync finds the page: the flag comes last, under
     /// the lock of the index.
-    pub(super) fn mark_dirty(self: &Arc<Self>, pages: &[(u64, FrameId)]) {
+    pub(super) fn mark_dirty(self: &Arc<Self>, pages: &[(u64, FrameId)]) -> Vec<(u64, FrameId)> {
         // The copy comes before the flag, so the thread that clears the flag sees the copy.
         let is_dirty = |&(_, frame): &(u64, FrameId)| self.record(frame).set_again(Flag::DIRTY);
         if self.is_memory() || pages.iter().all(is_dirty) {
-            return;
+            return Vec::new();
         }
         let fresh: Vec<_> = {
             let index = self.index.lock();
@@ -91,6 +92,21 @@ impl File {
             fresh
         };
         self.queue_dirty(&fresh);
+        fresh
+    }
+
+    /// Notes the newly dirty pages that a group other than the writer's, and none above it, pays
+    /// for: the next pause of the writer's group counts them.
+    pub(super) fn note_foreign(&self, writer: &Arc<Group>, fresh: &[(u64, FrameId)]) {
+        for (owner, nr) in self.runs_of_owners(fresh) {
+            let foreign = umemcg_reclaim::owner_from(owner)
+                .with_group(|payer| (!writer.is_descendant_of(payer)).then(|| Arc::clone(payer)));
+            if let Some(payer) = foreign {
+                self.writeback.paced.note_foreign(writer, payer, nr as u64 * PAGE_SIZE_U64);
+                // It is to have that pause soon.
+                GroupDirty::of(writer).set_credit(0);
+            }
+        }
     }
 
     /// Queues the file with its store's dirty files. The owner of these pages becomes the file's

@@ -174,7 +174,8 @@ impl File {
         let nr_beyond = new.as_ref().filter(|new| new.is_overrun).map_or(0, |new| new.frames.len() as u64);
         let end = (offset + data.len() as u64).min((first + covered) << PAGE_SHIFT);
         let targets = self.targets(group, first, first + covered, new);
-        let outcome = self.copy_in(offset, &data[..(end - offset) as usize], &targets, may_sleep, &content);
+        let data = &data[..(end - offset) as usize];
+        let outcome = self.copy_in(group, offset, data, &targets, may_sleep, &content);
         drop(page_locks);
         drop(content);
         if let Some(claim) = claim {
@@ -286,6 +287,7 @@ impl File {
     /// store; unlocks and unpins all of them. Returns bytes copied, from the start of `data` on.
     fn copy_in(
         self: &Arc<Self>,
+        writer: &Arc<Group>,
         offset: u64,
         data: &[u8],
         targets: &[WriteTarget],
@@ -327,7 +329,7 @@ impl File {
         if done > 0 {
             self.grow(offset + done as u64);
         }
-        self.mark_dirty(&dirtied);
+        self.note_foreign(writer, &self.mark_dirty(&dirtied));
         if self.sequence.note(offset, done as u64) {
             self.start_writeback();
         }

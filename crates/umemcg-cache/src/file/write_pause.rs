@@ -17,6 +17,12 @@
 //!
 //! No writer waits for a store that refuses data; see `dirty::refusal`.
 //!
+//! A writer that has made pages of another group dirty also waits for that group, the *payer* (see
+//! `dirty::paced_writers`), before the payer's own writers do: it is paced from the payer's
+//! background threshold on, so that what such writers have dirty settles below the point where the
+//! payer's own writers are paced. Beyond that point it has the least rate, and at the payer's limit
+//! it is held. The writers of a tenant that wait for a payer go on one by one, at that rate.
+//!
 //! A level with less than an eighth of its threshold dirty on a store does not slow writers to this
 //! store: it is over the threshold because of another, perhaps hanging, store, and only writers to
 //! the other store can help. Dirty data of other groups on the writer's store makes no difference.
@@ -31,9 +37,11 @@ use umemcg_reclaim::stall::StalledHere;
 
 use super::File;
 use crate::dirty::lease;
+use crate::dirty::lists::living;
+use crate::dirty::paced_writers::ForeignBytes;
 use crate::dirty::settings::GroupDirty;
 use crate::dirty::thresholds::{DIRTY_FLOOR, Level, levels};
-use crate::dirty::throttle::{PAUSE_MAX, PAUSE_MIN, hold, paced_rate, position_ratio};
+use crate::dirty::throttle::{PAUSE_MAX, PAUSE_MIN, POSITION_RATIO_MAX, hold, paced_rate, position_ratio};
 
 /// Credit is this part of the room below the free run point…
 const CREDIT_SHARE: u64 = 8;
@@ -64,23 +72,32 @@ enum LevelCheck {
 pub struct WritePause {
     file: Arc<File>,
     group: Arc<Group>,
-    /// On the cache's clock.
+    /// The end of the time reserved for it, on the cache's clock.
     due: Duration,
+    /// The pages of other groups for which the writer waits.
+    foreign: Vec<ForeignBytes>,
 }
 
 impl WritePause {
     /// Returns the remaining pause: at most [`PAUSE_MAX`], after which the caller calls this again.
     /// `None` when the writer may continue.
     pub fn remaining(&mut self) -> Option<Duration> {
-        match self.file.look(&self.group) {
+        let (file, group) = (&self.file, &self.group);
+        let mut longest = match file.look(group, group) {
             LevelCheck::Free(_) => None,
             // No writer waits for data refused by the store; the next write fails instead.
-            LevelCheck::Held(remaining) => self.file.refusal().is_none().then_some(remaining),
+            LevelCheck::Held(remaining) => file.refusal().is_none().then_some(remaining),
             LevelCheck::Paced(_) => {
-                let remaining = self.due.saturating_sub(self.file.cache.writeback().now());
+                let remaining = self.due.saturating_sub(file.cache.writeback().now());
                 (!remaining.is_zero()).then_some(remaining.min(PAUSE_MAX))
             }
-        }
+        };
+        self.foreign.retain(|foreign| {
+            let wait = file.foreign_wait(group, foreign);
+            longest = longest.max(wait);
+            wait.is_some()
+        });
+        longest
     }
 }
 
@@ -110,21 +127,52 @@ impl File {
         {
             return None;
         }
-        let (now, bytes) = (self.cache.writeback().now(), written as u64);
-        let due = match self.look(group) {
+        let now = self.cache.writeback().now();
+        let due = self.own_due(group, now, written as u64);
+        let mut foreign = self.writeback.paced.take_foreign(group);
+        // Below the payer's background threshold no writer waits.
+        foreign.retain(|foreign| {
+            !matches!(self.look(group, living(&foreign.payer)), LevelCheck::Free(_))
+                && self.foreign_wait(group, foreign).is_some()
+        });
+        if due < now + PAUSE_MIN && foreign.is_empty() {
+            return None;
+        }
+        Some(WritePause { file: Arc::clone(self), group: Arc::clone(group), due, foreign })
+    }
+
+    /// Reserves time for a write by `group`. Returns the end of that time; `now` if the writer need
+    /// not wait for its own group.
+    fn own_due(&self, group: &Arc<Group>, now: Duration, bytes: u64) -> Duration {
+        match self.look(group, group) {
             LevelCheck::Free(credit) => {
                 GroupDirty::of(group).set_credit(credit);
-                self.writeback.forget_clock(group);
-                return None;
+                self.writeback.paced.forget_clock(group);
+                now
             }
-            LevelCheck::Held(_) if self.refusal().is_some() => return None,
+            LevelCheck::Held(_) if self.refusal().is_some() => now,
             // It reserves time for its bytes like any other write, besides waiting for room.
             LevelCheck::Held(_) => {
                 self.reserve(group, now, bytes, self.rate(group, 1.0)).max(now + PAUSE_MIN)
             }
             LevelCheck::Paced(rate) => self.reserve(group, now, bytes, rate),
+        }
+    }
+
+    /// Lets a writer that has made pages of a payer dirty go on in its turn. Otherwise returns the
+    /// wait before it asks again. Also when the payer has no more dirty data than its background
+    /// threshold, waiting writers go on one by one: all of them at once would fill its dirty room.
+    fn foreign_wait(&self, writer: &Arc<Group>, foreign: &ForeignBytes) -> Option<Duration> {
+        if self.refusal().is_some() {
+            return None;
+        }
+        let payer = living(&foreign.payer);
+        let rate = match self.look(writer, payer) {
+            LevelCheck::Free(_) => self.rate(payer, POSITION_RATIO_MAX),
+            LevelCheck::Paced(rate) => rate,
+            LevelCheck::Held(remaining) => return Some(remaining),
         };
-        (due >= now + PAUSE_MIN).then(|| WritePause { file: Arc::clone(self), group: Arc::clone(group), due })
+        self.writeback.paced.pass(writer, payer, self.cache.writeback().now(), foreign.bytes, rate)
     }
 
     /// Sleeps as long as the writer has to be slowed after such a write, in pauses of at most
@@ -148,7 +196,7 @@ impl File {
     /// The store's last error.
     pub(super) fn check_refusal(self: &Arc<Self>, group: &Arc<Group>) -> io::Result<()> {
         match self.refusal().filter(|_| !self.is_memory()) {
-            Some(errno) if matches!(self.look(group), LevelCheck::Held(_)) => {
+            Some(errno) if matches!(self.look(group, group), LevelCheck::Held(_)) => {
                 Err(io::Error::from_raw_os_error(errno))
             }
             _ => Ok(()),
@@ -160,19 +208,23 @@ impl File {
     /// the writer is held anyway, and the state has changed after a pause.
     fn reserve(&self, group: &Group, now: Duration, bytes: u64, rate: f64) -> Duration {
         let at_least = (bytes as f64 / PAUSE_MAX.as_secs_f64()).min(self.rate(group, 1.0));
-        self.writeback.reserve(group, now, bytes, rate.max(at_least))
+        self.writeback.paced.reserve(group, now, bytes, rate.max(at_least))
     }
 
     fn rate(&self, group: &Group, position_ratio: f64) -> f64 {
         paced_rate(self.writeback.write_bandwidth(), position_ratio, self.writeback.nr_sharing(group))
     }
 
-    /// Looks at all levels.
-    fn look(&self, group: &Arc<Group>) -> LevelCheck {
-        let cache = &self.cache;
+    /// Looks at all levels of the payer. A writer of another group passes over those that are above
+    /// its own group too, and is paced earlier.
+    fn look(&self, writer: &Arc<Group>, payer: &Arc<Group>) -> LevelCheck {
+        let (cache, is_foreign) = (&self.cache, !Arc::ptr_eq(writer, payer));
         let now = cache.writeback().now();
-        let (mut ratio, mut held, mut gap) = (2.0f64, None::<Duration>, u64::MAX);
-        for Level { group: level, thresholds, unclean } in levels(cache.reclaimer(), group) {
+        let (mut ratio, mut held, mut gap) = (POSITION_RATIO_MAX, None::<Duration>, u64::MAX);
+        for Level { group: level, thresholds, unclean } in levels(cache.reclaimer(), payer) {
+            if is_foreign && writer.is_descendant_of(level) {
+                continue;
+            }
             if unclean > thresholds.background {
                 self.writeback.wake();
                 if GroupDirty::of(level).may_wake(now.as_millis() as u64, WAKE_INTERVAL) {
@@ -180,8 +232,9 @@ impl File {
                 }
             }
             let free_run = thresholds.free_run();
-            if unclean <= free_run {
-                gap = gap.min(free_run - unclean);
+            let paced_from = if is_foreign { thresholds.background } else { free_run };
+            if unclean <= paced_from {
+                gap = gap.min(paced_from - unclean);
                 continue;
             }
             if self.writeback.unclean_bytes(level) <= thresholds.foreground / STORE_SHARE {
@@ -193,12 +246,13 @@ impl File {
                 let remaining = hold(unclean, free_run, self.writeback.write_bandwidth());
                 held = Some(held.unwrap_or_default().max(remaining));
             }
-            ratio = ratio.min(position_ratio(unclean, free_run, limit));
+            let paced_to = if is_foreign { free_run } else { limit };
+            ratio = ratio.min(position_ratio(unclean, paced_from, paced_to));
             gap = 0;
         }
         match held {
             Some(remaining) => LevelCheck::Held(remaining),
-            None if gap == 0 && ratio < 2.0 => LevelCheck::Paced(self.rate(group, ratio)),
+            None if gap == 0 && ratio < POSITION_RATIO_MAX => LevelCheck::Paced(self.rate(payer, ratio)),
             None => LevelCheck::Free((gap / CREDIT_SHARE).min(CREDIT_MAX)),
         }
     }

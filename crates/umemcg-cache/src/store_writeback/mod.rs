@@ -5,7 +5,7 @@
 
 mod round;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -20,8 +20,8 @@ use crate::dirty::bandwidth::{Bandwidth, RATE_FIRST};
 use crate::dirty::dirty_file::DirtyFile;
 use crate::dirty::dirty_queue::{DirtyQueue, Pushed};
 use crate::dirty::lists::living;
+use crate::dirty::paced_writers::PacedWriters;
 use crate::dirty::refusal::Refusals;
-use crate::dirty::throttle::PacingClock;
 use crate::dirty::unclean_counts::UncleanCounts;
 use crate::flush_pace::FlushPace;
 use crate::flushers::{LOOK_INTERVAL, StoreFlusher, Turn};
@@ -77,8 +77,7 @@ pub struct StoreWriteback {
     sharing: LeafMutex<TurnQueue<()>>,
     /// The groups that the last round left, by their ids, the next first. A leaf lock.
     left_over: LeafMutex<Vec<u64>>,
-    /// The virtual clocks of groups whose writers are paced, by group id. A leaf lock.
-    clocks: LeafMutex<HashMap<u64, PacingClock>>,
+    pub(crate) paced: PacedWriters,
     pace: LeafMutex<RoundSchedule>,
     me: Weak<StoreWriteback>,
 }
@@ -162,7 +161,7 @@ impl StoreWriteback {
             look_at: AtomicU64::new(LOOK_PAGES_MIN),
             sharing: LeafMutex::default(),
             left_over: LeafMutex::default(),
-            clocks: LeafMutex::default(),
+            paced: PacedWriters::default(),
             pace: LeafMutex::new(RoundSchedule { retry: None, last_round: Instant::now(), is_more: false }),
             me: Weak::clone(me),
         })
@@ -218,7 +217,7 @@ impl StoreWriteback {
     /// Moves the files of a removed group to its parent.
     pub(crate) fn hand_over(&self, dying: &Arc<Group>, parent: &Arc<Group>) {
         self.queue.lock().dirty.hand_over(dying, parent);
-        self.clocks.lock().remove(&dying.id());
+        self.paced.forget(dying);
         self.unclean.forget(dying);
     }
 
@@ -276,23 +275,6 @@ impl StoreWriteback {
         }
         let mut bandwidth = self.bandwidth.lock();
         self.write_bandwidth.store(bandwidth.end(self.pool.now(), bytes), Ordering::Relaxed);
-    }
-
-    /// Reserves time on a group's virtual clock; returns when it is over.
-    pub(crate) fn reserve(&self, group: &Group, now: Duration, bytes: u64, rate: f64) -> Duration {
-        let mut clocks = self.clocks.lock();
-        if clocks.len() == clocks.capacity() {
-            clocks.retain(|_, clock| !clock.is_idle(now));
-        }
-        clocks.entry(group.id()).or_default().reserve(now, bytes, rate)
-    }
-
-    /// Forgets a group's pacing clock: its writers are below its thresholds and need not wait.
-    pub(crate) fn forget_clock(&self, group: &Group) {
-        let mut clocks = self.clocks.lock();
-        if !clocks.is_empty() {
-            clocks.remove(&group.id());
-        }
     }
 
     /// Notes that a page of `owner` became dirty: queues the file, and wakes the flusher when there

@@ -234,6 +234,35 @@ fn dirty_data_on_another_store_does_not_slow_a_group() {
     assert!(pool.sync_all(Duration::from_secs(60)).is_empty());
 }
 
+#[test]
+fn a_group_does_not_wait_for_what_others_dirty_of_its_pages() {
+    let pool = pool(256 * MIB);
+    let [a, b, c] = ["a", "b", "c"].map(|name| group(&pool, name, u64::MAX));
+    let store = MemStore::on_store(1);
+    let (shared, own) = (open(&pool, &store), open(&pool, &MemStore::on_store(1)));
+    shared.write(&b, 0, &vec![1; 16 * MIB as usize]).unwrap();
+    assert!(pool.sync_all(Duration::from_secs(60)).is_empty());
+    limit(&pool, &b, 8 * MIB, 4 * MIB);
+    store.hang();
+    let piece = vec![2; 64 * KIB as usize];
+    let rewrite = |at: u64| {
+        shared.write(&a, at * 64 * KIB, &piece).unwrap();
+        shared.write_pause(&a, piece.len())
+    };
+    let mut pause = (0..15 * 16).find_map(rewrite).expect("a waits for b's dirty room");
+    assert!((4 * MIB..8 * MIB).contains(&unclean(&b)), "{}", unclean(&b));
+    assert_eq!(unclean(&a), 0);
+    for at in 0..20 {
+        own.write(&b, at * 4096, &[3; 4096]).unwrap();
+        assert!(own.write_pause(&b, 4096).is_none(), "b waits for a");
+    }
+    shared.write(&c, 15 * MIB, &piece).unwrap();
+    assert!(shared.write_pause(&c, piece.len()).is_none(), "c queues behind a");
+    store.release();
+    until("a goes on", || pause.remaining().is_none());
+    assert!(pool.sync_all(Duration::from_secs(60)).is_empty());
+}
+
 /// A store that takes this many bytes a second.
 #[derive(Debug)]
 struct Slow {
