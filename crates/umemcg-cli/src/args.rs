@@ -20,10 +20,6 @@ Examples:
   umemcg demo
       Demonstrate umemcg: mount, run programs in two groups, print a table of the results.
 
-  umemcg demo --background
-      Demonstrate background reclaim: write and read a file in a group with and without watermarks, and compare
-      the counters with those of the mail that proposed it.
-
   umemcg mount ./data ./mnt --control ./cg --pool 1G
       Serve ./data on ./mnt with 1 GiB of cache, and the control files on ./cg. Then, in another shell:
 
@@ -304,14 +300,6 @@ fn parse_volume_size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Parses the scale of the demo. Below the minimum, the file would fit into the group.
-fn parse_scale(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(scale) if (0.05..=100.0).contains(&scale) => Ok(scale),
-        _ => Err("write a number from 0.05 to 100; 1 is the size in the mail".into()),
-    }
-}
-
 /// The sort key of the table of `umemcg top`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TopSort {
@@ -378,13 +366,6 @@ pub struct DemoArguments {
     /// Print the table as JSON
     #[arg(long)]
     pub json: bool,
-    /// Demonstrate background reclaim instead: repeat the steps of the mail that proposed it, and
-    /// compare the counters
-    #[arg(long)]
-    pub background: bool,
-    /// With --background: the size of the file relative to the 20 GiB of the mail, at least 0.05
-    #[arg(long, value_name = "PART", requires = "background", default_value_t = 0.1, value_parser = parse_scale)]
-    pub scale: f64,
 }
 
 #[cfg(test)]

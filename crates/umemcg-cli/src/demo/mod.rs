@@ -5,8 +5,6 @@
 //! as large as its limit. Then `quiet` reads its file again. With one shared cache, this would read
 //! the disk again. The demo checks its own results, and fails if a check fails.
 
-mod background;
-mod check;
 mod stage;
 
 use std::fs;
@@ -21,7 +19,6 @@ use crate::args::DemoArguments;
 use crate::exit::Failure;
 use crate::output;
 use crate::table::{TextTable, human_bytes};
-use check::{Check, end_with, yes};
 use stage::{Daemon, Group, Places, copy_with_dd, sha256};
 
 const MIB: u64 = 1 << 20;
@@ -65,9 +62,6 @@ struct DemoResult {
 /// # Errors
 /// [`Failure`] if a step or a check fails.
 pub fn demo(arguments: &DemoArguments) -> Result<(), Failure> {
-    if arguments.background {
-        return background::demo(arguments);
-    }
     let directory = tempfile::Builder::new()
         .prefix("umemcg-demo-")
         .tempdir()
@@ -193,7 +187,7 @@ impl DemoResult {
         if self.groups.iter().any(|group| group.pages_reclaimed == 0 && group.pages_read_again > 0) {
             text += "The kernel of this host reclaims unused pages by itself; some had to be read again.\n\n";
         }
-        text + &check::shown(&self.checks)
+        text + &shown(&self.checks)
     }
 }
 
@@ -220,6 +214,32 @@ impl GroupResult {
             pages_read_again,
         })
     }
+}
+
+/// A claim, and whether it holds.
+#[derive(Debug, Serialize)]
+struct Check {
+    what: String,
+    holds: bool,
+}
+
+/// Fails if a check does not hold.
+fn end_with(checks: &[Check]) -> Result<(), Failure> {
+    let broken: Vec<&str> =
+        checks.iter().filter(|check| !check.holds).map(|check| check.what.as_str()).collect();
+    match broken.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::Failed(format!("does not hold: {}", broken.join("; ")))),
+    }
+}
+
+/// Returns a line for each check.
+fn shown(checks: &[Check]) -> String {
+    checks.iter().map(|check| format!("{:<5}{}\n", yes(check.holds), check.what)).collect()
+}
+
+fn yes(holds: bool) -> &'static str {
+    if holds { "yes" } else { "NO" }
 }
 
 /// Polls a number in a file while programs run, and keeps the maximum.

@@ -53,11 +53,6 @@ impl Group {
         fs::read_to_string(&path).map_err(|error| Failure::at("cannot read", &path, &error))
     }
 
-    pub(super) fn write(&self, file: &str, text: &str) -> Result<(), Failure> {
-        let path = self.directory.join(file);
-        fs::write(&path, format!("{text}\n")).map_err(|error| Failure::at("cannot write", &path, &error))
-    }
-
     pub(super) fn number(&self, file: &str) -> Result<u64, Failure> {
         let text = self.read(file)?;
         text.trim()
@@ -74,7 +69,7 @@ impl Group {
 }
 
 /// Runs a program, in the group if one is given, and returns its output.
-pub(super) fn run_in(group: Option<&Group>, words: &[&OsStr]) -> Result<String, Failure> {
+fn run_in(group: Option<&Group>, words: &[&OsStr]) -> Result<String, Failure> {
     let mut command = Command::new("sh");
     match group {
         Some(group) => {
@@ -149,10 +144,6 @@ impl Daemon {
             false => Ok(daemon),
             true => Err(Failure::Failed("the daemon did not start".into())),
         }
-    }
-
-    pub(super) fn pid(&self) -> u32 {
-        self.child.id()
     }
 
     pub(super) fn resident_bytes(&self) -> Result<u64, Failure> {

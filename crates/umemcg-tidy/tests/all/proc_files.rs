@@ -19,10 +19,6 @@ const MAY_BE_OPENED: &[(&str, &str)] = &[
     ("comm", "umemcg-cli/src/users.rs"),
     // Of the first process of the node, which has no file of a mount open.
     ("root", "umemcg-cli/src/volumes.rs"),
-    // In a program that serves no mount, of the daemon that it has started.
-    ("", "umemcg-cli/src/demo/background.rs"),
-    ("comm", "umemcg-cli/src/demo/background.rs"),
-    ("stat", "umemcg-cli/src/demo/background.rs"),
 ];
 
 /// The names in `/proc/PID`, and in the directory of a thread.
