@@ -13,7 +13,7 @@ use umemcg_control::{ControlTree, Style};
 use umemcg_fuse::mountinfo::mount_at;
 use umemcg_fuse::{
     Classifier, ControlFs, Daemon, DaemonConfig, DaemonError, GuardProgram, Lifetimes, MountError, MountFlag,
-    MountOptions, PoolLimits, ProcessClassifier, SessionConfig, Unmount,
+    MountOptions, ProcessClassifier, SessionConfig, Unmount,
 };
 use umemcg_metrics::{MetricsListener, MetricsServer};
 use umemcg_vfs::{IoMode, VolumeError, VolumeKind, VolumeSpec, Volumes};
@@ -250,14 +250,8 @@ fn start_daemon(
     if let Some(VolumeSpec::Directory(volume)) = &mut config.volume {
         volume.io_mode = io_mode(arguments);
     }
-    let readers_max = match arguments.threads {
-        0 => PoolLimits::default().readers_max,
-        threads => threads,
-    };
-    config.session.pool = PoolLimits { readers_max, ..PoolLimits::default() };
     // If the option is not given, the default for this user applies.
     config.mount.allow_other = arguments.allow_other.then_some(true);
-    config.mount.replace = arguments.replace;
     config.guard = Some(guard());
     let classifier: Arc<dyn Classifier> = Arc::clone(processes) as _;
     let (opened_in, volume, timeout) = (Arc::clone(engine), config.volume.clone(), arguments.flush_timeout);
@@ -274,7 +268,6 @@ fn start_daemon(
     if let Some(point) = &arguments.control {
         let options = MountOptions {
             allow_other: config.mount.allow_other,
-            replace: arguments.replace,
             ..MountOptions::new("umemcg-control", config.mount.source.clone())
         };
         let session = SessionConfig::default();

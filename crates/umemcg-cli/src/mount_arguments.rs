@@ -67,9 +67,6 @@ pub struct MountArguments {
     /// Allow other users to access the mount (always allowed if root mounts)
     #[arg(long)]
     pub allow_other: bool,
-    /// Take over a mount point whose daemon has died
-    #[arg(long)]
-    pub replace: bool,
     /// Also listen on this socket, for `umemcg volume --socket`; only its owner may open it
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
@@ -102,9 +99,6 @@ pub struct MountArguments {
     /// The cache that keeps file pages (default: kernel, unless the configuration says otherwise)
     #[arg(long, value_enum, value_name = "WHOSE")]
     pub page_cache: Option<PageCache>,
-    /// Number of threads that read requests from the kernel; 0 chooses by the number of processors
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub threads: usize,
     /// How to read and write files without leaving a second copy in the kernel's page cache
     #[arg(long, value_enum, value_name = "MODE", default_value_t = IoModeArgument::Auto)]
     pub io_mode: IoModeArgument,

@@ -29,7 +29,7 @@ use crate::wire::MAX_PAYLOAD_BYTES;
 
 /// The time allowed for a mount to prove that it is alive.
 const ALIVE_WITHIN: Duration = Duration::from_secs(2);
-/// The most dead mounts on top of each other to take over.
+/// The most dead mounts on top of each other that a new mount takes over.
 const NR_STACKED_MAX: usize = 16;
 /// The helper programs for ordinary users.
 const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
@@ -45,8 +45,6 @@ pub struct MountOptions {
     pub allow_other: Option<bool>,
     /// Flags in addition to `nosuid` and `nodev`, which every mount has.
     pub flags: Vec<MountFlag>,
-    /// Take over a mount point whose daemon has died.
-    pub replace: bool,
     /// The directory that must neither contain the mount point nor lie under it.
     pub backing: Option<PathBuf>,
 }
@@ -59,7 +57,6 @@ impl MountOptions {
             source: source.into(),
             allow_other: None,
             flags: Vec::new(),
-            replace: false,
             backing: None,
         }
     }
@@ -82,8 +79,8 @@ pub enum MountError {
         /// The type of the mounted file system.
         kind: String,
     },
-    /// The mount there has lost its daemon.
-    #[error("{} is a mount whose daemon has died; --replace takes it over, `umount` or `fusermount3 -u` removes it", .0.display())]
+    /// The mount there, or one on the way there, has lost its daemon, and is not of this type.
+    #[error("{} is a mount whose daemon has died; `umount` or `fusermount3 -u` removes it", .0.display())]
     Stale(PathBuf),
     /// One directory lies in the other.
     #[error("the mount point {} and the directory {} must not contain each other", point.display(), backing.display())]
@@ -263,17 +260,17 @@ fn unmount_with_helper(point: &Path, how: Unmount) -> io::Result<()> {
     Err(Errno::PERM.into())
 }
 
-/// Checks that a mount can be made at `point`, and returns the real path. Removes a dead mount if
-/// `replace` is set.
+/// Checks that a mount can be made at `point`, and returns the real path. Removes mounts of the
+/// same type whose daemon has died.
 fn prepare(point: &Path, options: &MountOptions) -> Result<PathBuf, MountError> {
     let mut absolute = locate(point)?;
     for _ in 0..NR_STACKED_MAX {
         match fuse_at(&absolute)? {
-            Some(_) if is_dead(&absolute) => {
-                if !options.replace {
+            Some(mount) if is_dead(&absolute) => {
+                if mount.kind.strip_prefix("fuse.") != Some(options.subtype.as_str()) {
                     return Err(MountError::Stale(absolute));
                 }
-                tracing::info!(point = %absolute.display(), "taking over a mount whose daemon has died");
+                tracing::warn!(point = %absolute.display(), "taking over a mount whose daemon has died");
                 unmount(&absolute, Unmount::Lazily).map_err(|error| MountError::System {
                     what: "unmount the dead mount at",
                     path: absolute.clone(),

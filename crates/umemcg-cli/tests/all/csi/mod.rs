@@ -198,7 +198,7 @@ fn a_daemon_started_anew_serves_the_same_pods() {
     node.mount.kill_daemon();
     assert_eq!(client.probe().unwrap_err().code(), Code::FailedPrecondition);
     assert_eq!(code(client.publish(node.published("data", Some(&pod), &GROUP_LIMITS))), Code::Unavailable);
-    node.mount.start_daemon(&["--pool", "256M", "--replace"]);
+    node.mount.start_daemon(&["--pool", "256M"]);
     client.publish(node.published("data", Some(&pod), &GROUP_LIMITS)).unwrap();
     assert_eq!(node.mount.number("shop/web-0", "memory.max"), 64 << 20);
     fs::write(node.target(&pod).join("f"), "x").unwrap();

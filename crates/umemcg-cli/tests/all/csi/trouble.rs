@@ -41,7 +41,7 @@ fn a_plugin_started_before_its_daemon_becomes_ready() {
     let refused = client.stage(node.staged("other", &TMPFS)).unwrap_err();
     assert_eq!(refused.code(), Code::Unavailable);
     assert!(refused.message().contains("not ready"), "{refused}");
-    node.mount.start_daemon(&["--pool", "256M", "--replace"]);
+    node.mount.start_daemon(&["--pool", "256M"]);
     until_ready(&client);
     // Without a request of kubelet's.
     assert_eq!(node.mount.number("shop/web-0", "memory.max"), 64 << 20);
@@ -223,7 +223,7 @@ fn what_a_killed_daemon_left_is_taken_down() {
             assert_eq!(dead.kind(), std::io::ErrorKind::NotConnected);
         }
         if is_started {
-            node.mount.start_daemon(&["--pool", "256M", "--replace"]);
+            node.mount.start_daemon(&["--pool", "256M"]);
         } else {
             node.kill_plugin();
             node.start_plugin();
@@ -238,7 +238,7 @@ fn what_a_killed_daemon_left_is_taken_down() {
             node.unstage_until_done(&client, "data");
         }
         if !is_started {
-            node.mount.start_daemon(&["--pool", "256M", "--replace"]);
+            node.mount.start_daemon(&["--pool", "256M"]);
         }
         node.assert_nothing_left();
         assert!(!crate::harness::is_mounted(&node.target(&pods[2])));

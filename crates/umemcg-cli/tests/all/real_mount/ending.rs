@@ -147,9 +147,8 @@ fn places_that_cannot_be_mounted_are_refused_with_a_reason() {
     check(&[&place("file"), &place("free")], 1, "not a directory");
     check(&[&data, &place("free"), "--control", &place("missing")], 1, "missing");
     check(&[&data, &place("free"), "--control", &place("free")], 2, "control");
-    // What is served already is busy, also for --replace: its daemon is alive.
+    // What is served already is busy: its daemon is alive.
     check(&[&data, &place("mnt")], 5, "mnt");
-    check(&[&data, &place("mnt"), "--replace"], 5, "mnt");
     check(&[&data, &place("free"), "--rule", "nonsense"], 2, "rule");
     check(&[&data, &place("free"), "--pool", "900%"], 2, "100%");
     // Serving the mount point's own directory, or below it, would wait for itself.
@@ -174,22 +173,17 @@ fn what_is_no_mount_of_ours_is_said_to_be_none() {
 }
 
 #[test]
-fn a_stale_mount_is_busy_until_it_is_replaced() {
+fn the_mount_of_a_dead_daemon_is_taken_over() {
     needs_mount!();
     let mut mount = Mount::start();
     mount.sh("echo kept > $MNT/file; sync $MNT/file").good();
     mount.kill_daemon();
     assert!(is_mounted(&mount.mnt()), "a crash leaves the mount");
     mount.sh("ls $MNT").bad("not connected");
-    let (data, mountpoint) = (mount.data().to_str().unwrap().to_owned(), mount.mnt());
-    let refused = mount.umemcg(&["mount", &data, mountpoint.to_str().unwrap()]);
-    assert_eq!(refused.status.code(), Some(5), "{refused:?}");
-    assert!(refused.stderr.contains("--replace"), "{refused:?}");
-
-    mount.start_daemon(&["--replace", "--pool", "64M"]);
+    mount.start_daemon(&["--pool", "64M"]);
     assert_eq!(mount.sh("cat $MNT/file; ls $CG/tasks > /dev/null").good(), "kept");
     mount.umount();
-    assert!(!is_mounted(&mount.mnt()), "nothing is left below the replaced mount");
+    assert!(!is_mounted(&mount.mnt()), "nothing is left below the new mount");
 }
 
 #[test]

@@ -52,12 +52,12 @@ fn an_ordinary_user_mounts_limits_and_unmounts() {
 }
 
 #[test]
-fn a_users_mount_is_replaced_after_a_crash() {
+fn a_users_mount_is_taken_over_after_a_crash() {
     needs_mount!();
     let Some(mut mount) = start_as_ordinary_user() else { return };
     mount.sh("echo kept > $MNT/file; sync $MNT/file").good();
     mount.kill_daemon();
-    mount.start_daemon(&["--replace", "--pool", "64M"]);
+    mount.start_daemon(&["--pool", "64M"]);
     assert_eq!(mount.sh("cat $MNT/file").good(), "kept");
     mount.umount();
 }

@@ -96,8 +96,6 @@ pub struct Era {
     zero_range: Result<(), Errno>,
     /// The daemon that runs has [`RULES`].
     has_rules: bool,
-    /// A dead mount is left for the next life to replace.
-    is_dead_mount_left: bool,
 }
 
 /// What the lives have done.
@@ -134,16 +132,8 @@ impl Era {
         };
         let helper = directory.path().join("helper");
         helper::build(&helper);
-        let mut era = Self {
-            below,
-            mount: None,
-            inner,
-            directory,
-            helper,
-            zero_range: Ok(()),
-            has_rules: false,
-            is_dead_mount_left: false,
-        };
+        let mut era =
+            Self { below, mount: None, inner, directory, helper, zero_range: Ok(()), has_rules: false };
         for (nr, mode) in DIRECTORY_MODES.into_iter().enumerate() {
             let directory = era.data().join(format!("d{nr}"));
             fs::create_dir_all(&directory).unwrap();
@@ -199,9 +189,6 @@ impl Era {
             }
             Some(mount) => {
                 arguments.extend(["--pool", pool]);
-                if std::mem::take(&mut self.is_dead_mount_left) {
-                    arguments.push("--replace");
-                }
                 mount.start_daemon(&arguments);
             }
         }
@@ -360,8 +347,7 @@ impl Era {
         }
         counts.nr_kills += u64::from(end == End::Killed);
         self.judge(tree, end).map_err(|why| format!("{why}\nthe daemon said: {}", ended.stderr))?;
-        self.is_dead_mount_left = random.below(2) == 0;
-        self.clear_mounts();
+        self.clear_mounts(random.below(2) == 0);
         Ok(())
     }
 
@@ -369,13 +355,12 @@ impl Era {
         verdict::check(&tree, &self.data(), end)
     }
 
-    /// Takes dead mounts out of the tree, unless the next daemon is to replace them.
-    fn clear_mounts(&mut self) {
+    /// Takes dead mounts out of the tree, unless the next daemon is to take over both.
+    fn clear_mounts(&self, is_for_next: bool) {
         let mount = self.mount.as_ref().unwrap();
         let paths = [mount.mnt(), mount.cg()].into_iter().filter(|path| is_mounted(path));
         let paths: Vec<PathBuf> = paths.collect();
-        self.is_dead_mount_left &= paths.len() == 2;
-        if !self.is_dead_mount_left {
+        if !is_for_next || paths.len() < 2 {
             paths.iter().for_each(|path| unmount(path.as_path(), UnmountFlags::DETACH).unwrap());
         }
     }
