@@ -3,20 +3,18 @@
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
-use super::canvas::beside;
 use super::columns::{optional, some};
 use super::detail::Detail;
 use super::group_page::stalled_style;
 use super::history::{NR_POINTS, Point};
 use super::model::{Model, NR_CHILDREN};
 use super::row::Row;
-use super::text::{fit, percent, printable, right, short_bytes, short_count, sparkline};
+use super::text::{fit, percent, short_bytes, short_count, sparkline};
 use super::theme::Theme;
 
 /// The width from which on two blocks stand beside each other.
 const WIDE: usize = 72;
-const LABEL_COLUMNS: usize = 26;
-const FIGURE_COLUMNS: usize = 8;
+const LABEL_COLUMNS: usize = 24;
 
 /// A label, its figure of each interval, and the format of the figure.
 type Figure = (&'static str, fn(&Point) -> f32, fn(f64) -> String);
@@ -64,9 +62,22 @@ fn heading(text: &str, theme: Theme) -> Line<'static> {
     Line::from(Span::styled(text.to_owned(), theme.heading()))
 }
 
+/// Returns two blocks of lines beside each other, the second from a column on.
+fn beside(left: Vec<Line<'static>>, right: Vec<Line<'static>>, column: usize) -> Vec<Line<'static>> {
+    let nr = left.len().max(right.len());
+    let (mut left, mut right) = (left.into_iter(), right.into_iter());
+    let both = |_| {
+        let mut line = left.next().unwrap_or_default();
+        line.push_span(" ".repeat(column.saturating_sub(line.width())));
+        line.extend(right.next().unwrap_or_default());
+        line
+    };
+    (0..nr).map(both).collect()
+}
+
 fn figure(label: &str, figure: &str, style: Style) -> Line<'static> {
-    let label = fit(&format!("  {label}"), LABEL_COLUMNS, false);
-    Line::from(vec![Span::raw(label), Span::styled(right(figure, FIGURE_COLUMNS, false), style)])
+    let label = fit(label, LABEL_COLUMNS, false);
+    Line::from(vec![Span::raw(format!("  {label}")), Span::styled(format!("{figure:>8}"), style)])
 }
 
 fn plain(label: &str, text: &str) -> Line<'static> {
@@ -84,7 +95,7 @@ fn held(detail: &Detail, theme: Theme) -> Vec<Line<'static>> {
         let mut line = plain(label, &some(bytes));
         if bytes > 0 && sample.usage_bytes > 0 {
             let share = percent((100.0 * bytes as f64 / sample.usage_bytes as f64).min(100.0));
-            line.spans.push(Span::styled(right(&share, 7, false), theme.faint()));
+            line.push_span(Span::styled(format!("{share:>7}"), theme.faint()));
         }
         lines.push(line);
     }
@@ -126,8 +137,8 @@ fn limits(row: Option<&Row>, theme: Theme) -> Vec<Line<'static>> {
 fn pressure_and_events(detail: &Detail, theme: Theme) -> Vec<Line<'static>> {
     let mut lines = vec![heading("Pressure over 10, 60, 300 s", theme)];
     for pressure in &detail.pressure {
-        let averages = pressure.averages.map(|average| right(&percent(average), 7, false)).concat();
-        lines.push(Line::from(format!("  {}{averages}", fit(&pressure.name, 6, false))));
+        let averages = pressure.averages.map(|average| format!("{:>7}", percent(average))).concat();
+        lines.push(Line::from(format!("  {:<6}{averages}", pressure.name)));
     }
     if !detail.events.is_empty() {
         lines.push(heading("Events", theme));
@@ -156,7 +167,7 @@ fn history(model: &Model, inode: u64, width: usize, theme: Theme) -> Vec<Line<'s
         let values = model.groups.history(inode, nr, of);
         let highest = values.iter().flatten().fold(0.0, |a: f64, &b| a.max(b));
         lines.push(Line::from(vec![
-            Span::raw(fit(&format!("  {label}"), 13, false)),
+            Span::raw(format!("  {label:<11}")),
             Span::styled(sparkline(&values, 0.0, theme.is_unicode), theme.spark()),
             Span::raw(format!(" {}", shown(highest))),
         ]));
@@ -169,9 +180,8 @@ fn reclaimed(model: &Model, inode: u64, width: usize, theme: Theme) -> Vec<Line<
     let mut lines = vec![heading("Reclaimed from, pages each second", theme)];
     let name_width = width.saturating_sub(40).clamp(8, 60);
     let line = |name: &str, usage: &str, rates: [&str; 3]| {
-        let mut text = format!("  {}{}", fit(name, name_width, theme.is_unicode), right(usage, 8, false));
-        rates.iter().for_each(|rate| text += &right(rate, 10, false));
-        Line::from(text)
+        let rates = rates.map(|rate| format!("{rate:>10}")).concat();
+        Line::from(format!("  {}{usage:>8}{rates}", theme.fit(name, name_width)))
     };
     lines.push(line("", "usage", ["kswapd", "requests", "refaults"]));
     let children = model.children(inode);
@@ -196,7 +206,7 @@ fn reclaimed(model: &Model, inode: u64, width: usize, theme: Theme) -> Vec<Line<
         lines.push(line("(itself)", &usage, [&rates[0], &rates[1], &rates[2]]));
     }
     for (group, row) in rows {
-        let name = printable(&group.name, theme.is_unicode);
+        let name = theme.name(&group.name);
         let rates =
             [row.background_reclaim_per_second, row.direct_reclaim_per_second, row.refaults_per_second]
                 .map(short_count);
@@ -211,9 +221,22 @@ fn objects(detail: &Detail, theme: Theme) -> Vec<Line<'static>> {
     }
     let mut lines = vec![Line::default(), heading("Its own objects", theme)];
     for kind in &detail.objects {
-        let mut line = plain(&printable(kind.name.as_ref(), theme.is_unicode), &short_bytes(kind.bytes));
-        line.spans.push(Span::raw(right(&short_count(kind.nr as f64), 10, false)));
+        let mut line = plain(&theme.name(&kind.name), &short_bytes(kind.bytes));
+        line.push_span(format!("{:>10}", short_count(kind.nr as f64)));
         lines.push(line);
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_stand_beside_each_other() {
+        let lines = |texts: &[&'static str]| texts.iter().map(|&text| Line::from(text)).collect::<Vec<_>>();
+        let joined = beside(lines(&["a"]), lines(&["x", "y"]), 3);
+        let shown: Vec<String> = joined.iter().map(ToString::to_string).collect();
+        assert_eq!(shown, ["a  x", "   y"]);
+    }
 }

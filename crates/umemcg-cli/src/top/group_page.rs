@@ -1,63 +1,56 @@
 //! The page of groups: a line for each, indented below its parent.
 
+use std::iter;
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
 use ratatui::style::Style;
+use ratatui::text::Line;
+use ratatui::widgets;
 
 use crate::args::TopSort;
 
-use super::canvas::Canvas;
 use super::columns::{Column, Content, that_fit};
 use super::groups::Group;
 use super::model::Model;
 use super::row::Row;
+use super::selection_table::SelectionTable;
 use super::text::sparkline;
 use super::theme::Theme;
 
 /// Draws the headings and the lines.
-pub fn draw(canvas: &mut Canvas<'_>, model: &Model) {
-    let (columns, name_width) = that_fit(canvas.columns(), model.order.sort);
-    let layout = model.layout();
-    if let Some(line) = layout.headings {
-        draw_headings(canvas, model, line, &columns, name_width);
-    }
+pub fn draw(buffer: &mut Buffer, areas: (Rect, Rect), model: &Model, theme: Theme) {
+    let (columns, name_width) = that_fit(areas.1.width.into(), model.order.sort);
     let (visible, selected) = model.visible();
-    for (place, &inode) in visible.iter().enumerate() {
-        let Some(group) = model.groups.get(inode) else { continue };
-        let line = layout.body + place as u16;
-        let name = name_cell(canvas, group, name_width);
-        canvas.text(0, line, &name, Style::new());
-        let mut at = name_width;
-        for column in &columns {
-            let (text, style) = cell(canvas.theme, model, inode, group, column);
-            let text = canvas.right(&text, column.width - 1);
-            canvas.text(at + 1, line, &text, style);
-            at += column.width;
-        }
-        if place == selected {
-            canvas.restyle(line, canvas.theme.selected());
-        }
-    }
+    let row = |&inode: &u64| {
+        let group = model.groups.get(inode)?;
+        let figures = columns.iter().map(|column| cell(theme, model, inode, group, column));
+        let name = Line::from(name_cell(theme, group, name_width));
+        Some(widgets::Row::new(iter::once(name).chain(figures)))
+    };
+    let widths = iter::once(name_width).chain(columns.iter().map(|column| column.width - 1)).collect();
+    let (headings, rows) = (headings(theme, model, &columns), visible.iter().filter_map(row).collect());
+    SelectionTable { widths, headings, rows, selected }.draw(buffer, areas, theme);
 }
 
-fn draw_headings(canvas: &mut Canvas<'_>, model: &Model, line: u16, columns: &[&Column], name_width: usize) {
-    let down = match (canvas.theme.is_unicode, model.order.is_reversed) {
+fn headings(theme: Theme, model: &Model, columns: &[&Column]) -> Vec<Line<'static>> {
+    let mark = match (theme.is_unicode, model.order.is_reversed) {
         (true, false) => "▼",
         (true, true) => "▲",
         (false, false) => "v",
         (false, true) => "^",
     };
-    let marked = |heading: &str, is_sorted: bool| heading.to_owned() + if is_sorted { down } else { "" };
-    let is_by_name = model.order.sort == TopSort::Name;
-    let mut text = canvas.fit(&marked("group", is_by_name), name_width);
-    for column in columns {
-        let is_sorted = column.sort == Some(model.order.sort);
-        text += &canvas.right(&marked(column.heading, is_sorted), column.width);
-    }
-    canvas.text(0, line, &text, canvas.theme.heading());
+    let marked =
+        |heading: &str, is_sorted: bool| Line::from(heading.to_owned() + if is_sorted { mark } else { "" });
+    let heading =
+        |column: &&Column| marked(column.heading, column.sort == Some(model.order.sort)).right_aligned();
+    let name = marked("group", model.order.sort == TopSort::Name);
+    iter::once(name).chain(columns.iter().map(heading)).collect()
 }
 
 /// Returns the name of a group, indented below its parent's, with a mark for folded or unfolded.
-fn name_cell(canvas: &Canvas<'_>, group: &Group, columns: usize) -> String {
-    let mark = match (group.has_children == Some(true), group.is_unfolded(), canvas.theme.is_unicode) {
+fn name_cell(theme: Theme, group: &Group, columns: usize) -> String {
+    let mark = match (group.has_children == Some(true), group.is_unfolded(), theme.is_unicode) {
         (false, _, _) => "  ",
         (true, true, true) => "▾ ",
         (true, false, true) => "▸ ",
@@ -66,13 +59,12 @@ fn name_cell(canvas: &Canvas<'_>, group: &Group, columns: usize) -> String {
     };
     // A deep tree leaves half of the room to names.
     let indent = (2 * group.depth).min(columns / 2);
-    let name = if group.depth == 0 { "/".to_owned() } else { canvas.name(&group.name) };
-    canvas.fit(&format!("{}{mark}{name}", " ".repeat(indent)), columns)
+    let name = if group.depth == 0 { "/".to_owned() } else { theme.name(&group.name) };
+    theme.fit(&format!("{}{mark}{name}", " ".repeat(indent)), columns)
 }
 
-fn cell(theme: Theme, model: &Model, inode: u64, group: &Group, column: &Column) -> (String, Style) {
-    let plain = Style::new();
-    match (column.content, &group.row) {
+fn cell(theme: Theme, model: &Model, inode: u64, group: &Group, column: &Column) -> Line<'static> {
+    let (text, style) = match (column.content, &group.row) {
         (Content::History, row) => {
             let values = model.groups.history(inode, column.width - 1, |point| point.usage_bytes);
             let limit = row.as_ref().and_then(|row| row.limit_bytes).unwrap_or(0);
@@ -82,12 +74,13 @@ fn cell(theme: Theme, model: &Model, inode: u64, group: &Group, column: &Column)
             let style = match column.heading {
                 "usage" => usage_style(theme, row),
                 "stalled" => stalled_style(theme, row.stalled_percent),
-                _ => plain,
+                _ => Style::new(),
             };
             (figure(row), style)
         }
-        (Content::Figure(_), None) => (String::new(), plain),
-    }
+        (Content::Figure(_), None) => return Line::default(),
+    };
+    Line::styled(text, style).right_aligned()
 }
 
 fn usage_style(theme: Theme, row: &Row) -> Style {

@@ -9,7 +9,6 @@
 //! `requests` chooses the next reads. `view` draws a state. `sampler` reads on a thread of its own,
 //! so keys work even if the daemon does not answer.
 
-mod canvas;
 mod columns;
 mod detail;
 mod detail_page;
@@ -17,7 +16,6 @@ mod group_page;
 mod groups;
 mod help_page;
 mod history;
-mod layout;
 mod live;
 mod model;
 mod plain;
@@ -25,6 +23,7 @@ mod requests;
 mod row;
 mod sampler;
 mod screen;
+mod selection_table;
 mod text;
 mod theme;
 mod view;

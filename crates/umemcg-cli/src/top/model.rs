@@ -12,7 +12,6 @@ use crate::endpoint::VolumeRow;
 
 use super::detail::Detail;
 use super::groups::{Groups, Order, ROOT};
-use super::layout::Layout;
 use super::sampler::Taken;
 use super::volume_rates::Volumes;
 
@@ -83,6 +82,10 @@ pub struct Model {
     pub detail: Option<(u64, Detail)>,
     /// The volumes.
     pub volumes: Volumes,
+    /// The index of the selected volume.
+    pub selected_volume: usize,
+    /// Whether the volumes have been listed, or listing has failed.
+    pub has_volumes: bool,
     /// The reason why the volumes cannot be listed.
     pub volumes_trouble: Option<String>,
     /// A message for the user, until the next key.
@@ -95,11 +98,10 @@ pub struct Model {
     /// The group of the selected line. The selection stays with it.
     selected_group: u64,
     first: usize,
-    selected_volume: usize,
-    has_volumes: bool,
     /// The page behind `Help`.
     behind_help: Page,
-    layout: Layout,
+    /// The number of lines of a page.
+    nr_lines: usize,
 }
 
 impl Model {
@@ -116,6 +118,8 @@ impl Model {
             scroll: 0,
             detail: None,
             volumes: Volumes::default(),
+            selected_volume: 0,
+            has_volumes: false,
             volumes_trouble: None,
             message: None,
             silence: None,
@@ -123,43 +127,26 @@ impl Model {
             selected: 0,
             selected_group: ROOT,
             first: 0,
-            selected_volume: 0,
-            has_volumes: false,
             behind_help: Page::Groups,
-            layout: Layout::of(24),
+            nr_lines: 20,
         }
     }
 
-    /// Sets the height of the terminal.
-    pub fn resize(&mut self, height: u16) {
-        self.layout = Layout::of(height);
+    /// Sets the number of lines of a page.
+    pub fn resize(&mut self, nr_lines: usize) {
+        self.nr_lines = nr_lines;
         self.follow();
-    }
-
-    /// Returns the layout of the terminal.
-    pub fn layout(&self) -> Layout {
-        self.layout
     }
 
     /// Returns the groups on the screen, and the index of the selected group among them.
     pub fn visible(&self) -> (&[u64], usize) {
-        let end = (self.first + self.layout.nr_lines()).min(self.lines.len());
+        let end = (self.first + self.nr_lines).min(self.lines.len());
         (&self.lines[self.first.min(end)..end], self.selected.saturating_sub(self.first))
     }
 
     /// Returns the index of the selected line, and the number of lines.
     pub fn place(&self) -> (usize, usize) {
         (self.selected, self.lines.len())
-    }
-
-    /// Returns the index of the selected volume.
-    pub fn selected_volume(&self) -> usize {
-        self.selected_volume
-    }
-
-    /// Returns whether the volumes have been listed, or listing has failed.
-    pub fn knows_volumes(&self) -> bool {
-        self.has_volumes
     }
 
     /// Applies an answer of the sampler.
@@ -297,8 +284,8 @@ impl Model {
             KeyCode::Char('*') => self.groups.unfold_all(group, true),
             KeyCode::Char('-') => self.groups.unfold_all(group, false),
             code => {
-                let (last, lines) = (self.lines.len().saturating_sub(1), self.layout.nr_lines());
-                self.selected = moved(self.selected, code, last, lines);
+                let last = self.lines.len().saturating_sub(1);
+                self.selected = moved(self.selected, code, last, self.nr_lines);
                 self.selected_group = self.lines.get(self.selected).copied().unwrap_or(ROOT);
                 return self.follow();
             }
@@ -320,7 +307,7 @@ impl Model {
             KeyCode::Esc | KeyCode::Backspace | KeyCode::Left | KeyCode::Char('v') => self.go(Page::Groups),
             code => {
                 let last = self.volumes.list.len().saturating_sub(1);
-                self.selected_volume = moved(self.selected_volume, code, last, self.layout.nr_lines());
+                self.selected_volume = moved(self.selected_volume, code, last, self.nr_lines);
             }
         }
     }
@@ -331,7 +318,7 @@ impl Model {
                 let behind = if self.page == Page::Help { self.behind_help } else { Page::Groups };
                 self.go(behind);
             }
-            code => self.scroll = moved(self.scroll, code, usize::MAX, self.layout.nr_lines()),
+            code => self.scroll = moved(self.scroll, code, usize::MAX, self.nr_lines),
         }
     }
 
@@ -347,7 +334,7 @@ impl Model {
 
     /// Scrolls to keep the selected line on the screen and the screen full.
     fn follow(&mut self) {
-        let nr_lines = self.layout.nr_lines().max(1);
+        let nr_lines = self.nr_lines.max(1);
         self.first = self.first.min(self.lines.len().saturating_sub(nr_lines)).min(self.selected);
         self.first = self.first.max((self.selected + 1).saturating_sub(nr_lines));
     }
@@ -373,24 +360,11 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    fn nothing() -> Taken {
-        Taken {
-            nr_groups: 1,
-            samples: Vec::new(),
-            usages: Vec::new(),
-            listings: Vec::new(),
-            gone: Vec::new(),
-            detail: None,
-            volumes: None,
-        }
-    }
-
     /// A model of a tree with the groups from 2 to `last` below the root.
     fn model(last: u64) -> Model {
         let mut model = Model::new("/cg".into(), TopSort::Name, Duration::from_secs(1));
-        model.resize(24);
         let listed = (2..=last).map(|group| (group, format!("g{group:04}").into())).collect();
-        model.take(Taken { nr_groups: last, listings: vec![(ROOT, listed)], ..nothing() });
+        model.take(Taken { nr_groups: last, listings: vec![(ROOT, listed)], ..Taken::default() });
         model
     }
 
@@ -411,13 +385,12 @@ mod tests {
         assert_eq!(name, "/g0022");
         press(&mut model, &[KeyCode::Char('r')]);
         assert_eq!(selected_name(&model), name);
-        for height in [0, 1, 5, 80] {
-            model.resize(height);
-            assert!(height == 0 || model.visible().1 < model.visible().0.len());
+        for nr_lines in [0, 1, 5, 80, 20] {
+            model.resize(nr_lines);
+            assert!(nr_lines == 0 || model.visible().1 < model.visible().0.len());
         }
-        model.resize(24);
         assert_eq!(selected_name(&model), name);
-        model.take(Taken { gone: vec![22], ..nothing() });
+        model.take(Taken { gone: vec![22], ..Taken::default() });
         assert_ne!(selected_name(&model), name, "another has its place");
         press(&mut model, &[KeyCode::Home, KeyCode::Left]);
         assert_eq!(model.place(), (0, 1), "the root is folded");

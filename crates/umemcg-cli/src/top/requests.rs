@@ -79,13 +79,10 @@ pub fn for_screen(model: &Model) -> Option<Wanted> {
         samples: asked(model, samples),
         listings: asked(model, listings),
         detail: if is_detail_known { None } else { asked_detail(model) },
-        volumes: model.page == Page::Volumes && !model.knows_volumes(),
-        round: Vec::new(),
-        round_reads: Round::Usage,
-        round_time: Duration::ZERO,
+        volumes: model.page == Page::Volumes && !model.has_volumes,
+        ..Wanted::default()
     };
-    let is_any = !wanted.samples.is_empty() || !wanted.listings.is_empty();
-    (is_any || wanted.detail.is_some() || wanted.volumes).then_some(wanted)
+    (wanted != Wanted::default()).then_some(wanted)
 }
 
 /// Returns whether to list a group's children: they are visible, or searched.
@@ -130,18 +127,6 @@ mod tests {
     use ratatui::crossterm::event::{KeyCode, KeyEvent};
     use std::time::Instant;
 
-    fn nothing() -> Taken {
-        Taken {
-            nr_groups: 1,
-            samples: Vec::new(),
-            usages: Vec::new(),
-            listings: Vec::new(),
-            gone: Vec::new(),
-            detail: None,
-            volumes: None,
-        }
-    }
-
     /// Answers a request like a tree with the groups from 2 to `last` below the root.
     fn answer(wanted: &Wanted, last: u64) -> Taken {
         let groups = || 2..=last;
@@ -159,13 +144,12 @@ mod tests {
             samples: wanted.samples.iter().map(sample).collect(),
             usages: wanted.round.iter().map(|asked| (asked.group, asked.group)).collect(),
             detail: wanted.detail.as_ref().map(|asked| (asked.group, Detail::default())),
-            ..nothing()
+            ..Taken::default()
         }
     }
 
     fn model(last: u64) -> Model {
         let mut model = Model::new("/cg".into(), TopSort::Name, Duration::from_secs(1));
-        model.resize(24);
         model.begin_tick();
         let wanted = for_interval(&model);
         model.take(answer(&wanted, last));
@@ -228,7 +212,7 @@ mod tests {
         assert_eq!(wanted.detail.as_ref().map(|asked| asked.group), Some(2));
         model.take(answer(&wanted, 5));
         assert_eq!(for_screen(&model), None);
-        model.take(Taken { gone: vec![2], ..nothing() });
+        model.take(Taken { gone: vec![2], ..Taken::default() });
         assert_eq!((model.page, model.message.is_some()), (Page::Groups, true));
     }
 }

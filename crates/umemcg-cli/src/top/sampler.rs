@@ -30,16 +30,17 @@ pub struct Asked {
 }
 
 /// The figures to read of each group off the screen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Round {
     /// Its usage: one file.
+    #[default]
     Usage,
     /// All its figures: six files.
     Figures,
 }
 
 /// A request to the sampler.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wanted {
     /// Groups to sample in any case.
     pub samples: Vec<Asked>,
@@ -58,7 +59,7 @@ pub struct Wanted {
 }
 
 /// The answer to a request.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Taken {
     /// The number of groups of the tree, the root included.
     pub nr_groups: u64,
@@ -132,15 +133,7 @@ impl Reader {
         let root = open_directory(rustix::fs::CWD, &self.control)?;
         // After an unmount of the control tree, its path is an empty directory.
         read_text(&root, "umemcg.stat")?;
-        let mut taken = Taken {
-            nr_groups: nr_groups(&root),
-            samples: Vec::new(),
-            usages: Vec::new(),
-            listings: Vec::new(),
-            gone: Vec::new(),
-            detail: None,
-            volumes: None,
-        };
+        let mut taken = Taken { nr_groups: nr_groups(&root), ..Taken::default() };
         for asked in &wanted.samples {
             taken.sample(&root, asked)?;
         }
@@ -251,18 +244,6 @@ mod tests {
     use super::*;
     use std::fs;
 
-    fn wanted() -> Wanted {
-        Wanted {
-            samples: Vec::new(),
-            listings: Vec::new(),
-            detail: None,
-            volumes: false,
-            round: Vec::new(),
-            round_reads: Round::Usage,
-            round_time: Duration::ZERO,
-        }
-    }
-
     fn asked(group: u64, name: &str) -> Asked {
         Asked { group, names: vec![name.into()] }
     }
@@ -295,7 +276,7 @@ mod tests {
             listings: vec![Asked { group: 1, names: Vec::new() }],
             detail: Some(asked(2, "a")),
             volumes: true,
-            ..wanted()
+            ..Wanted::default()
         };
         let taken = reader.read(&wanted).unwrap();
         assert_eq!(taken.nr_groups, 3);
@@ -313,7 +294,7 @@ mod tests {
     fn groups_off_the_screen_have_turns_however_short_time_is() {
         let tree = tree();
         let mut reader = Reader { control: tree.path().into(), mount: None };
-        let mut wanted = Wanted { round: vec![asked(2, "a"), asked(3, "b")], ..wanted() };
+        let mut wanted = Wanted { round: vec![asked(2, "a"), asked(3, "b")], ..Wanted::default() };
         assert_eq!(reader.read(&wanted).unwrap().usages, [(2, 4096)]);
         wanted.round_time = Duration::from_secs(3600);
         assert_eq!(reader.read(&wanted).unwrap().usages, [(2, 4096), (3, 4096)]);
@@ -326,8 +307,8 @@ mod tests {
         let tree = tree();
         let mut reader = Reader { control: tree.path().into(), mount: None };
         fs::remove_file(tree.path().join("umemcg.stat")).unwrap();
-        assert!(reader.read(&wanted()).is_err());
+        assert!(reader.read(&Wanted::default()).is_err());
         drop(tree);
-        assert!(reader.read(&wanted()).is_err());
+        assert!(reader.read(&Wanted::default()).is_err());
     }
 }

@@ -41,11 +41,7 @@ impl Screen {
     /// The system's.
     pub fn draw(&mut self, model: &mut Model) -> io::Result<()> {
         let theme = self.theme;
-        self.terminal.draw(|frame| {
-            model.resize(frame.area().height);
-            view::draw(model, frame.buffer_mut(), theme);
-        })?;
-        Ok(())
+        self.terminal.draw(|frame| view::draw(model, frame.buffer_mut(), theme)).map(drop)
     }
 
     /// Restores the terminal while the program is stopped.

@@ -32,7 +32,7 @@ fn width_of(c: char) -> usize {
 }
 
 /// Returns the number of columns of a text.
-pub fn width(text: &str) -> usize {
+fn width(text: &str) -> usize {
     text.chars().map(width_of).sum()
 }
 
@@ -54,12 +54,6 @@ pub fn fit(text: &str, columns: usize, is_unicode: bool) -> String {
     cut.push(if is_unicode { '…' } else { '~' });
     // A character of two columns may have left one over.
     cut + &" ".repeat(room - used)
-}
-
-/// Returns a text right-aligned in exactly `columns` columns.
-pub fn right(text: &str, columns: usize, is_unicode: bool) -> String {
-    let full = width(text);
-    if full > columns { fit(text, columns, is_unicode) } else { " ".repeat(columns - full) + text }
 }
 
 /// Formats a number of bytes in at most six characters: `999B`, `64.0M`, `1023G`.
@@ -146,7 +140,6 @@ mod tests {
         assert_eq!(fit("日本語", 6, true), "日本語");
         assert_eq!(fit("日本語", 5, true), "日本…");
         assert_eq!(fit("日本語", 4, true), "日… ");
-        assert_eq!(right("日", 4, true), "  日");
         assert_eq!((fit("ab", 1, false).as_str(), fit("ab", 0, false).as_str()), ("~", ""));
     }
 
@@ -164,7 +157,6 @@ mod tests {
             let shown = printable(OsStr::from_bytes(&name), unicode);
             prop_assert!(unicode || shown.is_ascii());
             prop_assert_eq!(width(&fit(&shown, columns, unicode)), columns);
-            prop_assert_eq!(width(&right(&shown, columns, unicode)), columns);
         }
 
         #[test]

@@ -1,8 +1,12 @@
 //! The capabilities of the terminal: colours, and characters beyond ASCII.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
+use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::Line;
+
+use super::text::{fit, printable};
 
 /// What the terminal can show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +32,21 @@ impl Theme {
 
     fn colour(self, colour: Color) -> Style {
         if self.has_colours { Style::new().fg(colour) } else { Style::new() }
+    }
+
+    /// Returns a name with its control characters replaced.
+    pub fn name(self, name: impl AsRef<OsStr>) -> String {
+        printable(name.as_ref(), self.is_unicode)
+    }
+
+    /// Returns a text in exactly `columns` columns.
+    pub fn fit(self, text: &str, columns: usize) -> String {
+        fit(text, columns, self.is_unicode)
+    }
+
+    /// Returns a text as wide as `area`.
+    pub fn line(self, text: &str, style: Style, area: Rect) -> Line<'static> {
+        Line::styled(self.fit(text, area.width.into()), style)
     }
 
     /// The style of titles.

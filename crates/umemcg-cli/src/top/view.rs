@@ -1,10 +1,11 @@
 //! Draws the model: a title, the pool's figures, a page, and the keys.
 
 use ratatui::buffer::Buffer;
+use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::Style;
-use ratatui::text::Line;
+use ratatui::text::{Line, Span, Text};
+use ratatui::widgets::Widget;
 
-use super::canvas::Canvas;
 use super::columns::optional;
 use super::groups::ROOT;
 use super::help_page::HELP;
@@ -16,67 +17,64 @@ use super::{detail_page, group_page, volume_page};
 /// Draws everything. Scrolls a page without a selection back to its last line if it is scrolled
 /// beyond.
 pub fn draw(model: &mut Model, buffer: &mut Buffer, theme: Theme) {
-    let mut canvas = Canvas::new(buffer, theme);
-    let layout = model.layout();
-    if let Some(line) = layout.title {
-        draw_title(&mut canvas, model, line);
-    }
-    if let Some(line) = layout.summary {
-        draw_summary(&mut canvas, model, line);
-    }
+    let [title, summary, headings, body, footer] = areas(buffer.area);
+    model.resize(body.height.into());
+    draw_title(buffer, title, model, theme);
+    theme.line(&summary_of(model), Style::new(), summary).render(summary, buffer);
     match model.page {
-        Page::Groups => group_page::draw(&mut canvas, model),
-        Page::Volumes => volume_page::draw(&mut canvas, model),
+        Page::Groups => group_page::draw(buffer, (headings, body), model, theme),
+        Page::Volumes => volume_page::draw(buffer, (headings, body), model, theme),
         Page::Group(group) => {
-            let lines = detail_page::lines(model, group, canvas.columns(), theme);
-            draw_scrolled(&mut canvas, model, &lines);
+            let lines = detail_page::lines(model, group, body.width.into(), theme);
+            draw_scrolled(buffer, body, model, lines);
         }
-        Page::Help => {
-            let lines: Vec<Line<'_>> = HELP.iter().map(|&line| Line::from(line)).collect();
-            draw_scrolled(&mut canvas, model, &lines);
-        }
+        Page::Help => draw_scrolled(buffer, body, model, HELP.map(Line::from).into()),
     }
-    if let Some(line) = layout.footer {
-        draw_footer(&mut canvas, model, line);
-    }
+    theme.line(&keys(model, theme), theme.selected(), footer).render(footer, buffer);
+}
+
+/// Returns the lines of a terminal by their content: the title, the pool's figures, the headings of
+/// columns, the page itself, and the keys. On a small terminal, the least important are left out.
+fn areas(area: Rect) -> [Rect; 5] {
+    let line = |height_min| Constraint::Length(u16::from(area.height >= height_min));
+    Layout::vertical([line(2), line(8), line(4), Constraint::Fill(1), line(3)]).areas(area)
 }
 
 fn plural(nr: u64) -> &'static str {
     if nr == 1 { "" } else { "s" }
 }
 
-fn draw_title(canvas: &mut Canvas<'_>, model: &Model, line: u16) {
+fn draw_title(buffer: &mut Buffer, area: Rect, model: &Model, theme: Theme) {
     let what = match model.page {
         Page::Groups => {
             let (selected, nr) = model.place();
             let nr_groups = model.nr_groups;
             format!("{nr_groups} group{}, line {} of {nr}", plural(nr_groups), selected + 1)
         }
-        Page::Group(group) => canvas.name(model.groups.path(group)),
+        Page::Group(group) => theme.name(model.groups.path(group)),
         Page::Volumes => {
             let nr = model.volumes.list.len();
             format!("{nr} volume{}", plural(nr as u64))
         }
         Page::Help => "keys and columns".into(),
     };
-    let control = canvas.name(&model.control);
-    canvas.line(line, &format!("umemcg top  {what}  {control}"), canvas.theme.title());
+    let title = format!("umemcg top  {what}  {}", theme.name(&model.control));
+    theme.line(&title, theme.title(), area).render(area, buffer);
     let (news, style) = match (&model.message, model.silence) {
         (_, Some(silence)) => {
-            (format!(" the daemon has not answered for {} s", silence.as_secs()), canvas.theme.alarm())
+            (format!(" the daemon has not answered for {} s", silence.as_secs()), theme.alarm())
         }
-        (Some(message), None) => (format!(" {}", canvas.name(message)), canvas.theme.warning()),
+        (Some(message), None) => (format!(" {}", theme.name(message)), theme.warning()),
         (None, None) => return,
     };
-    let column = canvas.columns().saturating_sub(news.len());
-    canvas.text(column, line, &news, style);
+    Line::from(Span::styled(news, style)).right_aligned().render(area, buffer);
 }
 
-/// The figures of the root: they cover the whole pool.
-fn draw_summary(canvas: &mut Canvas<'_>, model: &Model, line: u16) {
-    let Some(row) = model.groups.get(ROOT).and_then(|root| root.row.as_ref()) else { return };
+/// Returns the figures of the root: they cover the whole pool.
+fn summary_of(model: &Model) -> String {
+    let Some(row) = model.groups.get(ROOT).and_then(|root| root.row.as_ref()) else { return String::new() };
     let hits = row.hit_percent.map_or_else(|| "-".into(), percent);
-    let text = format!(
+    format!(
         "pool {} of {}  dirty {}  hits {hits}  in {}/s  refaults {}/s  stalled {}  reclaimed {}/s",
         short_bytes(row.usage_bytes),
         optional(row.limit_bytes),
@@ -85,24 +83,17 @@ fn draw_summary(canvas: &mut Canvas<'_>, model: &Model, line: u16) {
         short_count(row.refaults_per_second),
         percent(row.stalled_percent),
         short_count(row.background_reclaim_per_second + row.direct_reclaim_per_second),
-    );
-    canvas.line(line, &text, Style::new());
+    )
 }
 
-fn draw_scrolled(canvas: &mut Canvas<'_>, model: &mut Model, lines: &[Line<'_>]) {
-    let layout = model.layout();
-    if let Some(line) = layout.headings {
-        canvas.line(line, "", Style::new());
-    }
-    model.scroll = model.scroll.min(lines.len().saturating_sub(layout.nr_lines()));
-    for (place, line) in lines.iter().skip(model.scroll).take(layout.nr_lines()).enumerate() {
-        canvas.spans(layout.body + place as u16, line);
-    }
+fn draw_scrolled(buffer: &mut Buffer, area: Rect, model: &mut Model, mut lines: Vec<Line<'static>>) {
+    model.scroll = model.scroll.min(lines.len().saturating_sub(area.height.into()));
+    Text::from(lines.split_off(model.scroll)).render(area, buffer);
 }
 
-fn draw_footer(canvas: &mut Canvas<'_>, model: &Model, line: u16) {
-    let filter = canvas.name(&model.order.filter);
-    let text = match model.page {
+fn keys(model: &Model, theme: Theme) -> String {
+    let filter = theme.name(&model.order.filter);
+    match model.page {
         Page::Groups if model.is_typing => format!("/{filter}_  Enter keeps it, Esc ends it"),
         Page::Groups if !filter.is_empty() => format!("showing {filter}  Esc all  / other  ? help  q quit"),
         Page::Groups => {
@@ -110,8 +101,7 @@ fn draw_footer(canvas: &mut Canvas<'_>, model: &Model, line: u16) {
         }
         Page::Group(_) | Page::Help => "q quit  Esc back  up/down scroll".into(),
         Page::Volumes => "q quit  ? help  Esc groups  up/down move".into(),
-    };
-    canvas.line(line, &text, canvas.theme.selected());
+    }
 }
 
 #[cfg(test)]
@@ -138,15 +128,7 @@ mod tests {
     }
 
     fn taken() -> Taken {
-        Taken {
-            nr_groups: 5,
-            samples: Vec::new(),
-            usages: Vec::new(),
-            listings: Vec::new(),
-            gone: Vec::new(),
-            detail: None,
-            volumes: None,
-        }
+        Taken { nr_groups: 5, ..Taken::default() }
     }
 
     /// A pool with /batch (with two groups of hostile names below) and /web.
@@ -185,7 +167,6 @@ mod tests {
     /// Returns the screen as lines of text, without spaces at their ends.
     fn screen(model: &mut Model, width: u16, height: u16, theme: Theme) -> Vec<String> {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-        model.resize(height);
         terminal.draw(|frame| draw(model, frame.buffer_mut(), theme)).unwrap();
         let buffer = terminal.backend().buffer();
         let line = |y: u16| {
@@ -194,7 +175,7 @@ mod tests {
             while x < width {
                 let symbol = buffer[(x, y)].symbol();
                 text += symbol;
-                x += crate::top::text::width(symbol).max(1) as u16;
+                x += Line::raw(symbol).width().max(1) as u16;
             }
             text.trim_end().to_owned()
         };
@@ -308,9 +289,20 @@ mod tests {
             {"name": "a", "nr_open": 0, "data": {"dir": {"path": "/a"}}},
             {"name": "scratch", "nr_open": 0, "data": {"dir": {"path": "/b"}}}]);
         model.take(Taken { volumes: Some((start, Ok(serde_json::from_value(well).unwrap()))), ..taken() });
-        assert_eq!(model.selected_volume(), 1, "the selection stays with its volume");
+        assert_eq!(model.selected_volume, 1, "the selection stays with its volume");
         model.take(Taken { volumes: Some((start, Err("no daemon".into()))), ..taken() });
         assert!(screen(&mut model, 80, 10, UNICODE)[3].contains("cannot be listed: no daemon"));
+    }
+
+    #[test]
+    fn every_line_of_a_terminal_shows_one_thing() {
+        for height in 0..60 {
+            let areas = areas(Rect::new(0, 0, 80, height));
+            let lines: Vec<u16> = areas.iter().flat_map(|area| area.top()..area.bottom()).collect();
+            assert_eq!(lines, (0..height).collect::<Vec<_>>(), "{height}");
+            assert!(height == 0 || areas[3].height > 0, "{height}: a page has a line");
+        }
+        assert_eq!(areas(Rect::new(0, 0, 80, 5))[3].height, 2);
     }
 
     #[test]

@@ -1,13 +1,20 @@
 //! The page of volumes: the data of each volume, and the request rates of its store.
 
+use std::iter;
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::Style;
+use ratatui::text::Line;
+use ratatui::widgets::{Row, Widget};
 
 use crate::endpoint::VolumeSource;
 
-use super::canvas::Canvas;
 use super::columns::some;
 use super::model::Model;
+use super::selection_table::SelectionTable;
 use super::text::{short_bytes, short_count};
+use super::theme::Theme;
 use super::volume_rates::Volume;
 
 /// Least width of the names.
@@ -75,9 +82,8 @@ fn trouble(volume: &Volume) -> Option<String> {
 }
 
 /// Draws the headings, the volumes, and the trouble of the selected volume.
-pub fn draw(canvas: &mut Canvas<'_>, model: &Model) {
-    let layout = model.layout();
-    let width = canvas.columns();
+pub fn draw(buffer: &mut Buffer, (headings, mut body): (Rect, Rect), model: &Model, theme: Theme) {
+    let width = usize::from(body.width);
     let for_data = if width < NARROW { 0 } else { DATA_MIN };
     let mut left = width.saturating_sub(NAME_MIN + for_data);
     let mut figures = Vec::new();
@@ -89,45 +95,39 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model) {
     let left = left + for_data;
     let room = left + NAME_MIN.min(width);
     let name_width = if left >= DATA_MIN { (room / 3).max(NAME_MIN) } else { room };
-    let data_width = room - name_width;
-    let columns = |canvas: &Canvas<'_>, name: &str, data: &str, cell: &dyn Fn(usize) -> String| {
-        let mut text = canvas.fit(name, name_width);
-        if data_width > 0 {
-            text += &format!(" {}", canvas.fit(data, data_width - 1));
-        }
-        for (place, figure) in figures.iter().enumerate() {
-            text += &canvas.right(&cell(place), figure.1);
-        }
-        text
+    // None without room for the data column.
+    let data_width = (room - name_width).checked_sub(1);
+    let columns = |name: &str, data: &str, cell: &dyn Fn(usize) -> String| {
+        let texts = iter::once(theme.fit(name, name_width));
+        let texts = texts.chain(data_width.map(|data_width| theme.fit(data, data_width)));
+        let figures = (0..figures.len()).map(|place| Line::from(cell(place)).right_aligned());
+        texts.map(Line::from).chain(figures).collect::<Vec<_>>()
     };
-    if let Some(line) = layout.headings {
-        let text = columns(canvas, "volume", "data", &|place| figures[place].0.to_owned());
-        canvas.text(0, line, &text, canvas.theme.heading());
-    }
-    if let Some(why) = empty(model) {
-        let text = canvas.name(&why);
-        return canvas.line(layout.body, &text, Style::new());
-    }
-    let list = &model.volumes.list;
+    let of_figures = figures.iter().map(|figure| figure.1 - 1);
+    let widths = iter::once(name_width).chain(data_width).chain(of_figures).collect();
+    let selected = model.selected_volume;
     // The last line is for the trouble of the selected volume.
-    let nr_lines = if layout.nr_lines() > 2 { layout.nr_lines() - 1 } else { layout.nr_lines() };
-    let selected = model.selected_volume();
-    let first = (selected + 1).saturating_sub(nr_lines);
-    for (place, volume) in list.iter().enumerate().skip(first).take(nr_lines) {
-        let line = layout.body + (place - first) as u16;
-        let (name, data) = (canvas.name(&volume.row.name), canvas.name(data(volume)));
-        let text = columns(canvas, &name, &data, &|place| (figures[place].2)(volume));
-        let style = if trouble(volume).is_some() { canvas.theme.alarm() } else { Style::new() };
-        canvas.line(line, &text, style);
-        if place == selected {
-            canvas.restyle(line, canvas.theme.selected());
-        }
+    let mut last = Rect::ZERO;
+    if body.height > 2 {
+        [body, last] = Layout::vertical([Constraint::Fill(1), Constraint::Length(1)]).areas(body);
     }
-    if let Some(trouble) = list.get(selected).and_then(trouble)
-        && nr_lines < layout.nr_lines()
-    {
-        let text = canvas.name(trouble);
-        canvas.line(layout.body + layout.nr_body - 1, &text, canvas.theme.alarm());
+    let nr_lines = usize::from(body.height);
+    let first = (selected + 1).saturating_sub(nr_lines);
+    let why_empty = empty(model);
+    let shown: &[Volume] = if why_empty.is_some() { &[] } else { &model.volumes.list[..] };
+    let row = |volume: &Volume| {
+        let (name, data) = (theme.name(&volume.row.name), theme.name(data(volume)));
+        let style = if trouble(volume).is_some() { theme.alarm() } else { Style::new() };
+        Row::new(columns(&name, &data, &|place| (figures[place].2)(volume))).style(style)
+    };
+    let rows = shown.iter().skip(first).take(nr_lines).map(row).collect();
+    let of_columns = columns("volume", "data", &|place| figures[place].0.to_owned());
+    let table =
+        SelectionTable { widths, headings: of_columns, rows, selected: selected.saturating_sub(first) };
+    table.draw(buffer, (headings, body), theme);
+    let below = shown.get(selected).and_then(trouble).map(|trouble| (trouble, last, theme.alarm()));
+    if let Some((text, area, style)) = why_empty.map(|why| (why, body, Style::new())).or(below) {
+        theme.line(&theme.name(text), style, area).render(area, buffer);
     }
 }
 
@@ -135,7 +135,7 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model) {
 fn empty(model: &Model) -> Option<String> {
     match (&model.volumes_trouble, model.volumes.list.is_empty()) {
         (Some(trouble), _) => Some(format!("the volumes cannot be listed: {trouble}")),
-        (None, true) if model.knows_volumes() => Some("no volumes".into()),
+        (None, true) if model.has_volumes => Some("no volumes".into()),
         (None, true) => Some("asking the daemon".into()),
         (None, false) => None,
     }
