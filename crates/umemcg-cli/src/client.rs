@@ -1,17 +1,18 @@
-//! `umemcg sync` and `umemcg umount`: send a request to the daemon of a mount and wait for its last
-//! reply.
+//! The client of a daemon: its address, and the failures of requests. Also `umemcg sync` and
+//! `umemcg umount`.
 
+use std::fmt;
 use std::io::IsTerminal;
-use std::path::Path;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use umemcg_fuse::Unmount;
 use umemcg_fuse::mount::{is_dead, unmount};
-use umemcg_fuse::mountinfo::Mount;
+use umemcg_fuse::mountinfo::{self, Mount};
 
 use crate::args::{SyncArguments, UmountArguments};
-use crate::ask::{AskError, ask, ask_to_end};
+use crate::ask::{AskError, ask, ask_at, ask_to_end};
 use crate::endpoint::{Reply, Request};
 use crate::exit::{Failure, LostFile};
 use crate::mounts::{control_mounts_of, find_mount, is_umemcg};
@@ -22,10 +23,9 @@ use crate::table::human_bytes;
 /// # Errors
 /// [`Failure`].
 pub fn sync(arguments: &SyncArguments) -> Result<(), Failure> {
-    let mount = our_mount(&arguments.mountpoint)?;
+    let daemon = DaemonAddress::of(None, Some(&arguments.mountpoint))?;
     let request = Request::Sync { flush_timeout_ms: arguments.flush_timeout.map(milliseconds) };
-    let result = last_reply(&mount, |progress| ask(&mount, &request, None, progress));
-    print_json(arguments.json, result)
+    print_json(arguments.json, durable(&daemon, daemon.last_reply(&request)))
 }
 
 /// Runs `umemcg umount MNT`.
@@ -35,7 +35,9 @@ pub fn sync(arguments: &SyncArguments) -> Result<(), Failure> {
 pub fn umount(arguments: &UmountArguments) -> Result<(), Failure> {
     let mount = our_mount(&arguments.mountpoint)?;
     let request = Request::Umount { flush_timeout_ms: arguments.flush_timeout.map(milliseconds) };
-    let mut result = last_reply(&mount, |progress| ask_to_end(&mount, &request, progress));
+    let daemon = DaemonAddress::Mount(mount.clone());
+    let reply = last_reply(&daemon, |progress| ask_to_end(&mount, &request, progress));
+    let mut result = durable(&daemon, reply);
     if let Err(Failure::NotServed(_)) = result
         && is_dead(&mount.point)
     {
@@ -61,34 +63,82 @@ pub(crate) fn our_mount(path: &Path) -> Result<Mount, Failure> {
     }
 }
 
-/// Returns the last reply to a request without progress reports.
-pub(crate) fn reply_to(mount: &Mount, request: &Request) -> Result<Reply, Failure> {
-    match ask(mount, request, None, &mut |_| {}) {
-        Ok(Reply::Failed { message }) => Err(Failure::Failed(message)),
-        Ok(reply) => Ok(reply),
-        Err(error) => Err(not_answered(mount, &error)),
+/// The address of a daemon.
+#[derive(Debug)]
+pub(crate) enum DaemonAddress {
+    /// A mount that it serves.
+    Mount(Mount),
+    /// A socket on which it listens (`umemcg mount --socket`).
+    Socket(PathBuf),
+}
+
+impl DaemonAddress {
+    /// Returns the address by a socket, else by a mount, else by the only mount.
+    ///
+    /// # Errors
+    /// [`Failure`] if there is no such mount.
+    pub(crate) fn of(socket: Option<&Path>, mount: Option<&Path>) -> Result<Self, Failure> {
+        match (socket, mount) {
+            (Some(path), _) => Ok(Self::Socket(path.to_owned())),
+            (None, Some(path)) => our_mount(path).map(Self::Mount),
+            (None, None) => the_only_mount().map(Self::Mount),
+        }
+    }
+
+    /// Sends a request, and waits for its last reply.
+    ///
+    /// # Errors
+    /// [`AskError`].
+    pub(crate) fn ask(
+        &self,
+        request: &Request,
+        until: Option<Instant>,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Reply, AskError> {
+        match self {
+            Self::Mount(mount) => ask(mount, request, until, progress),
+            Self::Socket(path) => ask_at(path, request, until, progress),
+        }
+    }
+
+    /// Sends a request, shows its progress on a terminal, and returns its last reply.
+    ///
+    /// # Errors
+    /// [`Failure`] if the daemon does not answer, refuses, or reports lost data.
+    pub(crate) fn last_reply(&self, request: &Request) -> Result<Reply, Failure> {
+        last_reply(self, |progress| self.ask(request, None, progress))
     }
 }
 
-/// The message about a daemon with too many requests in progress, without its subject.
-pub(crate) const TOO_MANY: &str = "serves too many requests at the same time; try again";
-
-/// Returns the failure for a request without a last reply.
-fn not_answered(mount: &Mount, error: &AskError) -> Failure {
-    let path = mount.point.display();
-    match error {
-        AskError::HungUp => Failure::NotServed(format!("the daemon behind {path} ended before it answered")),
-        AskError::NoDaemon => Failure::NotServed(format!("no daemon answers behind {path}")),
-        AskError::TooMany => Failure::Failed(format!("the daemon behind {path} {TOO_MANY}")),
-        AskError::Io(error) => Failure::Failed(format!("cannot talk to the daemon behind {path}: {error}")),
+impl fmt::Display for DaemonAddress {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Mount(Mount { point: path, .. }) | Self::Socket(path)) = self;
+        write!(formatter, "{}", path.display())
     }
 }
 
-/// Sends a request with `ask`, shows its progress on a terminal, and returns its result.
+/// Returns the data mount, if there is exactly one.
+fn the_only_mount() -> Result<Mount, Failure> {
+    let table = std::fs::read("/proc/self/mountinfo")
+        .map_err(|error| Failure::Failed(format!("cannot read the mount table: {error}")))?;
+    let mut found: Vec<Mount> =
+        mountinfo::parse(&table).filter(|m| is_umemcg(m) && m.kind == "fuse.umemcg").collect();
+    let points: Vec<String> = found.iter().map(|mount| mount.point.display().to_string()).collect();
+    match (found.pop(), points.len()) {
+        (Some(mount), 1) => Ok(mount),
+        (None, _) => Err(Failure::NotServed("nothing is mounted by umemcg".into())),
+        _ => Err(Failure::Usage(format!(
+            "several mounts are served; choose one of: --mount {}",
+            points.join(", --mount ")
+        ))),
+    }
+}
+
+/// Sends a request with `ask`, shows its progress on a terminal, and returns its last reply.
 fn last_reply(
-    mount: &Mount,
+    daemon: &DaemonAddress,
     ask: impl FnOnce(&mut dyn FnMut(u64)) -> Result<Reply, AskError>,
-) -> Result<(), Failure> {
+) -> Result<Reply, Failure> {
     let terminal = std::io::stderr().is_terminal();
     let mut shown = false;
     let reply = ask(&mut |dirty_bytes| {
@@ -100,22 +150,35 @@ fn last_reply(
     if shown {
         crate::output::show("\r\x1b[K");
     }
-    let path = mount.point.display();
     match reply {
-        Ok(Reply::Done) => Ok(()),
-        Ok(Reply::Lost { files }) => Err(Failure::Lost(files)),
-        Ok(Reply::Busy { users }) if users.is_empty() => Err(Failure::Busy(format!("{path} is in use"))),
-        Ok(Reply::Busy { users }) => Err(Failure::Busy(format!("{path} is in use by {}", users.join(", ")))),
         Ok(Reply::Failed { message }) => Err(Failure::Failed(message)),
-        Ok(
-            Reply::Progress { .. }
-            | Reply::Volumes { .. }
-            | Reply::Metrics { .. }
-            | Reply::Reloaded(_)
-            | Reply::TooMany
-            | Reply::Removed { .. },
-        ) => Err(not_answered(mount, &AskError::HungUp)),
-        Err(error) => Err(not_answered(mount, &error)),
+        Ok(Reply::Lost { files }) => Err(Failure::Lost(files)),
+        Ok(reply) => Ok(reply),
+        Err(AskError::NoDaemon) => Err(Failure::NotServed(format!("no daemon answers behind {daemon}"))),
+        Err(AskError::HungUp) => {
+            Err(Failure::NotServed(format!("the daemon behind {daemon} ended before it answered")))
+        }
+        Err(AskError::TooMany) => Err(Failure::Failed(format!(
+            "the daemon behind {daemon} serves too many requests at the same time; try again"
+        ))),
+        Err(AskError::Io(error)) => {
+            Err(Failure::Failed(format!("cannot talk to the daemon behind {daemon}: {error}")))
+        }
+    }
+}
+
+/// Returns the failure for a reply that does not belong to its request.
+pub(crate) fn unexpected(reply: &Reply) -> Failure {
+    Failure::Failed(format!("unexpected reply of the daemon: {reply:?}; is it of another version?"))
+}
+
+/// Returns the result of a request that flushes the daemon's data.
+fn durable(daemon: &DaemonAddress, reply: Result<Reply, Failure>) -> Result<(), Failure> {
+    match reply? {
+        Reply::Done => Ok(()),
+        Reply::Busy { users } if users.is_empty() => Err(Failure::Busy(format!("{daemon} is in use"))),
+        Reply::Busy { users } => Err(Failure::Busy(format!("{daemon} is in use by {}", users.join(", ")))),
+        other => Err(unexpected(&other)),
     }
 }
 

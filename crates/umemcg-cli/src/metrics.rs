@@ -12,7 +12,7 @@ use umemcg_vfs::VolumeKind;
 use umemcg_vfs::object::{LATENCY_BOUNDS_MS, StoreState, StoreTraffic};
 
 use crate::args::MetricsArguments;
-use crate::client::{our_mount, reply_to};
+use crate::client::{DaemonAddress, unexpected};
 use crate::config::Config;
 use crate::endpoint::{Reply, Request};
 use crate::exit::Failure;
@@ -23,10 +23,10 @@ use crate::mount_arguments::MountArguments;
 /// # Errors
 /// [`Failure`].
 pub fn metrics(arguments: &MetricsArguments) -> Result<(), Failure> {
-    let mount = our_mount(&arguments.mountpoint)?;
-    match reply_to(&mount, &Request::Metrics { depth: arguments.depth })? {
+    let daemon = DaemonAddress::of(None, Some(&arguments.mountpoint))?;
+    match daemon.last_reply(&Request::Metrics { depth: arguments.depth })? {
         Reply::Metrics { text } => crate::output::print(&text),
-        reply => Err(Failure::Failed(format!("the daemon answered {reply:?}"))),
+        other => Err(unexpected(&other)),
     }
 }
 

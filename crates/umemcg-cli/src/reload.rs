@@ -24,6 +24,7 @@ use umemcg_control::{ControlTree, Membership, MembershipError, Style};
 use umemcg_fuse::{Daemon, ProcessClassifier, Rule};
 
 use crate::args::DaemonArguments;
+use crate::client::unexpected;
 use crate::config::{Config, FixedSettings, VolumeEntry};
 use crate::endpoint::{Reloaded, Reply, Request, VolumeSource};
 use crate::exit::Failure;
@@ -39,7 +40,7 @@ use crate::volumes;
 pub fn ask(which: &DaemonArguments) -> Result<(), Failure> {
     let reloaded = match volumes::last_reply(which, &Request::Reload)? {
         Reply::Reloaded(reloaded) => reloaded,
-        other => return Err(volumes::unexpected(other)),
+        other => return Err(unexpected(&other)),
     };
     volumes::print(which.json, &reloaded, || {
         let changed = reloaded.changed.iter().map(|line| format!("{line}\n")).collect::<String>();

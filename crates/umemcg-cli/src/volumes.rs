@@ -1,13 +1,11 @@
 //! Both ends of `umemcg volume`: the client sends a request to the daemon; the daemon adds, lists
 //! and removes volumes.
 
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use serde::Serialize;
-use umemcg_fuse::mountinfo::Mount;
 use umemcg_fuse::{AddVolumeError, Daemon, RemoveVolumeError, VolumeInfo};
 use umemcg_vfs::volumes::{AddError, RemoveError};
 use umemcg_vfs::{TmpfsConfig, VolumeConfig, VolumeError, VolumeKind, VolumeSpec};
@@ -15,11 +13,9 @@ use umemcg_vfs::{TmpfsConfig, VolumeConfig, VolumeError, VolumeKind, VolumeSpec}
 use crate::args::{
     DaemonArguments, VolumeAddArguments, VolumeCommand, VolumeListArguments, VolumeRemoveArguments,
 };
-use crate::ask::{AskError, ask, ask_at};
-use crate::client::{TOO_MANY, milliseconds, our_mount};
+use crate::client::{DaemonAddress, milliseconds, unexpected};
 use crate::endpoint::{Reply, Request, VolumeRow, VolumeSource};
 use crate::exit::{Failure, LostFile};
-use crate::mounts::is_umemcg;
 use crate::plain_text::lines;
 use crate::stores::{self, StoreSource};
 use crate::table::{TextTable, human_bytes};
@@ -68,14 +64,14 @@ fn add(arguments: &VolumeAddArguments) -> Result<(), Failure> {
         Reply::Volumes { volumes } => {
             print(arguments.daemon.json, &volumes.first(), || format!("volume `{}` added\n", arguments.name))
         }
-        other => Err(unexpected(other)),
+        other => Err(unexpected(&other)),
     }
 }
 
 fn list(arguments: &VolumeListArguments) -> Result<(), Failure> {
     match last_reply(&arguments.daemon, &Request::VolumeList)? {
         Reply::Volumes { volumes } => print(arguments.daemon.json, &volumes, || table(&volumes)),
-        other => Err(unexpected(other)),
+        other => Err(unexpected(&other)),
     }
 }
 
@@ -101,7 +97,7 @@ fn remove(arguments: &VolumeRemoveArguments) -> Result<(), Failure> {
             })?;
             if lost.is_empty() { Ok(()) } else { Err(Failure::Lost(lost)) }
         }
-        other => Err(unexpected(other)),
+        other => Err(unexpected(&other)),
     }
 }
 
@@ -138,63 +134,12 @@ pub(crate) fn print<T: Serialize>(
     crate::output::print(&text)
 }
 
-pub(crate) fn unexpected(reply: Reply) -> Failure {
-    Failure::Failed(format!("unexpected reply of the daemon: {reply:?}; is it of another version?"))
-}
-
 /// Sends a request to the daemon named by the arguments, and returns its last reply.
 pub(crate) fn last_reply(which: &DaemonArguments, request: &Request) -> Result<Reply, Failure> {
-    let terminal = std::io::stderr().is_terminal();
-    let mut shown = false;
-    let mut progress = |dirty_bytes| {
-        if terminal {
-            shown = true;
-            crate::output::show(&format!("\r\x1b[Kwriting back: {} left", human_bytes(dirty_bytes)));
-        }
-    };
-    let (reply, daemon) = match (&which.socket, &which.mount) {
-        (Some(path), _) => (ask_at(path, request, None, &mut progress), path.display().to_string()),
-        (None, Some(path)) => {
-            (ask(&our_mount(path)?, request, None, &mut progress), path.display().to_string())
-        }
-        (None, None) => {
-            let mount = the_only_mount()?;
-            (ask(&mount, request, None, &mut progress), mount.point.display().to_string())
-        }
-    };
-    if shown {
-        crate::output::show("\r\x1b[K");
-    }
-    match reply {
-        Ok(Reply::Failed { message }) => Err(Failure::Failed(message)),
-        Ok(Reply::Busy { users }) => Err(Failure::Busy(users.join(", "))),
-        Ok(Reply::Lost { files }) => Err(Failure::Lost(files)),
-        Ok(reply) => Ok(reply),
-        Err(AskError::NoDaemon) => Err(Failure::NotServed(format!("no daemon answers behind {daemon}"))),
-        Err(AskError::HungUp) => {
-            Err(Failure::NotServed(format!("the daemon behind {daemon} ended before it answered")))
-        }
-        Err(AskError::TooMany) => Err(Failure::Failed(format!("the daemon behind {daemon} {TOO_MANY}"))),
-        Err(AskError::Io(error)) => {
-            Err(Failure::Failed(format!("cannot talk to the daemon behind {daemon}: {error}")))
-        }
-    }
-}
-
-/// Returns the data mount, if there is exactly one.
-fn the_only_mount() -> Result<Mount, Failure> {
-    let table = std::fs::read("/proc/self/mountinfo")
-        .map_err(|error| Failure::Failed(format!("cannot read the mount table: {error}")))?;
-    let mut found: Vec<Mount> =
-        umemcg_fuse::mountinfo::parse(&table).filter(|m| is_umemcg(m) && m.kind == "fuse.umemcg").collect();
-    let points: Vec<String> = found.iter().map(|mount| mount.point.display().to_string()).collect();
-    match (found.pop(), points.len()) {
-        (Some(mount), 1) => Ok(mount),
-        (None, _) => Err(Failure::NotServed("nothing is mounted by umemcg".into())),
-        _ => Err(Failure::Usage(format!(
-            "several mounts are served; choose one of: --mount {}",
-            points.join(", --mount ")
-        ))),
+    let daemon = DaemonAddress::of(which.socket.as_deref(), which.mount.as_deref())?;
+    match daemon.last_reply(request)? {
+        Reply::Busy { users } => Err(Failure::Busy(users.join(", "))),
+        reply => Ok(reply),
     }
 }
 

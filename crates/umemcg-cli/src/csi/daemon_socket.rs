@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use umemcg_csi::{Daemon, DaemonError, KnownVolume, VolumeData};
 
-use crate::ask::{AskError, ask, ask_at};
-use crate::client::our_mount;
+use crate::ask::AskError;
+use crate::client::DaemonAddress;
 use crate::endpoint::{Reply, Request, VolumeSource};
 use crate::stores::{AttributeSource, StoreOptions, StoreSource};
 use crate::writes::Writes;
@@ -33,15 +33,10 @@ pub struct DaemonSocket {
 impl DaemonSocket {
     /// Sends a request, and returns the last reply. Blocks, for no longer than `within`.
     fn ask(&self, request: &Request, within: Duration) -> Result<Reply, DaemonError> {
-        let (until, mut progress) = (Some(Instant::now() + within), |_| {});
-        let reply = match &self.socket {
-            Some(path) => ask_at(path, request, until, &mut progress),
-            None => {
-                let mount = our_mount(&self.mount).map_err(|error| DaemonError::Absent(error.to_string()))?;
-                ask(&mount, request, until, &mut progress)
-            }
-        };
-        match reply {
+        let until = Instant::now() + within;
+        let address = DaemonAddress::of(self.socket.as_deref(), Some(&self.mount))
+            .map_err(|error| DaemonError::Absent(error.to_string()))?;
+        match address.ask(request, Some(until), &mut |_| {}) {
             Ok(Reply::Failed { message }) => Err(DaemonError::Refused(message)),
             Ok(Reply::Busy { users }) => Err(DaemonError::Busy(users.join(", "))),
             Ok(Reply::Lost { files }) => {

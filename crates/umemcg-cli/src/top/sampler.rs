@@ -6,15 +6,14 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use umemcg_fuse::mountinfo::Mount;
 
-use crate::client::{our_mount, reply_to};
+use crate::client::DaemonAddress;
 use crate::endpoint::{Reply, Request, VolumeRow};
 use crate::group_sample::{GroupSample, list_groups, open_directory, open_group, read_text, read_usage};
 
@@ -96,7 +95,7 @@ impl Sampler {
     ) -> io::Result<Self> {
         let (sender, requests) = mpsc::channel::<Wanted>();
         let thread = std::thread::Builder::new().name("umemcg-top".into()).spawn(move || {
-            let mut reader = Reader { control, mount: None };
+            let mut reader = Reader { control, daemon: None };
             while let Ok(wanted) = requests.recv() {
                 if !forward(reader.read(&wanted)) {
                     return;
@@ -119,8 +118,8 @@ impl Sampler {
 
 struct Reader {
     control: PathBuf,
-    /// The mount of the control files, after its first use.
-    mount: Option<Mount>,
+    /// The daemon, after its first answer.
+    daemon: Option<DaemonAddress>,
 }
 
 impl Reader {
@@ -156,13 +155,11 @@ impl Reader {
     }
 
     fn read_volumes(&mut self) -> Result<Vec<VolumeRow>, String> {
-        let mount = match self.mount.take() {
-            Some(mount) => mount,
-            None => our_mount(Path::new(&self.control)).map_err(|failure| failure.to_string())?,
-        };
-        match reply_to(&mount, &Request::VolumeList).map_err(|failure| failure.to_string())? {
+        let daemon = self.daemon.take().map_or_else(|| DaemonAddress::of(None, Some(&self.control)), Ok);
+        let daemon = daemon.map_err(|failure| failure.to_string())?;
+        match daemon.last_reply(&Request::VolumeList).map_err(|failure| failure.to_string())? {
             Reply::Volumes { volumes } => {
-                self.mount = Some(mount);
+                self.daemon = Some(daemon);
                 Ok(volumes)
             }
             _ => Err("the daemon's answer is not understood; is it of another version?".into()),
@@ -270,7 +267,7 @@ mod tests {
     #[test]
     fn what_is_wanted_is_read_and_what_is_gone_is_said() {
         let tree = tree();
-        let mut reader = Reader { control: tree.path().into(), mount: None };
+        let mut reader = Reader { control: tree.path().into(), daemon: None };
         let wanted = Wanted {
             samples: vec![Asked { group: 1, names: Vec::new() }, asked(2, "a"), asked(9, "gone")],
             listings: vec![Asked { group: 1, names: Vec::new() }],
@@ -293,7 +290,7 @@ mod tests {
     #[test]
     fn groups_off_the_screen_have_turns_however_short_time_is() {
         let tree = tree();
-        let mut reader = Reader { control: tree.path().into(), mount: None };
+        let mut reader = Reader { control: tree.path().into(), daemon: None };
         let mut wanted = Wanted { round: vec![asked(2, "a"), asked(3, "b")], ..Wanted::default() };
         assert_eq!(reader.read(&wanted).unwrap().usages, [(2, 4096)]);
         wanted.round_time = Duration::from_secs(3600);
@@ -305,7 +302,7 @@ mod tests {
     #[test]
     fn a_tree_that_is_served_no_more_is_an_error() {
         let tree = tree();
-        let mut reader = Reader { control: tree.path().into(), mount: None };
+        let mut reader = Reader { control: tree.path().into(), daemon: None };
         fs::remove_file(tree.path().join("umemcg.stat")).unwrap();
         assert!(reader.read(&Wanted::default()).is_err());
         drop(tree);
