@@ -25,7 +25,7 @@ use crate::exit::{Failure, LostFile};
 use crate::lifecycle::{Event, Lifecycle, Served};
 use crate::log::tell;
 use crate::metrics;
-use crate::mount_arguments::{IoModeArgument, MountArguments, PageCache, Switch};
+use crate::mount_arguments::{IoModeArgument, MountArguments, PageCache};
 use crate::pods;
 use crate::pool::{PoolSize, usable_memory};
 use crate::reload::{InForce, LiveConfig};
@@ -106,8 +106,8 @@ fn attend(
         let listened = endpoint.get_or_insert_default().listen_at(path, &serve);
         listened.map_err(|error| Failure::at("cannot listen on", path, &error))?;
     }
-    let depth = arguments.metrics_depth.or(config.metrics_depth());
-    let metrics = listener.map(|listener| metrics::serve(listener, daemon, depth)).transpose()?;
+    let metrics = listener.map(|listener| metrics::serve(listener, daemon, config.metrics_depth()));
+    let metrics = metrics.transpose()?;
     if let Some(within) = watchdog_time() {
         watchdog::start(daemon, manager, within)
             .map_err(|error| Failure::Failed(format!("cannot start a thread: {error}")))?;
@@ -203,12 +203,11 @@ fn same_place(one: &Path, other: &Path) -> bool {
     matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
 
-/// Returns the engine's configuration. The command line takes precedence over the file.
-fn engine_config(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> EngineConfig {
+/// Returns the engine's configuration.
+fn engine_config(settings: &Config, pool_bytes: u64) -> EngineConfig {
     // The pool is shared by all groups, so background workers make room before a request has to.
     let config = EngineConfig::new(pool_bytes).pool_marks(true);
-    let given = arguments.recursive_protection.map(|switch| switch == Switch::On);
-    match given.or(settings.recursive_protection()) {
+    match settings.recursive_protection() {
         Some(on) => config.recursive_protection(on),
         None => config,
     }
@@ -216,7 +215,7 @@ fn engine_config(arguments: &MountArguments, settings: &Config, pool_bytes: u64)
 
 /// Creates the engine with the groups and rules of the configuration.
 fn control_of(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Result<Control, Failure> {
-    let engine = Engine::new(engine_config(arguments, settings, pool_bytes)).map_err(|error| {
+    let engine = Engine::new(engine_config(settings, pool_bytes)).map_err(|error| {
         Failure::Failed(format!("cannot create a pool of {}: {error}", human_bytes(pool_bytes)))
     })?;
     let mut rules = arguments.rules.clone();
@@ -480,26 +479,14 @@ impl Served for Mounted {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Arguments, Command};
-    use clap::Parser;
 
     #[test]
     fn protection_is_handed_down_unless_configured_otherwise() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("umemcg.toml");
-        let is_on = |file: &str, flag: &[&str]| {
-            std::fs::write(&path, file).unwrap();
-            let words = ["umemcg", "mount", "a", "b"].iter().chain(flag);
-            let Command::Mount(arguments) = Arguments::try_parse_from(words).unwrap().command else {
-                unreachable!("the words say mount")
-            };
-            engine_config(&arguments, &Config::read(&path).unwrap(), 1 << 26).recursive_protection
+        let is_on = |file: &str| {
+            let config = Config::parse(Path::new("umemcg.toml"), file.to_owned()).unwrap();
+            engine_config(&config, 1 << 26).recursive_protection
         };
-        let (off, on) = ("recursive_protection = false", "recursive_protection = true");
-        let flags: [&[&str]; 3] =
-            [&[], &["--recursive-protection", "off"], &["--recursive-protection", "on"]];
-        assert_eq!(flags.map(|flag| is_on("", flag)), [true, false, true]);
-        assert_eq!(flags.map(|flag| is_on(off, flag)), [false, false, true]);
-        assert_eq!(flags.map(|flag| is_on(on, flag)), [true, false, true]);
+        assert!(is_on("") && is_on("recursive_protection = true"));
+        assert!(!is_on("recursive_protection = false"));
     }
 }

@@ -48,12 +48,6 @@ pub struct MountArguments {
     /// process may use (default: 25%)
     #[arg(long, value_name = "SIZE|PERCENT")]
     pub pool: Option<PoolSize>,
-    /// Distribute protection (memory.min, memory.low) that no child of a group claims among all its
-    /// children, in proportion to their usage, like the mount option memory_recursiveprot of Linux.
-    /// With `off`, only children that claim protection have it (default: on, unless the
-    /// configuration says otherwise)
-    #[arg(long, value_enum, value_name = "ON|OFF")]
-    pub recursive_protection: Option<Switch>,
     /// Assign a process to a group unless it has been moved into one: `cgroup:PATTERN=GROUP`,
     /// `uid:UID=GROUP` or `path:PATTERN=GROUP`. In a pattern, `*` matches one name; in the group,
     /// `{1}` stands for the first such name and `{0}` for the whole match. May be given many times;
@@ -74,11 +68,6 @@ pub struct MountArguments {
     /// unix:PATH for a socket that only its owner may open
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<MetricsAddress>,
-    /// Give groups metrics of their own down to N levels below the root; the figures of a group
-    /// include those of the groups below it (default: all levels, unless the configuration says
-    /// otherwise)
-    #[arg(long, value_name = "N")]
-    pub metrics_depth: Option<usize>,
     /// How long to try to write everything back at the end: 30s, 500ms, 2m
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     pub flush_timeout: Duration,
@@ -127,15 +116,6 @@ impl From<ControlStyle> for Style {
             ControlStyle::Both => Self::Both,
         }
     }
-}
-
-/// `--recursive-protection`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Switch {
-    /// Unclaimed protection is distributed
-    On,
-    /// Only claimed protection counts
-    Off,
 }
 
 /// `--page-cache`.

@@ -40,7 +40,10 @@ fn a_scrape_and_the_control_files_say_the_same() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("metrics");
     let address = format!("unix:{}", socket.display());
-    let arguments = vec!["--page-cache", "own", "--metrics", &address, "--metrics-depth", "1"];
+    let config = directory.path().join("umemcg.toml");
+    fs::write(&config, "metrics_depth = 1\n").unwrap();
+    let config = config.to_str().unwrap();
+    let arguments = vec!["--page-cache", "own", "--metrics", &address, "--config", config];
     let mut mount = Mount::start_with(&Options { arguments, ..Options::default() });
     mount.sh("mkdir -p $CG/a/b $CG/idle && echo 8m > $CG/a/memory.max").good();
     mount.sh("head -c 3000000 /dev/urandom > $MNT/f && sync $MNT/f && echo 1 > $CG/vm.drop_caches").good();
