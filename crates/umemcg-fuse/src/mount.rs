@@ -79,7 +79,7 @@ pub enum MountError {
         /// The type of the mounted file system.
         kind: String,
     },
-    /// The mount there, or one on the way there, has lost its daemon, and is not of this type.
+    /// A mount on the way there, or one of another type there, has lost its daemon.
     #[error("{} is a mount whose daemon has died; `umount` or `fusermount3 -u` removes it", .0.display())]
     Stale(PathBuf),
     /// One directory lies in the other.

@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use crate::args::TopSort;
@@ -19,19 +20,6 @@ use super::volume_rates::Volumes;
 pub const NR_CHILDREN: usize = 100;
 /// The longest filter, in characters.
 const FILTER_CHARS_MAX: usize = 200;
-
-/// The sort columns in the order of the key `s`.
-const SORTS: [TopSort; 9] = [
-    TopSort::Usage,
-    TopSort::Limit,
-    TopSort::Dirty,
-    TopSort::Misses,
-    TopSort::Refaults,
-    TopSort::Stalls,
-    TopSort::Reclaim,
-    TopSort::Excess,
-    TopSort::Name,
-];
 
 /// A page of the terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -268,9 +256,10 @@ impl Model {
         match code {
             KeyCode::Enter => return self.go(Page::Group(group)),
             KeyCode::Char('s' | 'S') => {
-                let place = SORTS.iter().position(|&sort| sort == self.order.sort).unwrap_or(0);
-                let step = if code == KeyCode::Char('s') { 1 } else { SORTS.len() - 1 };
-                self.order.sort = SORTS[(place + step) % SORTS.len()];
+                let sorts = TopSort::value_variants();
+                let place = sorts.iter().position(|&sort| sort == self.order.sort).unwrap_or(0);
+                let step = if code == KeyCode::Char('s') { 1 } else { sorts.len() - 1 };
+                self.order.sort = sorts[(place + step) % sorts.len()];
             }
             KeyCode::Char('r') => self.order.is_reversed = !self.order.is_reversed,
             KeyCode::Char('/') => self.is_typing = true,
@@ -421,13 +410,14 @@ mod tests {
             press(&mut model, &[KeyCode::Down, KeyCode::Esc]);
             assert_eq!(model.page, Page::Groups);
         }
-        let sorts: HashSet<String> = (0..SORTS.len())
+        let nr_sorts = TopSort::value_variants().len();
+        let sorts: HashSet<String> = (0..nr_sorts)
             .map(|_| {
                 press(&mut model, &[KeyCode::Char('s')]);
                 format!("{:?}", model.order.sort)
             })
             .collect();
-        assert_eq!(sorts.len(), <TopSort as clap::ValueEnum>::value_variants().len());
+        assert_eq!(sorts.len(), nr_sorts);
         let control = |c| KeyEvent::new(KeyCode::Char(c), KeyModifiers::CONTROL);
         press(&mut model, &[KeyCode::Char('/')]);
         assert_eq!(model.key(control('c')), Outcome::Quit, "whatever is typed");
