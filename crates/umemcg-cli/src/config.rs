@@ -71,8 +71,6 @@ struct VolumeContent {
     freshness: Option<String>,
     staging: Option<PathBuf>,
     staging_size: Option<String>,
-    #[serde(default, alias = "write-back")]
-    write_back: bool,
     attributes: Option<AttributeSource>,
     writes: Option<Writes>,
 }
@@ -344,7 +342,6 @@ impl VolumeEntry<'_> {
             freshness: freshness.clone(),
             staging: self.content.staging.as_ref().map(|dir| above.join(dir)),
             staging_size: self.content.staging_size.clone(),
-            write_back: self.content.write_back,
             attributes: self.content.attributes,
             writes: self.content.writes,
         };
@@ -357,7 +354,7 @@ impl VolumeEntry<'_> {
         }
         if !options.is_empty() {
             return Err(self.wrong(
-                "`endpoint`, `region`, `anonymous`, `freshness`, `attributes`, `staging`, `write_back` and `writes` go with `store`",
+                "`endpoint`, `region`, `anonymous`, `freshness`, `attributes`, `staging` and `writes` go with `store`",
             ));
         }
         match (&self.content.dir, self.content.tmpfs) {

@@ -318,7 +318,7 @@ fn store_of(arguments: &MountArguments) -> Result<Option<VolumeSpec>, Failure> {
         }
         None if arguments.options.is_empty() => Ok(None),
         None => Err(Failure::Usage(
-            "--endpoint, --region, --anonymous, --freshness, --attributes, --staging, --write-back and --writes go with the URL of a store".into(),
+            "--endpoint, --region, --anonymous, --freshness, --attributes, --staging and --writes go with the URL of a store".into(),
         )),
     }
 }

@@ -53,11 +53,6 @@ pub struct StoreOptions {
     #[arg(long, value_name = "HOW", value_enum)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub writes: Option<Writes>,
-    /// Let a close and an fsync return when a file is durable in the staging directory; it is
-    /// stored in the background, after a crash by the next start
-    #[arg(long, requires = "staging")]
-    #[serde(default)]
-    pub write_back: bool,
 }
 
 impl StoreOptions {
@@ -250,12 +245,8 @@ fn open(
 pub fn staging_of(options: &StoreOptions) -> Result<Option<StagingConfig>, String> {
     let max_bytes = options.staging_size.as_deref().map_or(Ok(STAGING_BYTES), size_of)?;
     match &options.staging {
-        Some(dir) => {
-            let writes_back = options.write_back;
-            Ok(Some(StagingConfig { writes_back, ..StagingConfig::new(dir.clone(), max_bytes) }))
-        }
+        Some(dir) => Ok(Some(StagingConfig::new(dir.clone(), max_bytes))),
         None if options.staging_size.is_some() => Err("a staging size goes with a staging directory".into()),
-        None if options.write_back => Err("write-back goes with a staging directory".into()),
         None => Ok(None),
     }
 }
@@ -368,16 +359,6 @@ mod tests {
         (options.staging, options.staging_size) = (None, Some("1G".into()));
         staging_of(&options).unwrap_err();
         assert_eq!(staging_of(&StoreOptions::default()), Ok(None));
-    }
-
-    #[test]
-    fn write_back_goes_with_staging() {
-        let mut options = StoreOptions { staging: Some("/staging".into()), ..StoreOptions::default() };
-        assert!(!staging_of(&options).unwrap().unwrap().writes_back);
-        options.write_back = true;
-        assert!(staging_of(&options).unwrap().unwrap().writes_back);
-        options.staging = None;
-        assert!(staging_of(&options).unwrap_err().contains("staging directory"));
     }
 
     #[test]

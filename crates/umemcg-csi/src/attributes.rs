@@ -4,7 +4,7 @@
 //! type        tmpfs, store, dir or existing
 //! size        of a tmpfs volume: 256Mi
 //! store       the URL of a prefix: s3://bucket/prefix; with endpoint, region, anonymous, freshness,
-//!             attributes, writes, staging, stagingSize and writeBack, as `umemcg volume add` has
+//!             attributes, writes, staging and stagingSize, as `umemcg volume add` has
 //!             them
 //! dir         a directory of the node
 //! volume      a volume of the daemon's configuration
@@ -39,7 +39,7 @@ const LIMITS: [&str; 14] = [
     "memory.wmark_scale_factor",
 ];
 /// Attributes of a store, each with its option of `umemcg volume add`.
-const STORE_OPTIONS: [(&str, &str); 9] = [
+const STORE_OPTIONS: [(&str, &str); 8] = [
     ("endpoint", "endpoint"),
     ("region", "region"),
     ("anonymous", "anonymous"),
@@ -48,7 +48,6 @@ const STORE_OPTIONS: [(&str, &str); 9] = [
     ("staging", "staging"),
     ("stagingSize", "staging-size"),
     ("writes", "writes"),
-    ("writeBack", "write-back"),
 ];
 
 /// The attributes of a volume.

@@ -163,8 +163,7 @@ fn the_page_of_the_configuration_has_its_keys() {
     let mut known = keys_in(&definitions::check_config("x = 1").unwrap_err());
     known.retain(|key| key != "groups" && key != "volumes");
     let of_volumes = keys_in(&definitions::check_config("[volumes.a]\nx = 1").unwrap_err());
-    // The other spelling of a key.
-    known.extend(of_volumes.into_iter().filter(|key| key != "write-back"));
+    known.extend(of_volumes);
     let told: BTreeSet<String> = page
         .split(".TP\n\\fB")
         .skip(1)

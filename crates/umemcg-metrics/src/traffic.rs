@@ -30,9 +30,9 @@ pub struct WorkFigures {
     pub nr_reads_begun: u64,
     /// Reads waiting to begin, of all volumes of the store.
     pub nr_reads_waiting: u64,
-    /// Background uploads of the volume in progress.
+    /// Retries of the volume's failed uploads in progress.
     pub nr_uploads_running: u64,
-    /// Files of the volume waiting for a background upload.
+    /// Files of the volume whose upload failed, waiting for a retry.
     pub nr_uploads_waiting: u64,
 }
 
@@ -113,10 +113,10 @@ const GAUGES: [(&str, &str, Gauge); 6] = [
     ("umemcg_store_reads_waiting", "Reads that wait to be begun, without a thread", |_, work| {
         work.nr_reads_waiting
     }),
-    ("umemcg_store_uploads_running", "Uploads in the background that are under way", |_, work| {
+    ("umemcg_store_uploads_running", "Failed uploads that are being retried", |_, work| {
         work.nr_uploads_running
     }),
-    ("umemcg_store_uploads_waiting", "Files that wait for an upload in the background", |_, work| {
+    ("umemcg_store_uploads_waiting", "Files whose upload failed and waits to be retried", |_, work| {
         work.nr_uploads_waiting
     }),
 ];

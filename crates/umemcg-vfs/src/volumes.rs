@@ -484,7 +484,7 @@ impl Volumes {
             volume,
             opens: LeafMutex::default(),
             closed: Condvar::default(),
-            // It may have taken over data accepted by an earlier daemon.
+            // Nothing is known of it.
             is_touched: AtomicBool::new(true),
             nr_syncs: LeafMutex::default(),
             slots: Some(Arc::clone(&self.free)),

@@ -121,7 +121,6 @@ fn store_options(given: &std::collections::BTreeMap<String, String>) -> Result<S
             "staging" => options.staging = text.map(PathBuf::from),
             "staging-size" => options.staging_size = text.map(|size| size.trim_end_matches('i').to_owned()),
             "anonymous" => options.anonymous = is_true(name, value)?,
-            "write-back" => options.write_back = is_true(name, value)?,
             "writes" => match Writes::from_str(value, false) {
                 Ok(writes) => options.writes = Some(writes),
                 Err(_) => return refused(format!("`writes` is none, streamed or staged, and not `{value}`")),
@@ -172,9 +171,8 @@ mod tests {
         let options = |given: &[(&str, &str)]| {
             store_options(&given.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect())
         };
-        let staged = [("staging", "/s"), ("staging-size", "16Gi"), ("write-back", "true")];
-        let staged = options(&staged).unwrap();
-        assert_eq!((staged.staging_size.as_deref(), staged.write_back), (Some("16G"), true));
+        let staged = options(&[("staging", "/s"), ("staging-size", "16Gi")]).unwrap();
+        assert_eq!(staged.staging_size.as_deref(), Some("16G"));
         let streamed = options(&[("writes", "streamed"), ("anonymous", "false")]).unwrap();
         assert_eq!((streamed.writes, streamed.anonymous), (Some(Writes::Streamed), false));
         for (name, value) in [("writes", "some"), ("anonymous", "yes"), ("attributes", ""), ("key", "x")] {

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use umemcg_fuse::Tracking;
-use umemcg_vfs::object::LeftBehind;
 
 use super::facts::{Facts, StagingFacts, StoreTimes};
 use super::finding::{Finding, Severity};
@@ -67,7 +66,6 @@ pub fn findings(facts: &Facts) -> Vec<Finding> {
     }));
     findings.extend(facts.stores.iter().map(|(volume, answer)| store(volume, answer.as_ref())));
     findings.extend(facts.stagings.iter().map(staging));
-    findings.extend(facts.stagings.iter().flat_map(|facts| &facts.left_behind).map(waiting));
     findings
 }
 
@@ -281,7 +279,7 @@ fn store(volume: &str, answer: Result<&StoreTimes, &String>) -> Finding {
 
 fn staging(facts: &StagingFacts) -> Finding {
     const CHECK: &str = "staging";
-    let StagingFacts { volume, dir, max_bytes, free_bytes, .. } = facts;
+    let StagingFacts { volume, dir, max_bytes, free_bytes } = facts;
     let dir = dir.display();
     match free_bytes {
         Err(error) => fail(
@@ -309,17 +307,6 @@ fn staging(facts: &StagingFacts) -> Finding {
         ),
         Ok(free) => ok(CHECK, format!("volume `{volume}`: {} free in {dir}", human_bytes(*free))),
     }
-}
-
-/// Returns the finding for staged files without a daemon to store them.
-fn waiting(left: &LeftBehind) -> Finding {
-    let LeftBehind { dir, volume, nr_files } = left;
-    let volume = volume.as_deref().unwrap_or("an unknown store");
-    warn(
-        "staging",
-        format!("{}: accepted and not stored, {nr_files} files of {volume}", dir.display()),
-        "start a volume with that URL and endpoint, spelled like this; it stores them",
-    )
 }
 
 #[cfg(test)]
@@ -356,11 +343,7 @@ mod tests {
 
     fn staged(free_bytes: Result<u64, String>) -> StagingFacts {
         let (volume, dir) = ("s".into(), "/staging".into());
-        StagingFacts { volume, dir, max_bytes: 16 * GIB, free_bytes, left_behind: Vec::new() }
-    }
-
-    fn left() -> LeftBehind {
-        LeftBehind { dir: "/staging/1".into(), volume: Some("s3://b".into()), nr_files: 2 }
+        StagingFacts { volume, dir, max_bytes: 16 * GIB, free_bytes }
     }
 
     fn limited(bytes: u64) -> Result<Usable, String> {
@@ -380,7 +363,7 @@ mod tests {
     #[test]
     fn each_bad_machine_is_told_its_one_trouble() {
         use Severity::{Fail, Warn};
-        let cases: [(Spoil, Severity, &str, &str); 25] = [
+        let cases: [(Spoil, Severity, &str, &str); 24] = [
             (|facts| facts.kernel = "4.19.0".into(), Fail, "kernel", "5.4"),
             (|facts| facts.kernel = "6.1.0-18".into(), Warn, "kernel", "6.9"),
             (|facts| facts.kernel = "6.12.0".into(), Warn, "kernel", "6.14"),
@@ -410,7 +393,6 @@ mod tests {
             (|facts| facts.stagings[0] = staged(Err("read-only".into())), Fail, "staging", "create it"),
             (|facts| facts.stagings[0] = staged(Ok(GIB)), Fail, "staging", "make room"),
             (|facts| facts.stagings[0] = staged(Ok(10 * GIB)), Warn, "staging", "make room"),
-            (|facts| facts.stagings[0].left_behind.push(left()), Warn, "staging", "that URL"),
         ];
         for (spoil, severity, check, advice) in cases {
             let mut facts = well();

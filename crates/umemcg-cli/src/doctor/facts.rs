@@ -11,7 +11,7 @@ use umemcg::{Engine, EngineConfig};
 use umemcg_control::Style;
 use umemcg_fuse::{ProcessClassifier, Tracking};
 use umemcg_vfs::VolumeSpec;
-use umemcg_vfs::object::{Bucket, LeftBehind, left_behind};
+use umemcg_vfs::object::Bucket;
 
 use super::arguments::DoctorArguments;
 use crate::config::Config;
@@ -91,8 +91,6 @@ pub struct StagingFacts {
     pub max_bytes: u64,
     /// The free bytes, if files can be created there.
     pub free_bytes: Answer<u64>,
-    /// The directories in it with accepted files that no volume serves.
-    pub left_behind: Vec<LeftBehind>,
 }
 
 impl Facts {
@@ -221,13 +219,7 @@ fn times_of(bucket: &dyn Bucket) -> Answer<StoreTimes> {
 fn read_only(source: &StoreSource) -> Answer<StoreSource> {
     Writes::checked(source.options.writes, source.options.staging.is_some())?;
     staging_of(&source.options)?;
-    let options = StoreOptions {
-        writes: None,
-        staging: None,
-        staging_size: None,
-        write_back: false,
-        ..source.options.clone()
-    };
+    let options = StoreOptions { writes: None, staging: None, staging_size: None, ..source.options.clone() };
     Ok(StoreSource { options, ..source.clone() })
 }
 
@@ -239,7 +231,6 @@ fn staging_facts(volume: &str, options: &StoreOptions) -> Option<StagingFacts> {
         .map_err(|errno| errno.to_string());
     Some(StagingFacts {
         volume: volume.to_owned(),
-        left_behind: left_behind(&staging.dir),
         dir: staging.dir,
         max_bytes: staging.max_bytes,
         free_bytes,
@@ -266,14 +257,10 @@ mod tests {
             StoreSource { url: "s3://b".into(), options, state: None }
         };
         for writes in [None, Some(Writes::Staged)] {
-            for write_back in [false, true] {
-                let mut source = source(writes);
-                source.options.write_back = write_back;
-                assert!(read_only(&source).unwrap().options.is_empty(), "{writes:?} {write_back}");
-            }
+            assert!(read_only(&source(writes)).unwrap().options.is_empty(), "{writes:?}");
         }
         let mut without = source(None);
-        (without.options.staging, without.options.write_back) = (None, true);
+        (without.options.staging, without.options.staging_size) = (None, Some("1G".into()));
         assert!(read_only(&without).unwrap_err().contains("staging directory"));
         assert!(read_only(&source(Some(Writes::Streamed))).unwrap_err().contains("--staging"));
     }

@@ -149,11 +149,11 @@ fn each_staged_file_that_a_store_refuses_is_named() {
     }
     let many = Many::new();
     let (bucket, staging) = (Arc::<MemoryBucket>::default(), tempfile::tempdir().unwrap());
-    let limits = StagingConfig::new(staging.path().into(), 1 << 20);
-    let config = staged(&bucket, StagingConfig { writes_back: true, ..limits });
+    let config = staged(&bucket, StagingConfig::new(staging.path().into(), 1 << 20));
     many.daemon.add_volume("o", &VolumeSpec::Objects(config)).unwrap();
     bucket.fail_changes(vec![ChangeFault::Refused(BucketError::Unavailable("it is closed".into())); 1000]);
     for (name, bytes) in [("a", "123"), ("b", "12345")] {
+        // It does not report that the close fails.
         fs::write(many.path("o").join(name), bytes).unwrap();
     }
     let named = |mut lost: Vec<umemcg_fuse::Lost>| {

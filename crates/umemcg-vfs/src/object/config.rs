@@ -33,9 +33,6 @@ pub struct StagingConfig {
     pub dir: PathBuf,
     /// Most bytes of one volume there.
     pub max_bytes: u64,
-    /// A close and an fsync return when the data is durable there. It is stored later, if need be
-    /// by the next daemon.
-    pub writes_back: bool,
     /// The pause before the first retry of a failed upload; later pauses are longer.
     pub retry_pause: Duration,
     /// How long a close, a sync or another operation waits until its group has room for uploads.
@@ -43,9 +40,9 @@ pub struct StagingConfig {
 }
 
 impl StagingConfig {
-    /// Returns the configuration of a directory without write-back.
+    /// Returns the configuration of a directory with the usual pauses.
     pub fn new(dir: PathBuf, max_bytes: u64) -> Self {
-        Self { dir, max_bytes, writes_back: false, retry_pause: RETRY_PAUSE, room_wait: WAIT }
+        Self { dir, max_bytes, retry_pause: RETRY_PAUSE, room_wait: WAIT }
     }
 }
 

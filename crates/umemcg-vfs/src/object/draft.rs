@@ -6,21 +6,29 @@
 //!
 //! Life:
 //! 1. It is made when the first change comes: empty for a new object or one cut to nothing, else as
-//!    a copy.
-//! 2. Before its first change it is *noted*: its record says so, its node stays known, and it is on
-//!    the volume's list of unsaved drafts.
-//! 3. With write-back a close *accepts* it: its bytes are durable, and its record promises to store
-//!    it, whatever comes. Later changes go to the same file: after a crash any part of them may be
-//!    there.
-//! 4. An upload stores the changes made before it began. If nothing has changed since, the draft is
-//!    noted no more, until the next change.
-//! 5. It goes with the last open file. An unsaved draft stays on disk, as does the record of a
+//!    a copy. Its record says *stored*: after a crash it is deleted.
+//! 2. Before its first change it is *noted*: its record says *staged*, its node stays known, and it
+//!    is on the volume's list of unsaved drafts. After a crash it is kept in `lost/`.
+//! 3. An upload stores the changes made before it began. If nothing has changed since, the draft is
+//!    *saved*: it is noted no more, until the next change.
+//! 4. A failed upload leaves it noted, and makes it durable. A later close or a retry stores it.
+//! 5. It becomes *nameless* when its name is removed, or *lost* when another change of the object
+//!    came first. It is not stored any more; a lost draft is kept in `lost/`.
+//! 6. It goes with the last open file. An unsaved draft stays on disk, as does the record of a
 //!    multipart upload that could not be aborted.
 //!
+//! ```text
+//!         first change          upload of all changes
+//!   made --------------> noted -----------------------> saved
+//!                        |   ^                            |
+//!                        |   +-------- next change -------+
+//!                        +--> lost        another change of the object came first
+//!   made, noted, saved -----> nameless    the name was removed
+//! ```
+//!
 //! Operations that must see the draft whole, such as an upload, hold the turn of its node
-//! (`turns`); so do changes of its state or its length. Writes go on beside them, and so does
-//! accepting. The record is written by one thread at a time (`recording`), from the state at that
-//! moment. A record that takes a promise back is durable before anything else happens.
+//! (`turns`); so do changes of its state or its length, and writes of its record. Writes of bytes
+//! go on beside them.
 
 use std::io;
 use std::sync::Arc;
@@ -31,7 +39,6 @@ use umemcg::Group;
 use umemcg::files::File;
 use umemcg_base::LeafMutex;
 
-use super::alone::{Alone, AloneGuard};
 use super::bucket::ObjectInfo;
 use super::draft_progress::{Before, Fate, Progress, number_of};
 use super::draft_record::{DraftRecord, DraftState};
@@ -52,8 +59,6 @@ pub(super) struct Draft {
     serial: u64,
     staging: Arc<Staging>,
     pub(super) room: RoomClaim,
-    /// Held by the thread that writes the record.
-    recording: Alone,
     /// (C) The prefix of its upload marks.
     mark: String,
     progress: LeafMutex<Progress>,
@@ -93,7 +98,6 @@ impl Draft {
             serial,
             staging: Arc::clone(staging),
             room,
-            recording: Alone::default(),
             mark,
             progress: LeafMutex::new(progress),
             group: Arc::clone(group),
@@ -130,9 +134,8 @@ impl Draft {
     /// Notes it. The caller holds the turn. The record need not be durable: no change is durable
     /// before the next upload.
     pub(super) fn note(&self, key: &str) -> Result<(), Errno> {
-        let alone = self.recording.take();
         key.clone_into(&mut self.progress.lock().key);
-        self.write_record(&alone, Some(DraftState::Staged), false)?;
+        self.write_record(Some(DraftState::Staged), false)?;
         self.progress.lock().is_noted = true;
         Ok(())
     }
@@ -145,71 +148,16 @@ impl Draft {
     /// Notes another key to store it under. The caller holds the turn.
     ///
     /// # Errors
-    /// The disk's; then the next start may store it under the old key.
+    /// The disk's; then the next start may name the old key.
     pub(super) fn follow(&self, key: &str) -> Result<(), Errno> {
-        let alone = self.recording.take();
         key.clone_into(&mut self.progress.lock().key);
-        self.write_record(&alone, None, false)
+        self.write_record(None, false)
     }
 
-    /// Accepts it: it is stored by this daemon or the next one. May sleep for the disk. Returns
-    /// false, and accepts nothing, if it has no name to be stored under.
-    ///
-    /// # Errors
-    /// `EIO` when another change of the object came first; the disk's.
-    pub(super) fn accept(&self) -> Result<bool, Errno> {
-        let nr_changes = self.progress.lock().nr_changes;
-        let len = self.sync_bytes()?;
-        let alone = self.recording.take();
-        let promise = {
-            let progress = self.progress.lock();
-            match progress.fate {
-                Fate::Lost => return Err(Errno::IO),
-                _ if progress.nr_stored.max(progress.accepted.0) >= nr_changes => return Ok(true),
-                Fate::Stored if !progress.is_leaving => progress.promise(nr_changes, len, &self.mark),
-                _ => return Ok(false),
-            }
-        };
-        self.write_record(&alone, Some(DraftState::Accepted(promise)), true)?;
-        self.progress.lock().accepted = (nr_changes, len);
-        Ok(true)
-    }
-
-    /// Returns whether it has changes neither stored nor accepted.
-    pub(super) fn is_unaccepted(&self) -> bool {
-        let progress = self.progress.lock();
-        progress.is_unsaved() && progress.nr_changes != progress.accepted.0
-    }
-
-    /// Returns whether the next start stores it if this daemon does not.
-    pub(super) fn is_promised(&self) -> bool {
-        self.progress.lock().has_promise
-    }
-
-    /// Returns whether nothing has changed since it was accepted, or since an upload was begun.
+    /// Returns whether nothing has changed since an upload was last begun.
     pub(super) fn is_quiet(&self) -> bool {
         let progress = self.progress.lock();
-        let is_known = progress.nr_changes == progress.accepted.0 || progress.nr_changes == progress.nr_tried;
-        progress.nr_changing == 0 && is_known
-    }
-
-    /// Takes the promise back, durably: its object is removed, and its name is next. The caller
-    /// holds the turn.
-    ///
-    /// # Errors
-    /// The disk's; then it is as before.
-    pub(super) fn renounce(&self) -> Result<(), Errno> {
-        let alone = self.recording.take();
-        let has_promise = {
-            let mut progress = self.progress.lock();
-            progress.is_leaving = progress.fate == Fate::Stored;
-            progress.has_promise
-        };
-        if !has_promise {
-            return Ok(());
-        }
-        let written = self.write_record(&alone, Some(DraftState::Stored), true);
-        written.inspect_err(|_| self.progress.lock().is_leaving = false)
+        progress.nr_changing == 0 && progress.nr_changes == progress.nr_tried
     }
 
     /// Returns whether it has unsaved changes.
@@ -224,11 +172,10 @@ impl Draft {
         is_stored && progress.nr_changing == 0
     }
 
-    /// Returns whether it has changed since it was accepted, and since an upload was last begun.
+    /// Returns whether it has changed since an upload was last begun.
     pub(super) fn has_news(&self) -> bool {
         let progress = self.progress.lock();
-        let is_new = progress.nr_changes != progress.nr_tried && progress.nr_changes != progress.accepted.0;
-        progress.fate == Fate::Stored && is_new
+        progress.fate == Fate::Stored && progress.nr_changes != progress.nr_tried
     }
 
     /// Returns whether an object of its name may be in the store.
@@ -294,24 +241,14 @@ impl Draft {
         change(&mut self.progress.lock().labels)
     }
 
-    /// Notes that its name was removed: it is not stored, and goes with the last open file. No lock
-    /// may be held.
+    /// Notes that its name was removed: it is not stored, and goes with the last open file. The
+    /// caller holds the turn.
     pub(super) fn lose_name(&self) {
-        let alone = self.recording.take();
-        let has_promise = {
-            let mut progress = self.progress.lock();
-            if progress.fate == Fate::Stored {
-                progress.fate = Fate::Nameless;
-            }
-            progress.is_noted = false;
-            progress.has_promise && progress.fate == Fate::Nameless
-        };
-        if has_promise && let Err(errno) = self.write_record(&alone, None, true) {
-            tracing::error!(
-                %errno, key = self.key(),
-                "cannot note that a staged file has lost its name; the next start may store it"
-            );
+        let mut progress = self.progress.lock();
+        if progress.fate == Fate::Stored {
+            progress.fate = Fate::Nameless;
         }
+        progress.is_noted = false;
     }
 
     /// Keeps it in `lost/`, for good. Only then does `tell` notify the open files: a notified
@@ -320,7 +257,6 @@ impl Draft {
         if let Err(errno) = self.sync_bytes() {
             tracing::error!(key, %errno, "what is kept of a staged file may be incomplete");
         }
-        let _alone = self.recording.take();
         let path = self.staging.lose(self.serial, key);
         {
             let mut progress = self.progress.lock();
@@ -346,22 +282,18 @@ impl Draft {
     /// Notes that `nr_changes` are in the store, as the version `info`. Returns whether these are
     /// all; then the draft is noted no more.
     pub(super) fn end_upload(&self, nr_changes: u64, info: &ObjectInfo, key: &str) -> bool {
-        let alone = self.recording.take();
-        let (is_saved, has_promise) = {
+        let is_saved = {
             let mut progress = self.progress.lock();
             progress.nr_stored = nr_changes;
-            let nr_marked = number_of(info, &self.mark).unwrap_or(0).max(nr_changes);
-            progress.nr_marked = progress.nr_marked.max(nr_marked);
+            progress.nr_marked = progress.nr_marked.max(nr_changes);
             progress.base = Some(info.without_metadata());
             key.clone_into(&mut progress.key);
             let is_saved = progress.nr_changes == nr_changes && progress.nr_changing == 0;
             progress.is_noted &= !is_saved;
-            (is_saved, progress.has_promise)
+            is_saved
         };
         // The caller holds the turn, so the next change is noted after this.
-        if (is_saved || has_promise)
-            && let Err(errno) = self.write_record(&alone, None, false)
-        {
+        if is_saved && let Err(errno) = self.write_record(None, false) {
             tracing::warn!(%errno, key, "cannot note that a staged file is in the store");
         }
         is_saved
@@ -387,7 +319,8 @@ impl Draft {
     }
 
     /// Writes its bytes to its host file, for an upload. Returns their number; bytes written beyond
-    /// them meanwhile may be missing. They need not be durable: nothing was promised.
+    /// them meanwhile may be missing. They need not be durable: nothing is acknowledged before the
+    /// upload has succeeded.
     ///
     /// # Errors
     /// The disk's.
@@ -403,12 +336,10 @@ impl Draft {
     /// The disk's.
     pub(super) fn sync(&self) -> Result<(), Errno> {
         self.sync_bytes()?;
-        let alone = self.recording.take();
-        self.write_record(&alone, None, true)
+        self.write_record(None, true)
     }
 
-    fn sync_bytes(&self) -> Result<u64, Errno> {
-        let len = self.file.len();
+    fn sync_bytes(&self) -> Result<(), Errno> {
         let seen = self.file.sample_error();
         // An error of earlier write-back counts only if the data is still unwritten.
         if let Err(error) = self.file.fsync(false, &seen)
@@ -416,7 +347,7 @@ impl Draft {
         {
             return Err(self.staging.report(VfsError::from(error).errno()));
         }
-        self.len_on_disk(len)
+        Ok(())
     }
 
     /// Returns how many of `len` bytes its host file has: a write that lengthens the draft may not
@@ -440,8 +371,7 @@ impl Draft {
         let noted = upload.map(|(key, upload)| (key.to_owned(), upload.to_owned()));
         let old = std::mem::replace(&mut self.progress.lock().noted_upload, noted);
         drop(old);
-        let alone = self.recording.take();
-        self.write_record(&alone, None, upload.is_some())
+        self.write_record(None, upload.is_some())
     }
 
     /// Cuts or extends it. The caller is changing it and holds the turn.
@@ -467,32 +397,20 @@ impl Draft {
         &self.mark
     }
 
-    /// Writes the record with a state, or with the present one. A record that is a promise or takes
-    /// one back is always durable.
-    fn write_record(
-        &self,
-        _: &AloneGuard<'_>,
-        state: Option<DraftState>,
-        durably: bool,
-    ) -> Result<(), Errno> {
-        let (record, durably) = {
-            let mut progress = self.progress.lock();
+    /// Writes the record with a state, or with the present one; `durably` if it must survive a power
+    /// cut.
+    fn write_record(&self, state: Option<DraftState>, durably: bool) -> Result<(), Errno> {
+        let record = {
+            let progress = self.progress.lock();
             if progress.fate == Fate::Lost {
                 // The draft is in `lost/`.
                 return Err(Errno::IO);
             }
-            let state = state.unwrap_or_else(|| progress.state(&self.mark));
-            let had_promise = progress.has_promise;
-            progress.has_promise |= matches!(state, DraftState::Accepted(_));
-            let base =
-                progress.base.as_ref().map(|base| ObjectInfo { attributes: None, ..base.without_metadata() });
             let (key, upload) = (progress.key.clone(), progress.noted_upload.clone());
-            (DraftRecord { key, base, upload, state }, durably || had_promise || progress.has_promise)
+            DraftRecord { key, upload, state: state.unwrap_or_else(|| progress.state()) }
         };
         let written = self.staging.write_record(self.serial, &record, durably);
-        written.map_err(|error| self.staging.report(errno_of(error)))?;
-        self.progress.lock().has_promise &= matches!(record.state, DraftState::Accepted(_));
-        Ok(())
+        written.map_err(|error| self.staging.report(errno_of(error)))
     }
 }
 
@@ -521,7 +439,7 @@ impl Drop for Changing<'_> {
     fn drop(&mut self) {
         let mut progress = self.0.progress.lock();
         progress.nr_changing -= 1;
-        progress.nr_changes = progress.nr_changes.max(progress.nr_unknown) + 1;
+        progress.nr_changes += 1;
     }
 }
 

@@ -1,4 +1,4 @@
-//! The making of a draft: of a new object, as a copy of one, or of a draft accepted earlier.
+//! The making of a draft: of a new object, or as a copy of one.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use umemcg::{Engine, Group};
 use super::bucket::ObjectInfo;
 use super::draft::{Draft, errno_of};
 use super::draft_progress::Progress;
-use super::draft_record::{DraftRecord, Promise};
+use super::draft_record::DraftRecord;
 use super::file_labels::FileLabels;
 use super::staging::Staging;
 use super::staging_room::RoomClaim;
@@ -63,38 +63,6 @@ impl DraftMaker<'_> {
         })?;
         let progress = Progress::new(base, labels, key);
         let mark = format!("{}-{serial}-", self.mark);
-        Ok(Draft::new(
-            (self.staging, self.group),
-            node,
-            (serial, mark),
-            (file, store),
-            (progress, room, charge),
-        ))
-    }
-
-    /// Makes a draft accepted by an earlier daemon. Its file may have changed since; bytes added
-    /// after the accepted length are cut off. May sleep for memory and the disk.
-    ///
-    /// # Errors
-    /// `ENOMEM`, `ENFILE`, the host's.
-    pub(super) fn adopt(
-        &self,
-        node: NodeId,
-        (serial, record): (u64, &DraftRecord),
-        (promise, labels): (&Promise, FileLabels),
-    ) -> Result<Arc<Draft>, VfsError> {
-        let labels_bytes = labels.bytes() as u64;
-        let charge = HandleCharge::take(self.effort, self.engine, self.group, DRAFT_BYTES + labels_bytes)?;
-        let share = self.share()?;
-        let fd = self.staging.reopen(serial).map_err(errno_of)?;
-        let len = syscalls::stat_fd(&fd)?.attr.size.min(promise.len);
-        rustix::fs::ftruncate(&fd, len)?;
-        let room = RoomClaim::take_anyway(&self.staging.room, self.group, len);
-        let (file, store) = self.open(fd, share, len, |_| Ok(()))?;
-        let mut progress = Progress::new(record.base.clone(), labels, &record.key);
-        progress.adopt(promise);
-        progress.noted_upload = record.upload.clone();
-        let mark = promise.mark.clone();
         Ok(Draft::new(
             (self.staging, self.group),
             node,

@@ -1,8 +1,8 @@
-//! The progress of a draft: how many changes were made, accepted and stored, and the state to write
-//! to its record.
+//! The progress of a draft: how many changes were made and stored, and the state to write to its
+//! record.
 
 use super::bucket::ObjectInfo;
-use super::draft_record::{DraftState, Promise};
+use super::draft_record::DraftState;
 use super::file_labels::FileLabels;
 
 /// The fate of a draft.
@@ -16,16 +16,11 @@ pub(super) enum Fate {
     Lost,
 }
 
-/// Most changes made, and stored, by an earlier daemon beyond the accepted ones.
-const NR_UNKNOWN_MAX: u64 = 1 << 40;
-
 /// The progress of a draft.
 #[derive(Debug)]
 pub(super) struct Progress {
     /// Counts changes, each when it is done.
     pub(super) nr_changes: u64,
-    /// Numbers up to this one may belong to changes made by an earlier daemon.
-    pub(super) nr_unknown: u64,
     /// The number of changes in the store.
     pub(super) nr_stored: u64,
     /// The greatest number known from a mark in the store.
@@ -36,12 +31,6 @@ pub(super) struct Progress {
     pub(super) may_have_object: bool,
     /// Changes in progress.
     pub(super) nr_changing: u32,
-    /// The number of changes accepted last, and the length then.
-    pub(super) accepted: (u64, u64),
-    /// The record on disk may say that the draft is accepted.
-    pub(super) has_promise: bool,
-    /// Its object is being removed: nothing more is accepted.
-    pub(super) is_leaving: bool,
     /// The key it is stored under.
     pub(super) key: String,
     pub(super) is_noted: bool,
@@ -80,15 +69,11 @@ impl Progress {
     pub(super) fn new(base: Option<ObjectInfo>, labels: FileLabels, key: &str) -> Self {
         Self {
             nr_changes: 0,
-            nr_unknown: 0,
             nr_stored: 0,
             nr_marked: 0,
             nr_tried: 0,
             may_have_object: base.is_some(),
             nr_changing: 0,
-            accepted: (0, 0),
-            has_promise: false,
-            is_leaving: false,
             key: key.to_owned(),
             is_noted: false,
             fate: Fate::Stored,
@@ -96,15 +81,6 @@ impl Progress {
             labels,
             noted_upload: None,
         }
-    }
-
-    /// Takes over the changes accepted by an earlier daemon. It may have stored later changes, with
-    /// greater numbers. New changes must not reuse these.
-    pub(super) fn adopt(&mut self, promise: &Promise) {
-        self.nr_changes = promise.nr_changes;
-        self.nr_unknown = promise.nr_changes.saturating_add(NR_UNKNOWN_MAX);
-        self.accepted = (promise.nr_changes, promise.len);
-        (self.has_promise, self.is_noted, self.may_have_object) = (true, true, true);
     }
 
     /// Returns whether it has unsaved changes.
@@ -118,19 +94,11 @@ impl Progress {
     }
 
     /// Returns the state for the record.
-    pub(super) fn state(&self, mark: &str) -> DraftState {
-        let (nr_changes, len) = self.accepted;
+    pub(super) fn state(&self) -> DraftState {
         match self.fate {
-            Fate::Stored if nr_changes > self.nr_stored && !self.is_leaving => {
-                DraftState::Accepted(self.promise(nr_changes, len, mark))
-            }
             Fate::Stored if self.is_noted => DraftState::Staged,
             Fate::Stored | Fate::Nameless => DraftState::Stored,
             Fate::Lost => DraftState::Staged,
         }
-    }
-
-    pub(super) fn promise(&self, nr_changes: u64, len: u64, mark: &str) -> Promise {
-        Promise { nr_changes, len, mark: mark.to_owned(), metadata: self.labels.to_metadata() }
     }
 }

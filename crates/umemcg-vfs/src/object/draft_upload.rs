@@ -71,7 +71,7 @@ impl DraftUpload<'_> {
         let there = bucket.find_confirmed(key).map_err(|error| self.failed(&error))?;
         let number_of = |there: &ObjectInfo| upload.before.number_of_unknown(draft.mark(), there);
         match (there.as_ref().and_then(number_of), there) {
-            // After a crash it may have more changes than were accepted.
+            // It has all of these changes.
             (Some(nr), Some(there)) if nr >= upload.nr_changes => Ok(there),
             (Some(_), Some(there)) => {
                 draft.rebase(&there);

@@ -19,12 +19,11 @@ use super::file_attributes::FileAttributes;
 use super::file_labels::FileLabels;
 use super::objects::Objects;
 use super::open_streams::OpenStreams;
+use super::retries::{Retries, RetryUpload};
 use super::staged_file::StagedFile;
 use super::staging::Staging;
 use super::turns::{Claim, TurnGuard, Turns};
-use super::upload_queue::Outcome;
 use super::upload_room::WAIT;
-use super::uploader::{Uploader, Uploads};
 use crate::attr::{NodeId, Timestamp};
 use crate::error::{VfsError, VolumeError};
 use crate::handle_charge::HandleCharge;
@@ -48,11 +47,9 @@ pub(super) struct Drafts {
     turns: Turns,
     /// (C) The prefix of the upload marks of this volume.
     mark: String,
-    /// (C) A close and an fsync wait for the staging disk, and not for the store.
-    writes_back: bool,
     /// (C) How long an operation waits for room for its uploads.
     room_wait: Duration,
-    pub(super) uploader: Uploader,
+    pub(super) retries: Retries,
     pub(super) open_streams: OpenStreams,
 }
 
@@ -61,13 +58,13 @@ pub(super) struct Drafts {
 enum For {
     /// A caller, which gets the error of a failure, and waits for room until then.
     Caller(Instant),
-    /// An accepted draft, or one whose failure was reported to a caller.
+    /// A retry, after a failure reported to a caller.
     Background,
 }
 
 impl Drafts {
     /// # Errors
-    /// [`VolumeError::Staging`] without a thread for uploads.
+    /// [`VolumeError::Staging`] without a thread for retries.
     pub(super) fn new(
         objects: &Arc<Objects>,
         staging: Option<(Arc<Staging>, &StagingConfig)>,
@@ -81,14 +78,13 @@ impl Drafts {
             unsaved: LeafMutex::default(),
             turns: Turns::default(),
             mark,
-            writes_back: config.is_some_and(|config| config.writes_back),
             room_wait: config.map_or(WAIT, |config| config.room_wait),
-            uploader: Uploader::new(config.map_or(RETRY_PAUSE, |config| config.retry_pause)),
+            retries: Retries::new(config.map_or(RETRY_PAUSE, |config| config.retry_pause)),
             open_streams: OpenStreams::default(),
         });
         if let Some(staging) = &drafts.staging {
             let (uploads, bucket): (Weak<Self>, _) = (Arc::downgrade(&drafts), &objects.bucket);
-            let served = drafts.uploader.serve(uploads, store_of(&**bucket));
+            let served = drafts.retries.serve(uploads, store_of(&**bucket));
             served.map_err(|error| staging.failure(bucket, errno_of(error)))?;
         }
         Ok(drafts)
@@ -227,39 +223,6 @@ impl Drafts {
         Ok(())
     }
 
-    /// Saves written data: in the store, or with write-back durably on the staging disk. May sleep
-    /// for memory, the disk and the store.
-    ///
-    /// # Errors
-    /// As [`store`](Self::store).
-    pub(super) fn save(&self, content: &Arc<Content>, group: &Arc<Group>) -> Result<(), Errno> {
-        let Some(draft) = content.draft().filter(|draft| draft.is_unsaved()) else { return Ok(()) };
-        // If the staging disk fails, the store is still tried.
-        if self.writes_back && self.accept(draft) == Ok(true) { Ok(()) } else { self.store(content, group) }
-    }
-
-    /// Accepts a draft. Returns false if it has no name.
-    fn accept(&self, draft: &Draft) -> Result<bool, Errno> {
-        if draft.is_unaccepted() {
-            if !draft.accept()? {
-                return Ok(false);
-            }
-            self.store_later(draft, false);
-        }
-        Ok(true)
-    }
-
-    fn store_later(&self, draft: &Draft, has_failed: bool) {
-        let group = draft.group().unwrap_or_else(|| self.objects.engine.root());
-        self.uploader.add(draft.serial(), number_of_tenant(group), has_failed);
-    }
-
-    /// Takes over a draft accepted by an earlier daemon.
-    pub(super) fn adopt(&self, content: &Arc<Content>, draft: &Draft) {
-        self.unsaved.lock().insert(draft.serial(), Arc::clone(content));
-        self.store_later(draft, false);
-    }
-
     /// Stores the unsaved changes. May sleep for memory, the disk and the store.
     ///
     /// # Errors
@@ -336,7 +299,8 @@ impl Drafts {
             }
             Err(UploadError::Failed(errno)) => {
                 tracing::debug!(key, %errno, "a staged file is not in the store yet");
-                if whom != For::Background && !self.keep(draft, key) {
+                if whom != For::Background {
+                    self.keep(draft, key);
                     content.errors.record(errno.raw_os_error());
                 }
                 Err(errno)
@@ -344,15 +308,14 @@ impl Drafts {
         }
     }
 
-    /// Keeps a draft after a failure reported to a caller. Returns whether it is accepted: then the
-    /// open files need no error.
-    fn keep(&self, draft: &Draft, key: &str) -> bool {
-        let kept = if self.writes_back { draft.accept() } else { draft.sync().map(|()| false) };
-        self.store_later(draft, true);
-        kept.unwrap_or_else(|errno| {
+    /// Makes a draft durable after a failure that is about to be reported, and has the upload
+    /// retried. The caller holds its turn.
+    fn keep(&self, draft: &Draft, key: &str) {
+        if let Err(errno) = draft.sync() {
             tracing::error!(key, %errno, path = %draft.path().display(), "a staged file may not be durable");
-            false
-        })
+        }
+        let group = draft.group().unwrap_or_else(|| self.objects.engine.root());
+        self.retries.add(draft.serial(), number_of_tenant(group));
     }
 
     /// Returns the prefix of the upload marks of one file.
@@ -413,9 +376,7 @@ impl Drafts {
             let stored = self.store_for(whom, &content, group);
             if let Err(errno) = stored {
                 let key = self.objects.tree.lock().path(draft.node).unwrap_or_default();
-                let later =
-                    if draft.is_promised() { "; the next start stores it, if not this one" } else { "" };
-                tracing::warn!(key, %errno, path = %draft.path().display(), "not in the store; kept{later}");
+                tracing::warn!(key, %errno, path = %draft.path().display(), "not in the store; kept");
             }
             result = result.and(stored);
         }
@@ -458,25 +419,16 @@ impl Drafts {
     }
 }
 
-impl Uploads for Drafts {
-    fn upload(&self, serial: u64, must: bool) -> Outcome {
-        let Some(content) = self.unsaved.lock().get(&serial).cloned() else { return Outcome::Gone };
-        let Some(draft) = content.draft().filter(|draft| draft.is_unsaved()) else { return Outcome::Gone };
+impl RetryUpload for Drafts {
+    fn retry_upload(&self, serial: u64) -> bool {
+        let Some(content) = self.unsaved.lock().get(&serial).cloned() else { return true };
+        let Some(draft) = content.draft().filter(|draft| draft.is_unsaved()) else { return true };
         if !draft.is_quiet() {
-            match draft.is_promised() {
-                true if must => {}
-                true => return Outcome::Busy,
-                // The writer's next close stores it.
-                false => return Outcome::Gone,
-            }
+            // The writer's next close stores it.
+            return true;
         }
         let group = draft.group().unwrap_or_else(|| self.objects.engine.root());
-        match self.store_for(For::Background, &content, group) {
-            Ok(()) => Outcome::Stored,
-            Err(_) if draft.is_lost() => Outcome::Gone,
-            Err(Errno::NOMEM) => Outcome::NoRoom,
-            Err(_) => Outcome::Failed,
-        }
+        self.store_for(For::Background, &content, group).is_ok() || draft.is_lost()
     }
 }
 

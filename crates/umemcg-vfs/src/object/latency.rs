@@ -20,9 +20,9 @@ pub struct StoreWork {
     pub nr_reads_begun: u64,
     /// Reads of all volumes of the bucket waiting to begin.
     pub nr_reads_waiting: u64,
-    /// Background uploads of this volume under way.
+    /// Retries of failed uploads of this volume under way.
     pub nr_uploads_running: u64,
-    /// Files of this volume waiting for a background upload.
+    /// Files of this volume whose upload failed, waiting for a retry.
     pub nr_uploads_waiting: u64,
 }
 

@@ -11,13 +11,12 @@
 //! of an object in one version, `kernel_copy` the kernel's pages of it, `open_file` an open object.
 //!
 //! Writes go to a `draft`, whose bytes are in the `staging` directory; `drafts` holds the drafts of
-//! a volume. Without a staging directory they can go to a `stream`, whose bytes are in memory until
-//! the store has them. `streams` holds the streams of a volume, `stream_file` is an open file
-//! written as a stream, and `streaming` begins the streams of a volume. `create`, `names` and
-//! `rename` change names.
+//! a volume, and `retries` retries their failed uploads. Without a staging directory they can go to
+//! a `stream`, whose bytes are in memory until the store has them. `streams` holds the streams of a
+//! volume, `stream_file` is an open file written as a stream, and `streaming` begins the streams of
+//! a volume. `create`, `names` and `rename` change names.
 
 mod absent_names;
-mod alone;
 mod asking;
 mod bucket;
 mod config;
@@ -39,7 +38,6 @@ mod kernel_copy;
 mod key_parts;
 mod key_search;
 mod latency;
-mod left_behind;
 mod listed_part;
 mod listing;
 mod listing_place;
@@ -53,7 +51,8 @@ mod part_bytes;
 mod parts_under_way;
 mod relabeling;
 mod rename;
-mod replay;
+mod retries;
+mod retry_queue;
 mod same_names;
 mod shown_attributes;
 mod side_by_side;
@@ -68,9 +67,7 @@ mod streams;
 mod tree;
 mod turns;
 mod upload_notes;
-mod upload_queue;
 mod upload_room;
-mod uploader;
 mod xattrs;
 
 use std::ffi::{OsStr, OsString};
@@ -103,7 +100,6 @@ use file_attributes::{SYMLINK_BYTES_MAX, changes_attributes};
 use file_labels::FileLabels;
 use key_parts::key_part;
 pub use latency::{LATENCY_BOUNDS_MS, LatencyFigures, StoreTraffic, StoreWork};
-pub use left_behind::{LeftBehind, left_behind};
 use listing::OpenDirectory;
 use node::Facts;
 use objects::Objects;
@@ -156,9 +152,6 @@ impl ObjectVolume {
             None if config.streams => Some(Drafts::new(&objects, None)?),
             None => None,
         };
-        if let Some(drafts) = &drafts {
-            replay::adopt_all(drafts, &config.bucket)?;
-        }
         let streams = drafts.as_ref().filter(|drafts| drafts.staging.is_none());
         let notes = || config.upload_notes.as_ref().map(|below| UploadNotes::open(below, &config.bucket));
         let streams = streams.map(|drafts| Arc::new(Streams::new(drafts, notes())));
@@ -183,18 +176,17 @@ impl ObjectVolume {
         self.drafts.as_ref().map_or(0, |drafts| drafts.nr_waiting())
     }
 
-    /// Begins no more background uploads, and waits for the running ones. From then on the volume
-    /// is as after its daemon was killed. For tests.
-    pub fn stop_uploads(&self) {
+    /// Begins no more retries of failed uploads, and waits for the running one. For tests.
+    pub fn stop_retries(&self) {
         if let Some(drafts) = &self.drafts {
-            drafts.uploader.stop();
+            drafts.retries.stop();
         }
     }
 
     fn work(&self) -> StoreWork {
         let source = self.objects.bucket.source_id().unwrap_or(self.objects.store_id);
         let reads = self.objects.engine.cache().nr_reads_begun_and_waiting(source);
-        let uploads = self.drafts.as_ref().map(|drafts| drafts.uploader.nr_running_and_waiting());
+        let uploads = self.drafts.as_ref().map(|drafts| drafts.retries.nr_running_and_waiting());
         let (nr_running, nr_waiting) = uploads.unwrap_or_default();
         StoreWork {
             nr_reads_begun: reads.0,
@@ -280,7 +272,7 @@ impl Attributes for ObjectVolume {
         let file = self.open_file(caller, node, OFlags::RDWR)?;
         // A change of a file being written is stored together with its bytes. A new length is
         // stored at once, and so is a change after the last close: no later close would store it.
-        let at_once = !file.is_unaccepted() || change.size.is_some();
+        let at_once = !file.is_unsaved() || change.size.is_some();
         let changed = file.setattr(caller, change).and_then(|changed| {
             file.store_by_name(at_once)?;
             Ok(changed)

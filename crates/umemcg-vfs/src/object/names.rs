@@ -62,8 +62,6 @@ impl ObjectVolume {
             };
             deleted.map_err(|error| self.not_removed(node, &error))?;
         }
-        // The file must not come back with the next start.
-        draft.map_or(Ok(()), |draft| draft.renounce())?;
         self.remove_name(node, (parent, name));
         if let Some(draft) = draft {
             drafts.lose_name(draft);

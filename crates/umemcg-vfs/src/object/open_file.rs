@@ -90,13 +90,8 @@ impl OpenFile {
     }
 
     /// Returns whether it has unsaved changes.
-    fn is_unsaved(&self) -> bool {
+    pub(super) fn is_unsaved(&self) -> bool {
         self.content.draft().is_some_and(|draft| draft.is_unsaved())
-    }
-
-    /// Returns whether it has changes that a close must still store or accept.
-    pub(super) fn is_unaccepted(&self) -> bool {
-        self.content.draft().is_some_and(|draft| draft.is_unaccepted())
     }
 
     fn is_append(&self) -> bool {
@@ -176,7 +171,7 @@ impl OpenFile {
     /// Stores the unsaved changes, and reports each failed upload once.
     fn store(&self) -> Result<(), VfsError> {
         let stored = match &self.drafts {
-            Some(drafts) => drafts.save(&self.content, &self.group),
+            Some(drafts) => drafts.store(&self.content, &self.group),
             None => Ok(()),
         };
         let checked = self.content.errors.check_and_advance(&self.errors);
@@ -324,7 +319,7 @@ impl VolumeFile for OpenFile {
         if has_news
             && wants_to_write(self.flags)
             && let Some(drafts) = &self.drafts
-            && let Err(errno) = drafts.save(&self.content, &self.group)
+            && let Err(errno) = drafts.store(&self.content, &self.group)
         {
             tracing::warn!(%errno, node = self.node.0, "a file that was closed is not in the store yet");
         }

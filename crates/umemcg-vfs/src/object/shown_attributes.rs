@@ -52,17 +52,6 @@ impl ShownAttributes {
         }
     }
 
-    /// As [`labels`](Self::labels), for a file written here with these metadata.
-    pub(super) fn labels_here(&self, metadata: &Metadata) -> FileLabels {
-        let usual = self.of_file(Timestamp::now());
-        let told = FileLabels::of(metadata, &usual);
-        let FileAttributes { atime, mtime, ctime, .. } = told.attributes;
-        match self.are_stored {
-            true => told,
-            false => FileLabels::of_uniform(metadata, FileAttributes { atime, mtime, ctime, ..usual }),
-        }
-    }
-
     /// Returns the facts to keep about an object: with its own attributes, if it has any.
     pub(super) fn kept(&self, info: &ObjectInfo) -> ObjectInfo {
         let usual = self.of_file(info.modified);

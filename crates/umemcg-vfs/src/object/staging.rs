@@ -4,14 +4,14 @@
 //! DIR/s3-bucket-prefix-0123456789abcdef/      the volume's, locked while it is open
 //!     17            the bytes of a draft
 //!     17.record     what it is; see `draft_record`
-//!     volume        the volume's URL and server; see `left_behind`
+//!     volume        the volume's URL and server
 //!     lost/         drafts that did not reach the store, with their records
 //! ```
 //!
 //! A file is deleted here only when it is in the store or its name was removed. After a daemon has
-//! ended early, the next one stores its accepted drafts (`replay`), moves the others to `lost/` and
-//! lists them with the volume. A record without bytes belongs to a multipart upload that could not
-//! be aborted yet; the next start does it.
+//! ended early, the next one moves its drafts to `lost/` and lists them with the volume. A record
+//! without bytes belongs to a multipart upload that could not be aborted yet; the next start does
+//! it.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -29,13 +29,16 @@ use umemcg_base::own_directory::make_own;
 use super::bucket::Bucket;
 use super::draft_record::{DraftRecord, DraftState};
 use super::failure_log::FailureLog;
-use super::left_behind::{RECORD, left_behind, sign};
 use super::staged_file::StagedFile;
 use super::staging_room::StagingRoom;
 use crate::error::VolumeError;
 use crate::host::directory::HostDirectory;
 use crate::volume_config::{IoMode, Resolve, VolumeConfig};
 
+/// The file that names the volume of a directory.
+const VOLUME: &str = "volume";
+/// The extension of a record's file name.
+const RECORD: &str = "record";
 /// Most drafts in `lost/` that are listed.
 const NR_LISTED_MAX: usize = 1000;
 /// The subdirectory of drafts that did not reach the store.
@@ -55,13 +58,11 @@ pub(super) struct Staging {
     /// Failures of the disk. Apart from the store's, so that neither takes the other's turns in the
     /// log.
     failures: FailureLog,
-    /// Drafts accepted by an earlier daemon, by number, until they are taken over.
-    accepted: LeafMutex<Vec<(u64, DraftRecord)>>,
 }
 
 impl Staging {
-    /// Opens the subdirectory of a volume. Sets aside the drafts of an earlier daemon, except the
-    /// accepted ones, and aborts its multipart uploads.
+    /// Opens the subdirectory of a volume. Sets aside the drafts of an earlier daemon, and aborts
+    /// its multipart uploads.
     ///
     /// # Errors
     /// [`VolumeError::Staging`], and [`VolumeError::InUse`] if another daemon has it.
@@ -87,18 +88,9 @@ impl Staging {
         let host_dir = HostDirectory::open_as(store_id, &config)?;
         try_to_write(&dir).map_err(failed)?;
         sign(&dir, &**bucket).map_err(failed)?;
-        for left in left_behind(below) {
-            let volume = left.volume.as_deref().unwrap_or("a volume whose name is not known");
-            tracing::warn!(
-                nr = left.nr_files, dir = %left.dir.display(), volume,
-                "files that were accepted wait for their volume: serve it as it was named then"
-            );
-        }
         let found = Found::look(&dir).map_err(failed)?;
-        let mut accepted = Vec::new();
         for &serial in &found.serials {
-            let found = set_aside(&dir, serial, bucket).map_err(failed)?;
-            accepted.extend(found.map(|record| (serial, record)));
+            set_aside(&dir, serial, bucket).map_err(failed)?;
         }
         let (lost, lost_bytes) = list_lost(&dir).map_err(failed)?;
         if !lost.is_empty() {
@@ -113,7 +105,6 @@ impl Staging {
             next: AtomicU64::new(found.last + 1),
             lost: LeafMutex::new(lost),
             failures: FailureLog::new(),
-            accepted: LeafMutex::new(accepted),
             dir,
         }))
     }
@@ -137,17 +128,6 @@ impl Staging {
         let mode = Mode::RUSR | Mode::WUSR;
         let created = rustix::fs::openat(&*self.host_dir.root, serial.to_string(), flags, mode);
         Ok((serial, created.inspect_err(|_| self.remove_record(serial))?))
-    }
-
-    /// Opens the file of a draft accepted by an earlier daemon.
-    pub(super) fn reopen(&self, serial: u64) -> io::Result<OwnedFd> {
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        Ok(rustix::fs::openat(&*self.host_dir.root, serial.to_string(), flags, Mode::empty())?)
-    }
-
-    /// Takes the drafts accepted by an earlier daemon, the newest last.
-    pub(super) fn take_accepted(&self) -> Vec<(u64, DraftRecord)> {
-        std::mem::take(&mut self.accepted.lock())
     }
 
     /// Replaces the record of a draft; `durably` if it must survive a power cut.
@@ -243,36 +223,26 @@ fn serials_in(dir: &Path) -> io::Result<Vec<u64>> {
 }
 
 /// Aborts the multipart upload of a draft, if one was begun. Then deletes the draft if it is in the
-/// store, returns its record if it was accepted, and otherwise moves it to `lost/`. The record
-/// stays if the upload cannot be aborted yet.
-fn set_aside(dir: &Path, serial: u64, bucket: &Arc<dyn Bucket>) -> io::Result<Option<DraftRecord>> {
+/// store, and otherwise moves it to `lost/`. The record stays if the upload cannot be aborted yet.
+fn set_aside(dir: &Path, serial: u64, bucket: &Arc<dyn Bucket>) -> io::Result<()> {
     let _ = fs::remove_file(dir.join(format!("{serial}.new")));
-    let mut record = read_record(&record_path(dir, serial));
+    let record = read_record(&record_path(dir, serial));
     let bytes = dir.join(serial.to_string());
     let mut has_upload = false;
-    if let Some(DraftRecord { upload, .. }) = &mut record
-        && let Some((key, id)) = upload
+    if let Some((key, id)) = record.as_ref().and_then(|record| record.upload.as_ref())
+        && let Err(error) = bucket.abort_upload(key, id)
     {
-        match bucket.abort_upload(key, id) {
-            Ok(()) => *upload = None,
-            Err(error) => {
-                tracing::warn!(%error, key, upload = id, "cannot end an upload that was begun before; it is tried again");
-                has_upload = true;
-            }
-        }
+        tracing::warn!(%error, key, upload = id, "cannot end an upload that was begun before; it is tried again");
+        has_upload = true;
     }
-    if bytes.exists() {
-        match record {
-            Some(record) if matches!(record.state, DraftState::Accepted(_)) => return Ok(Some(record)),
-            Some(DraftRecord { state: DraftState::Stored, .. }) => {}
-            _ => return move_to_lost(dir, serial, has_upload).map(|_| None),
-        }
+    if bytes.exists() && record.is_none_or(|record| record.state == DraftState::Staged) {
+        return move_to_lost(dir, serial, has_upload).map(drop);
     }
     remove(&bytes);
     if !has_upload {
         remove(&record_path(dir, serial));
     }
-    Ok(None)
+    Ok(())
 }
 
 fn remove(path: &Path) {
@@ -294,7 +264,7 @@ fn move_to_lost(dir: &Path, serial: u64, has_upload: bool) -> io::Result<PathBuf
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => fs::rename(dir.join(serial.to_string()), &path)?,
     }
-    // The bytes of a draft that was not accepted may not be durable yet.
+    // The bytes may not be durable yet.
     for kept in [&path, &moved] {
         match File::open(kept) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -343,6 +313,18 @@ fn refusal(error: io::Error) -> io::Error {
     }
     tracing::error!(%error, "a staging directory cannot be used");
     Errno::ACCESS.into()
+}
+
+/// Writes the name of its volume into a directory.
+fn sign(dir: &Path, bucket: &dyn Bucket) -> io::Result<()> {
+    let text = match bucket.endpoint() {
+        Some(endpoint) => format!("{} at {endpoint}\n", bucket.url()),
+        None => format!("{}\n", bucket.url()),
+    };
+    if fs::read_to_string(dir.join(VOLUME)).is_ok_and(|known| known == text) {
+        return Ok(());
+    }
+    fs::write(dir.join(VOLUME), text)
 }
 
 /// Writes a block, so that a full or read-only directory is reported at the mount.

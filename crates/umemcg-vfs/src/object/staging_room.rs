@@ -56,15 +56,6 @@ impl StagingRoom {
         Ok(())
     }
 
-    /// Counts bytes already on the disk, without a limit.
-    fn count(&self, tenant: &Arc<Group>, bytes: u64) {
-        let mut used = self.used.lock();
-        used.bytes = used.bytes.saturating_add(bytes);
-        let address = Arc::as_ptr(tenant).addr();
-        let of_tenant = &mut used.by_tenant.entry(address).or_insert_with(|| (Arc::clone(tenant), 0)).1;
-        *of_tenant = of_tenant.saturating_add(bytes);
-    }
-
     fn give(&self, tenant: &Arc<Group>, bytes: u64) {
         let address = Arc::as_ptr(tenant).addr();
         let mut used = self.used.lock();
@@ -97,14 +88,6 @@ impl RoomClaim {
         let bytes = bytes_of(len);
         room.take(&tenant, bytes)?;
         Ok(Self { room: Arc::clone(room), tenant, bytes: LeafMutex::new(bytes) })
-    }
-
-    /// As [`take`](Self::take), for a draft already on the disk, whether there is room or not.
-    pub(super) fn take_anyway(room: &Arc<StagingRoom>, group: &Arc<Group>, len: u64) -> Self {
-        let tenant = Arc::clone(tenant(group));
-        let bytes = bytes_of(len);
-        room.count(&tenant, bytes);
-        Self { room: Arc::clone(room), tenant, bytes: LeafMutex::new(bytes) }
     }
 
     /// Returns whether a draft of this length has room.

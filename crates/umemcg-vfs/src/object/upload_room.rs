@@ -2,7 +2,7 @@
 //! begins.
 //!
 //! A group without room for it, even after reclaim, has one upload at the cost of its parent, so
-//! that accepted drafts can be stored. Its other uploads wait for that one to end.
+//! that written files can be stored. Its other uploads wait for that one to end.
 
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};

@@ -3,10 +3,6 @@
 //! sync, a rename or a change of attributes acknowledged is in the bucket, byte for byte; what the
 //! volume shows is what was written. Some buckets cannot replace metadata, so that a change of
 //! attributes stores the object anew.
-//!
-//! Every other volume writes back: what a close acknowledged is in the bucket when the next volume
-//! has replayed it. What was changed after that may be there in any part, and no removed file comes
-//! back.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -63,28 +59,16 @@ struct Known {
     may_be_stored: Vec<Option<State>>,
     /// It has changed since.
     is_dirty: bool,
-    /// All that it has been since it was acknowledged last, that included.
-    states: Vec<State>,
-    was_acknowledged: bool,
 }
 
 impl Known {
-    fn acknowledge(&mut self) {
-        self.states = vec![self.now.clone()];
-        (self.is_dirty, self.was_acknowledged) = (false, true);
-    }
-
-    fn change_to(&mut self, state: State) {
-        self.states.push(state.clone());
-        (self.now, self.is_dirty) = (state, true);
-    }
-
     fn change(&mut self, bytes: Vec<u8>) {
-        self.change_to(State { bytes, labels: self.now.labels.written() });
+        let labels = self.now.labels.written();
+        (self.now, self.is_dirty) = (State { bytes, labels }, true);
     }
 
     fn relabel(&mut self, labels: Labels) {
-        self.change_to(State { bytes: self.now.bytes.clone(), labels });
+        (self.now.labels, self.is_dirty) = (labels, true);
     }
 
     /// Returns whether a store may have this while no daemon has the file.
@@ -93,25 +77,6 @@ impl Known {
             (Some(may_be), Some(stored)) => may_be.allows(stored),
             (may_be, stored) => may_be.is_none() && stored.is_none(),
         })
-    }
-
-    /// Returns whether a crash may have made this of it where closes do not wait for the store.
-    fn may_have_become(&self, stored: Option<&State>) -> bool {
-        let Some(stored) = stored else { return !self.was_acknowledged };
-        let byte_at = |state: &State, at: usize| state.bytes.get(at).copied().unwrap_or(0);
-        let is_from_one = |(at, byte): (usize, &u8)| {
-            *byte == 0 || self.states.iter().any(|state| byte_at(state, at) == *byte)
-        };
-        let len_max = self.states.iter().map(|state| state.bytes.len()).max().unwrap_or(0);
-        let bytes = &stored.bytes;
-        match self.is_dirty {
-            false => self.now.allows(stored),
-            true => {
-                bytes.len() <= len_max
-                    && bytes.iter().enumerate().all(is_from_one)
-                    && self.states.iter().any(|state| state.labels.allow(&stored.labels))
-            }
-        }
     }
 }
 
@@ -123,7 +88,6 @@ fn stored_in(world: &World, name: &str) -> Option<State> {
 
 struct Model {
     dice: Dice,
-    writes_back: bool,
     world: Option<World>,
     /// By number, since files outlive names.
     files: Vec<Known>,
@@ -136,9 +100,7 @@ struct Model {
 
 impl Model {
     fn new(seed: u64) -> Self {
-        let writes_back = seed % 2 == 1;
-        let world =
-            if writes_back { World::writing_back_with(8 << 20) } else { World::with(8 << 20, 64 << 20) };
+        let world = World::with(8 << 20, 64 << 20);
         world.engine.set_max(world.group(), 1 << 20, &|| false);
         for directory in ["d", "d/e"] {
             world.mkdir(directory).unwrap();
@@ -147,7 +109,6 @@ impl Model {
         let dice = Dice(seed);
         Self {
             dice,
-            writes_back,
             world: Some(world),
             files: vec![],
             names: BTreeMap::new(),
@@ -170,17 +131,6 @@ impl Model {
         (0..len).map(|at| (at / 7 + seed) as u8).collect()
     }
 
-    /// Notes an attempt to save a file, and whether it was acknowledged.
-    fn saved(&mut self, file: usize, result: &Result<(), VfsError>) {
-        if !self.writes_back {
-            return self.tried(file, result);
-        }
-        result.as_ref().unwrap();
-        if self.names.values().any(|of| *of == file) {
-            self.files[file].acknowledge();
-        }
-    }
-
     /// Notes an attempt to store a file, and whether it was acknowledged.
     fn tried(&mut self, file: usize, result: &Result<(), VfsError>) {
         let name = self.names.iter().find(|(_, of)| **of == file).map(|(name, _)| *name);
@@ -191,7 +141,7 @@ impl Model {
             Ok(()) => {
                 let is_it = stored.as_ref().is_some_and(|stored| known.now.allows(stored));
                 assert!(is_it, "{name}: acknowledged, and {:?}", stored.map(|stored| stored.labels));
-                known.acknowledge();
+                known.is_dirty = false;
                 known.may_be_stored = vec![stored];
             }
             Err(error) => {
@@ -213,8 +163,7 @@ impl Model {
     fn open_or_create(&mut self, name: &'static str, flags: OFlags) -> (usize, Arc<dyn VolumeFile>) {
         let file = self.w().create_with(name, flags | OFlags::CREATE).unwrap();
         let number = *self.names.entry(name).or_insert_with(|| {
-            let states = vec![State::default()];
-            self.files.push(Known { may_be_stored: vec![None], states, is_dirty: true, ..Known::default() });
+            self.files.push(Known { may_be_stored: vec![None], is_dirty: true, ..Known::default() });
             self.files.len() - 1
         });
         if flags.contains(OFlags::TRUNC) {
@@ -253,7 +202,7 @@ impl Model {
             _ => self.open.swap_remove(at),
         };
         let result = if self.dice.below(2) == 0 { file.flush() } else { file.fsync(false) };
-        self.saved(number, &result);
+        self.tried(number, &result);
         self.w().bucket.fail_no_changes();
         drop(file);
     }
@@ -266,7 +215,7 @@ impl Model {
         let mut changed = self.files[number].now.bytes.clone();
         changed.resize(size as usize, 0);
         self.files[number].change(changed);
-        self.saved(number, &result.map(drop));
+        self.tried(number, &result.map(drop));
     }
 
     /// Changes attributes: at once in the store, unless the file is being written.
@@ -274,7 +223,7 @@ impl Model {
         let (name, dice) = (self.dice.name(), &mut self.dice);
         let change = Change::any(|end| dice.below(end));
         // What replaces metadata and loses the answer leaves either, and tells nothing apart.
-        let is_refused = self.dice.below(4) == 0 && !self.writes_back;
+        let is_refused = self.dice.below(4) == 0;
         if is_refused {
             let refused = BucketError::Unavailable("503".into());
             self.w().bucket.fail_changes([ChangeFault::Refused(refused)]);
@@ -290,14 +239,13 @@ impl Model {
         let is_anew = self.w().bucket.stores_anew.load(Ordering::Relaxed);
         let is_open = self.open.iter().any(|(open, _)| *open == number);
         let was_dirty = self.files[number].is_dirty;
-        // What was closed, and could not be stored then, is stored with them. What was accepted,
-        // and is not stored yet, takes them along, for the next close.
-        let is_written = is_open && (was_dirty || self.writes_back);
+        // What was closed, and could not be stored then, is stored with them.
+        let is_written = is_open && was_dirty;
         match result {
             Ok(()) => {
                 self.files[number].relabel(labels);
                 if !is_written {
-                    self.saved(number, &Ok(()));
+                    self.tried(number, &Ok(()));
                 }
             }
             Err(error) => {
@@ -306,7 +254,7 @@ impl Model {
                 if is_anew || was_dirty && self.shows(name, &labels) {
                     // It stays to be stored.
                     self.files[number].relabel(labels);
-                    self.saved(number, &Err(error));
+                    self.tried(number, &Err(error));
                 }
             }
         }
@@ -452,16 +400,11 @@ impl Model {
     fn crash(&mut self) {
         self.open.iter().for_each(|(_, file)| std::mem::forget(Arc::clone(file)));
         self.open.clear();
-        let mut world = self.world.take().unwrap();
-        if self.writes_back {
-            world = world.restart_elsewhere();
-            world.wait_until_all_stored();
-        }
+        let world = self.world.take().unwrap();
         let names: Vec<_> = self.names.iter().map(|(name, number)| (*name, *number)).collect();
         for (name, number) in names {
             let (stored, known) = (stored_in(&world, name), &mut self.files[number]);
             let may_be = match known.is_dirty {
-                _ if self.writes_back => known.may_have_become(stored.as_ref()),
                 true => known.may_be(stored.as_ref()),
                 false => stored.as_ref().is_some_and(|stored| known.now.allows(stored)),
             };
@@ -469,8 +412,7 @@ impl Model {
             assert!(may_be, "{name}: {labels:?} for {:?}", known.now.labels);
             match stored {
                 Some(stored) => {
-                    known.now = stored;
-                    known.acknowledge();
+                    (known.now, known.is_dirty) = (stored, false);
                     known.may_be_stored = vec![Some(known.now.clone())];
                 }
                 None => drop(self.names.remove(name)),

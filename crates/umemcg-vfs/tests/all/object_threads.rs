@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::common::memory_bucket::ChangeFault;
 use crate::common::object_world::{World, errno};
 use rustix::io::Errno;
-use umemcg_vfs::{OFlags, RenameFlags, VfsError, Volume};
+use umemcg_vfs::{OFlags, RenameFlags, SetAttr, VfsError, Volume};
 
 const WAIT: Duration = Duration::from_secs(60);
 
@@ -109,6 +109,31 @@ fn a_file_follows_the_directory_that_it_is_renamed_to() {
     end(into).unwrap();
     assert_eq!(w.bucket.keys(), ["y/", "y/f"]);
     assert_eq!(w.get("y/f").unwrap(), b"bytes");
+}
+
+#[test]
+fn what_is_renamed_while_it_is_cut_is_stored_as_renamed() {
+    let w = World::new();
+    let file = w.create("a").unwrap();
+    w.write(&file, 0, b"bytes").unwrap();
+    w.bucket.gate.close();
+    let syncing = start({
+        let volume = Arc::clone(&w.volume);
+        move || volume.syncfs()
+    });
+    let renaming = w.of_thread(2);
+    let renaming = start(move || renaming.rename("a", "b", RenameFlags::empty()));
+    let cutting = start({
+        let (file, me) = (Arc::clone(&file), w.me.clone());
+        move || file.setattr(&me, &SetAttr { size: Some(3), ..SetAttr::default() })
+    });
+    w.bucket.gate.open();
+    end(syncing).unwrap();
+    end(renaming).unwrap();
+    end(cutting).unwrap();
+    file.fsync(false).unwrap();
+    assert_eq!((w.bucket.keys(), w.stored("b").unwrap()), (vec!["b".to_owned()], b"byt".to_vec()));
+    assert!(w.staged().is_empty());
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crate::common::memory_bucket::MemoryBucket;
 use rustix::io::Errno;
 use umemcg::{Engine, EngineConfig, Group};
 use umemcg_vfs::object::{BucketError, Freshness, ObjectConfig};
+use umemcg_vfs::volumes::{Syncing, Volumes};
 use umemcg_vfs::{
     Attributes, Caller, FileKind, Lookup, NodeId, OFlags, ObjectVolume, Open, VfsError, Volume, VolumeDir,
     VolumeFile, VolumeKind,
@@ -552,4 +553,19 @@ fn a_directory_that_is_read_slowly_costs_no_look_ups() {
         }
         assert!(begun.elapsed() >= Duration::from_secs(10), "{} of {nr} come with all facts", found.len());
     }
+}
+
+#[test]
+fn a_sync_takes_nothing_for_done_that_goes_on() {
+    let (volumes, w) = (Volumes::many(), World::new(Freshness::CloseToOpen));
+    let member = volumes.add("a", |_| Ok(Arc::clone(&w.volume) as _)).unwrap();
+    let first = member.begin_sync().expect("nothing is known of a new volume");
+    let second = member.begin_sync().expect("the first goes on");
+    first.finish();
+    second.finish();
+    assert!(member.begin_sync().is_none(), "nothing has changed");
+    member.touch();
+    drop(member.begin_sync().expect("something has changed"));
+    member.begin_sync().map(Syncing::finish).expect("the last one has failed");
+    assert!(member.begin_sync().is_none());
 }

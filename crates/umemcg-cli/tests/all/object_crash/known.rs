@@ -17,9 +17,6 @@ pub enum State {
         at: usize,
         data: Bytes,
     },
-    /// A file of which each byte is of one of these states, or was never written: what was accepted
-    /// is changed in place, and a crash leaves any part of that.
-    Mixed(Vec<Bytes>),
 }
 
 impl State {
@@ -35,13 +32,6 @@ impl State {
                     after.iter().zip(data.iter()).take_while(|(one, other)| one == other).count()
                 };
                 written <= data.len() && with_write(base, *at, &data[..written]) == found
-            }
-            (Self::Mixed(states), Some(found)) => {
-                let is_of_one = |(at, byte): (usize, &u8)| {
-                    *byte == 0 || states.iter().any(|state| state.get(at) == Some(byte))
-                };
-                let len_max = states.iter().map(|state| state.len()).max().unwrap_or(0);
-                found.len() <= len_max && found.iter().enumerate().all(is_of_one)
             }
             (_, None) => false,
         }
@@ -86,16 +76,6 @@ impl Known {
         self.may_be(State::Whole(Arc::clone(bytes)));
     }
 
-    /// Notes that it may have become a mixture of all that it may be.
-    pub fn may_be_mixed(&mut self) {
-        let bytes = |state: &State| match state {
-            State::Whole(bytes) => Some(Arc::clone(bytes)),
-            _ => None,
-        };
-        let states = self.0.iter().filter_map(bytes).collect();
-        self.may_be(State::Mixed(states));
-    }
-
     /// Notes that it has become this, acknowledged.
     pub fn is_now(&mut self, bytes: Option<&Bytes>) {
         self.0.clear();
@@ -128,7 +108,6 @@ impl fmt::Debug for Known {
             State::Part { base, at, data } => {
                 format!("{} with a part of {} from {at} on", shown(base), shown(data))
             }
-            State::Mixed(states) => format!("a mixture of {}", states.len()),
         };
         f.debug_list().entries(self.0.iter().map(show)).finish()
     }
@@ -163,10 +142,6 @@ fn a_mixture_is_none_of_the_states() {
     known.may_be(State::Part { base: Arc::clone(&old), at: 0, data: Arc::clone(&new) });
     assert!(known.holds(Some(&mixed)) && known.holds(Some(&with_write(&old, 0, &new[..13]))));
     assert!(!known.holds(Some(&with_write(&old, 8, &new[..13]))));
-    known.is_now(Some(&old));
-    known.may_be_whole(&new);
-    known.may_be_mixed();
-    assert!(known.holds(Some(&with_write(&old, 8, &new[8..16]))) && !known.holds(Some(&[7; 100])));
     known.is_now(None);
     assert!(known.is_sure() && known.holds(None) && !known.holds(Some(&old)));
 }

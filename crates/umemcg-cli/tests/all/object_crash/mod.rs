@@ -1,7 +1,6 @@
 //! The daemon, the server of a volume of objects, or both killed at any moment, again and again,
 //! under writers: what a close or an fsync acknowledged is in the store, whole, and no upload is
-//! left behind. Where the volume writes back, it is in the store once the next start has stored
-//! what was accepted. Built only with the feature `object`.
+//! left behind. Built only with the feature `object`.
 //!
 //! `make test-object` kills a few times, `make test-object-crash` hundreds of times
 //! (`UMEMCG_OBJECT_CRASH_ROUNDS`, with `UMEMCG_CRASH_SEED` for the same rounds again). The server

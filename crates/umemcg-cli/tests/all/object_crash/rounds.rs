@@ -18,9 +18,8 @@ use crate::object_crash::writer::{Shared, Writer};
 const NR_WRITERS: u32 = 3;
 /// Rounds of the ordinary test.
 const NR_ROUNDS: u64 = 12;
-/// After this many rounds the server is a new one, or its disk would only fill; and the volume
-/// writes back or not, or has no staging directory, by chance (`UMEMCG_OBJECT_CRASH_WRITES` says
-/// which).
+/// After this many rounds the server is a new one, or its disk would only fill; and the volume has a
+/// staging directory or none, by chance (`UMEMCG_OBJECT_CRASH_WRITES` says which).
 const NR_ROUNDS_OF_SERVER: u64 = 30;
 
 /// What is killed.
@@ -106,9 +105,8 @@ struct Life {
 
 impl Life {
     fn start(random: &mut Random) -> Self {
-        let writes = match number_from_environment("UMEMCG_OBJECT_CRASH_WRITES").unwrap_or(random.below(3)) {
-            0 => Writes::Back,
-            1 => Writes::Staged,
+        let writes = match number_from_environment("UMEMCG_OBJECT_CRASH_WRITES").unwrap_or(random.below(2)) {
+            0 => Writes::Staged,
             _ => Writes::Streamed,
         };
         eprintln!("{writes:?}");
@@ -180,8 +178,7 @@ impl Life {
     /// Looks at everything; from then on what is there is what was acknowledged.
     fn check(&mut self, kill: Kill, totals: &mut Totals) {
         let world = &self.world;
-        // Files are let go of after the answer to their close, and what was accepted is stored
-        // after the start.
+        // Files are let go of after the answer to their close.
         let mut drafts = Vec::new();
         let are_gone = crate::harness::holds_in_time(|| {
             drafts = world.drafts();

@@ -17,10 +17,8 @@ const POOL: &str = "128M";
 /// How files are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Writes {
-    /// By way of a staging directory; a close waits for the store.
+    /// By way of a staging directory.
     Staged,
-    /// The same, and a close waits for the disk.
-    Back,
     /// Without a staging directory.
     Streamed,
 }
@@ -188,7 +186,6 @@ fn arguments<'a>(endpoint: &'a str, staging: &'a Path, writes: Writes) -> Vec<&'
     let staging = staging.to_str().unwrap();
     let how: &[&str] = match writes {
         Writes::Staged => &["--staging", staging],
-        Writes::Back => &["--staging", staging, "--write-back"],
         Writes::Streamed => &["--writes", "streamed"],
     };
     [&["--endpoint", endpoint, "--region", "us-east-1"], how].concat()

@@ -127,16 +127,7 @@ impl Writer {
 
     /// Changes one name.
     fn step(&mut self) -> Result<(), Failed> {
-        let name = self.any_name();
-        let changed = self.change(&name);
-        // What was accepted is changed in place.
-        if changed.is_err() && self.writes == Writes::Back {
-            self.known(&name).may_be_mixed();
-        }
-        changed
-    }
-
-    fn change(&mut self, name: &str) -> Result<(), Failed> {
+        let name = &*self.any_name();
         self.forget_renames(name);
         let which = match self.random.below(16) {
             // A stream begins with the first byte, and is open to nothing else until it ends.

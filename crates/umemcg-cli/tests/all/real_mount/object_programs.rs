@@ -176,20 +176,17 @@ fn objects_are_queried_as_parquet() {
 fn an_end_in_time_names_each_file_that_is_not_stored() {
     needs_mount!();
     let mut volume = StagedVolume::start("64M");
-    let staging = tempfile::tempdir().unwrap();
-    volume.add("late", &["--staging", staging.path().to_str().unwrap(), "--write-back"]);
     let (mnt, names) = (volume.mount.mnt(), ["one", "two", "three"]);
-    let files = names.map(|name| File::create(mnt.join("late").join(name)).unwrap());
+    let files = names.map(|name| File::create(mnt.join("o").join(name)).unwrap());
     // It does not answer any more, and is asked again for longer than the daemon may wait.
     volume.weed.kill();
-    for mut file in files {
-        file.write_all(b"accepted").unwrap();
-    }
+    let closings = files.map(|mut file| std::thread::spawn(move || file.write_all(b"8 bytes!").unwrap()));
+    closings.into_iter().for_each(|closing| closing.join().unwrap());
     let ended = volume.mount.umemcg(&["umount", mnt.to_str().unwrap(), "--flush-timeout", "1s", "--json"]);
     assert_eq!(ended.status.code(), Some(3), "{ended:?}");
     let outcome: serde_json::Value = serde_json::from_str(ended.stdout.trim()).unwrap();
     for name in names {
-        let path = format!("/late/{name}");
+        let path = format!("/o/{name}");
         let lost = outcome["lost"].as_array().unwrap().iter().find(|lost| lost["path"] == path.as_str());
         assert_eq!(lost.unwrap()["bytes"], 8, "{outcome}");
     }

@@ -60,7 +60,6 @@ fn pattern(len: usize, seed: u64) -> Vec<u8> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Writes {
     Staged,
-    Late,
     Streamed,
 }
 
@@ -97,7 +96,7 @@ fn open_volume(engine: &Arc<Engine>, config: &ObjectConfig) -> Arc<ObjectVolume>
 impl Model {
     fn new(seed: u64) -> Self {
         let mut dice = Dice(seed);
-        let writes = dice.of(&[Writes::Staged, Writes::Late, Writes::Streamed]);
+        let writes = dice.of(&[Writes::Staged, Writes::Streamed]);
         let stores_attributes = dice.below(4) > 0;
         let mut model = Self::with(dice, writes, stores_attributes);
         model.has_marks = model.dice.below(2) == 0;
@@ -151,7 +150,6 @@ impl Model {
 
     fn mount(&mut self) {
         let staging = StagingConfig {
-            writes_back: self.writes == Writes::Late,
             retry_pause: Duration::from_millis(20),
             ..StagingConfig::new(self.staging.path().to_owned(), 256 << 20)
         };
@@ -426,14 +424,14 @@ impl Model {
         self.mount();
     }
 
-    /// Ends the volume when all that was accepted is in the store.
+    /// Ends the volume when all that is staged is in the store.
     pub(super) fn unmount(&mut self) {
         // The first may report an earlier failure, once.
         let synced = [self.volume().syncfs(), self.volume().syncfs()];
         self.done.push(format!("sync: {synced:?}"));
         assert!(synced[1].is_ok() || self.writes == Writes::Streamed, "{synced:?}");
         let Some(volume) = self.volume.take() else { return };
-        volume.stop_uploads();
+        volume.stop_retries();
         drop(volume);
         self.engine.sync_all(Duration::from_secs(60));
     }

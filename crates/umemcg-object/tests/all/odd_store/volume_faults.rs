@@ -12,7 +12,7 @@ use super::{Asked, Character, Listing, Oddity};
 
 #[test]
 fn a_change_in_place_keeps_what_others_stored_with_the_object() {
-    for writes in [Writes::Staged, Writes::Late, Writes::Streamed] {
+    for writes in [Writes::Staged, Writes::Streamed] {
         for stores_attributes in [true, false] {
             let mut model = Model::with(Dice(1), writes, stores_attributes);
             let told = [("x.y", "z"), ("mode", "33261"), (TYPE, "text/html")];
@@ -73,16 +73,17 @@ fn an_open_file_outlives_a_listing_without_etags() {
 }
 
 #[test]
-fn a_page_in_place_of_the_store_loses_no_accepted_write() {
+fn a_page_in_place_of_the_store_loses_no_staged_write() {
     for hides_listings in [true, false] {
-        let mut model = Model::with(Dice(1), Writes::Late, true);
+        let mut model = Model::with(Dice(1), Writes::Staged, true);
         let page = || model.store.be_behind_a_page(hides_listings);
-        model.write_once("a", b"accepted", page).unwrap();
+        let written = model.write_once("a", b"staged", page);
+        assert!(written.is_err(), "it is stored behind the page");
         let synced = model.volume().syncfs();
         assert!(synced.is_err(), "it is stored behind the page");
         model.store.be_calm();
         model.unmount();
         let there = model.store.state(|state| state.objects.get("p/a").map(|object| object.bytes.clone()));
-        assert_eq!(there.as_deref(), Some(&b"accepted"[..]), "{hides_listings}");
+        assert_eq!(there.as_deref(), Some(&b"staged"[..]), "{hides_listings}");
     }
 }

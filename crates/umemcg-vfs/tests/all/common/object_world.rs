@@ -28,7 +28,7 @@ pub struct World {
 }
 
 /// A pause after which no test waits for an upload to be tried again.
-pub const NEVER: Duration = Duration::from_secs(1 << 20);
+const NEVER: Duration = Duration::from_secs(1 << 20);
 
 pub fn errno<T>(result: Result<T, VfsError>) -> Option<Errno> {
     result.err().map(|error| error.errno())
@@ -91,19 +91,14 @@ impl World {
         Self::as_configured(bucket, staging, pool_bytes, config)
     }
 
-    /// Creates one whose closes do not wait for the store.
-    pub fn writing_back() -> Self {
-        Self::writing_back_with(64 << 20)
-    }
-
-    /// As [`writing_back`](Self::writing_back), with a pool of this size.
-    pub fn writing_back_with(pool_bytes: u64) -> Self {
+    /// Creates one that retries a failed upload after a pause.
+    pub fn retrying(retry_pause: Duration) -> Self {
         let staging = Arc::new(tempfile::tempdir().unwrap());
-        let config = StagingConfig { writes_back: true, ..staging_config(staging.path(), 64 << 20) };
-        Self::as_configured(Arc::default(), staging, pool_bytes, config)
+        let config = StagingConfig { retry_pause, ..staging_config(staging.path(), 64 << 20) };
+        Self::as_configured(Arc::default(), staging, 64 << 20, config)
     }
 
-    pub fn as_configured(
+    fn as_configured(
         bucket: Arc<MemoryBucket>,
         staging: Arc<tempfile::TempDir>,
         pool_bytes: u64,
@@ -146,7 +141,7 @@ impl World {
     /// Leaves the volume as a killed daemon would, and opens one on a copy of the staging
     /// directory: the lock goes with a process only.
     pub fn restart_elsewhere(self) -> Self {
-        self.volume.stop_uploads();
+        self.volume.stop_retries();
         let copy = self.copy_staging();
         let Self { volume, bucket, engine, me, config, .. } = self;
         let pool_bytes = engine.arena().nr_frames() as u64 * 4096;
@@ -163,7 +158,7 @@ impl World {
     }
 
     /// Returns a copy of the staging directory.
-    pub fn copy_staging(&self) -> Arc<tempfile::TempDir> {
+    fn copy_staging(&self) -> Arc<tempfile::TempDir> {
         let below = std::fs::read_dir(self.staging.path()).unwrap().next().unwrap().unwrap().path();
         let copy = tempfile::tempdir().unwrap();
         let to = copy.path().join(below.file_name().unwrap());
@@ -414,7 +409,7 @@ pub fn config(bucket: &Arc<MemoryBucket>, staging: &Path, max_bytes: u64) -> Obj
     config_with(bucket, staging_config(staging, max_bytes))
 }
 
-/// Without write-back, and what fails is not tried again in the background.
+/// What fails is not tried again in the background.
 fn staging_config(dir: &Path, max_bytes: u64) -> StagingConfig {
     StagingConfig { retry_pause: NEVER, ..StagingConfig::new(dir.to_owned(), max_bytes) }
 }

@@ -29,11 +29,9 @@ pub enum End {
 }
 
 impl End {
-    /// Returns any. A removal by force stores nothing, also of what was accepted.
-    pub fn any(dice: &mut Dice, writes_back: bool) -> Self {
-        let not_by_force = [Self::Closed, Self::Left, Self::StoreDown];
-        let all = [&not_by_force[..], &[Self::Removed]].concat();
-        dice.of_these(if writes_back { &not_by_force } else { &all })
+    /// Returns any.
+    pub fn any(dice: &mut Dice) -> Self {
+        dice.of_these(&[Self::Closed, Self::Left, Self::StoreDown, Self::Removed])
     }
 
     /// Leaves the volume, checks what is there, and opens it again.
@@ -46,7 +44,7 @@ impl End {
                 users.iter_mut().for_each(|(_, user)| user.close_all());
                 together.volume().syncfs().unwrap();
                 // What tries again in the background has a draft until it ends.
-                together.volume().stop_uploads();
+                together.volume().stop_retries();
                 users.iter_mut().for_each(|(_, user)| user.check_closed());
                 let staged = together.view(0).staged();
                 assert!(staged.iter().all(|staged| staged.is_lost), "{staged:?}");
@@ -65,7 +63,6 @@ impl End {
         together.unmount();
         end_faults(together);
         together.mount();
-        together.wait_until_all_stored();
         let is_kept = matches!(self, Self::StoreDown | Self::Removed);
         users.iter_mut().for_each(|(_, user)| user.adopt_stored(is_kept));
         assert!(together.bucket.memory.uploads().is_empty());

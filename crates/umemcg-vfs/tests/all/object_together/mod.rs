@@ -4,9 +4,7 @@
 //! between the volume is closed, left as by a crash, left while the store is down, or removed, and
 //! opened again on the same staging directory. In most rounds the kernel above keeps pages.
 //!
-//! A third of the rounds write back: what was acknowledged is in the store once the next volume has
-//! replayed it. Their users share nothing. A third of the others have no staging directory: files
-//! are written as [streams](streamer).
+//! A third of the rounds have no staging directory: files are written as [streams](streamer).
 //!
 //! Files of one user are compared with a [sequential model](private), [shared ones](shared) hold
 //! versions that are known by their bytes. At the end nothing is charged, open, staged or on its
@@ -90,8 +88,7 @@ impl Users {
         };
         let mut users: Vec<_> =
             (1..=NR_USERS).map(|nr| (format!("user {nr}"), own(nr, dice.split()))).collect();
-        // What they share has to be stored when its close returns.
-        for nr in (1..=NR_USERS).filter(|_| !together.writes_back) {
+        for nr in 1..=NR_USERS {
             let sharer = Sharer::new(together, NR_USERS + nr, dice.split());
             users.push((format!("sharer {nr}"), Box::new(sharer)));
         }
@@ -142,11 +139,7 @@ fn round(seed: u64) {
     std::thread::spawn(move || watched.watch());
     let disturbers = chosen(&mut dice);
     let names: Vec<_> = disturbers.iter().map(|disturber| disturber.name).collect();
-    let how = match (together.writes_back, together.streams) {
-        (true, _) => ", writing back",
-        (_, true) => ", streams",
-        _ => "",
-    };
+    let how = if together.streams { ", streams" } else { "" };
     let pages = if together.keeps_pages { "kernel pages" } else { "own pages" };
     println!("{SEED}={seed}: {pages}{how}, {}", names.join(", "));
     let mut users = Users::new(&together, &mut dice);
@@ -157,7 +150,7 @@ fn round(seed: u64) {
     for nr in 0..NR_MOUNTS {
         users.work(&together, &disturbers, &mut dice);
         let doing = together.doing("the end of a mount".into());
-        let end = if nr + 1 == NR_MOUNTS { End::Closed } else { End::any(&mut dice, together.writes_back) };
+        let end = if nr + 1 == NR_MOUNTS { End::Closed } else { End::any(&mut dice) };
         println!("{end:?}");
         doing.begin(format!("{end:?}"));
         end.run(&together, &mut users.0);

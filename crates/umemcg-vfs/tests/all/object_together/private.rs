@@ -170,7 +170,7 @@ impl Private {
                 self.files[number].mode = Some(mode);
                 let shown = self.insist("getattr", |w| w.attr(&self.path(name))).unwrap();
                 assert_eq!(shown.mode & 0o7777, mode, "{name}");
-                if !self.files[number].is_dirty && !self.together.writes_back {
+                if !self.files[number].is_dirty {
                     self.check_mode(name, number);
                 }
             }
@@ -178,19 +178,6 @@ impl Private {
                 assert!(is_excused(error.errno()), "{name}: {error:?}");
                 self.files[number].mode = None;
             }
-        }
-    }
-
-    /// Notes an attempt to save a file: where closes do not wait for the store, it need not be
-    /// there.
-    fn saved(&mut self, file: usize, result: &Result<(), VfsError>) {
-        match result {
-            Ok(()) if self.together.writes_back => {
-                if self.name_of(file).is_some() {
-                    self.files[file].acknowledge();
-                }
-            }
-            result => self.tried(file, result),
         }
     }
 
@@ -274,7 +261,7 @@ impl Private {
         let result = if self.dice.one_in(2) { file.flush() } else { file.fsync(false) };
         let is_read_only = !file.is_writable();
         if !is_read_only {
-            self.saved(number, &result);
+            self.tried(number, &result);
         }
         if self.dice.one_in(4) {
             file.closed();
@@ -293,7 +280,7 @@ impl Private {
             Ok(attr) => {
                 assert_eq!(attr.size, size, "{name}");
                 self.files[number].change(wanted);
-                self.saved(number, &Ok(()));
+                self.tried(number, &Ok(()));
             }
             Err(error) => {
                 assert!(is_excused(error.errno()), "{name}: {error:?}");
@@ -529,7 +516,7 @@ impl Private {
             let flushed = self.insist("a flush", |_| file.flush());
             if let Some(name) = self.name_of(number).filter(|_| file.is_writable()) {
                 assert_eq!(flushed, Ok(()), "{name}");
-                self.saved(number, &Ok(()));
+                self.tried(number, &Ok(()));
             }
         }
     }

@@ -16,7 +16,7 @@ use umemcg_vfs::{
     VolumeError, VolumeFile,
 };
 
-use crate::common::object_world::{World, wait_for};
+use crate::common::object_world::World;
 use crate::object_together::bucket::FaultyBucket;
 use crate::object_together::dice::Dice;
 use crate::object_together::lock;
@@ -114,8 +114,6 @@ pub struct Together {
     pub bucket: Arc<FaultyBucket>,
     pub staging: Arc<tempfile::TempDir>,
     pub max_bytes: u64,
-    /// Closes do not wait for the store.
-    pub writes_back: bool,
     /// There is no staging directory.
     pub streams: bool,
     /// The kernel keeps pages.
@@ -149,15 +147,13 @@ impl Together {
         let groups = (0..NR_GROUPS)
             .map(|nr| engine.create_group(engine.root(), OsStr::new(&format!("g{nr}"))).unwrap())
             .collect();
-        let writes_back = dice.one_in(3);
         Arc::new(Self {
             seed,
             engine,
             bucket: FaultyBucket::new(seed),
             staging: Arc::new(tempfile::tempdir().unwrap()),
             max_bytes: [64 << 20, 64 << 20, 4 << 20][dice.below(3) as usize],
-            writes_back,
-            streams: !writes_back && dice.one_in(3),
+            streams: dice.one_in(3),
             keeps_pages: !dice.one_in(3),
             groups: Mutex::new(groups),
             volume: Mutex::default(),
@@ -207,8 +203,7 @@ impl Together {
 
     fn staging_config(&self) -> StagingConfig {
         StagingConfig {
-            writes_back: self.writes_back,
-            retry_pause: Duration::from_millis(if self.writes_back { 20 } else { 200 }),
+            retry_pause: Duration::from_millis(200),
             ..StagingConfig::new(self.staging.path().into(), self.max_bytes)
         }
     }
@@ -249,11 +244,6 @@ impl Together {
         *lock(&self.kernel) = kernel;
         *lock(&self.volume) = Some(volume);
         *lock(&self.lost_before) = self.lost_so_far();
-    }
-
-    /// Waits until all is stored that an earlier volume accepted.
-    pub fn wait_until_all_stored(&self) {
-        wait_for("accepted and not stored", || self.view(0).staged().iter().all(|staged| staged.is_lost));
     }
 
     /// Returns how many files are in `lost/`, and their bytes.
