@@ -9,7 +9,7 @@
 //! - the first retry of a store (a bucket of a server) always begins;
 //! - beyond that the process has places for the retries of its stores. A store with as many as are
 //!   free begins no further one: it takes half of them alone, and leaves some to each later store;
-//! - a volume has one retry at a time ([`RetryQueue`]).
+//! - a tenant has one retry at a time in a volume ([`RetryQueue`]).
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -125,10 +125,10 @@ impl Retries {
     pub(super) fn nr_running_and_waiting(&self) -> (usize, usize) {
         let state = POOL.state.lock();
         let queue = state.volumes.get(&self.volume).map(|member| &member.queue);
-        queue.map_or((0, 0), |queue| (usize::from(queue.is_running()), queue.nr_waiting()))
+        queue.map_or((0, 0), |queue| (queue.nr_running(), queue.nr_waiting()))
     }
 
-    /// Begins no more retries, and waits for the one under way. No lock may be held.
+    /// Begins no more retries, and waits for those under way. No lock may be held.
     pub(super) fn stop(&self) {
         let mut state = POOL.state.lock();
         state.stop(self.volume);
@@ -198,7 +198,7 @@ impl State {
         let Some(member) = self.volumes.get_mut(&volume) else { return };
         member.is_stopped = true;
         member.queue.clear();
-        if !member.queue.is_running() {
+        if member.queue.nr_running() == 0 {
             self.volumes.remove(&volume);
         }
     }

@@ -1,6 +1,6 @@
 //! The retries of one volume: the files whose upload failed, and when each is tried again.
 //!
-//! A volume has one retry at a time, and its tenants take turns. The pauses of a file grow.
+//! Each tenant has one retry at a time, and tenants take turns. The pauses of a file grow.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Bound;
@@ -20,7 +20,8 @@ pub(super) struct RetryQueue {
     waiting: HashSet<u64>,
     /// The tenant of the last retry.
     last_tenant: usize,
-    is_running: bool,
+    /// The tenants with a retry under way.
+    running: HashSet<usize>,
 }
 
 /// The retry of one file.
@@ -36,7 +37,8 @@ pub(super) struct Retry {
 impl RetryQueue {
     /// Creates a queue with this first pause after a failed upload.
     pub(super) fn new(pause: Duration) -> Self {
-        Self { pause, due: BTreeMap::new(), waiting: HashSet::new(), last_tenant: 0, is_running: false }
+        let (due, waiting, running) = (BTreeMap::new(), HashSet::new(), HashSet::new());
+        Self { pause, due, waiting, last_tenant: 0, running }
     }
 
     /// Adds a file of a tenant, under a number, after a pause. A waiting file keeps its pause.
@@ -50,9 +52,9 @@ impl RetryQueue {
         }
     }
 
-    /// Returns whether a retry is under way.
-    pub(super) fn is_running(&self) -> bool {
-        self.is_running
+    /// Returns the number of retries under way.
+    pub(super) fn nr_running(&self) -> usize {
+        self.running.len()
     }
 
     /// Returns the number of waiting files.
@@ -60,33 +62,34 @@ impl RetryQueue {
         self.waiting.len()
     }
 
-    /// Returns when the next retry may begin; `None` without one, and while another is under way.
+    /// Returns when the next retry may begin; `None` if only tenants with one under way have more.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        let firsts = self.due.values().filter_map(|files| files.first());
-        firsts.map(|(due, ..)| *due).min().filter(|_| !self.is_running)
+        let idle = self.due.iter().filter(|(tenant, _)| !self.running.contains(tenant));
+        idle.filter_map(|(_, files)| files.first()).map(|(due, ..)| *due).min()
     }
 
     /// Takes the next retry: of the first tenant after that of the last one with a due file.
     pub(super) fn take(&mut self, now: Instant) -> Option<Retry> {
-        if self.is_running {
-            return None;
-        }
         let after = self.due.range((Bound::Excluded(self.last_tenant), Bound::Unbounded));
         let mut tenants = after.chain(self.due.range(..=self.last_tenant));
-        let tenant = tenants.find_map(|(tenant, files)| (files.first()?.0 <= now).then_some(*tenant))?;
+        let tenant = tenants.find_map(|(tenant, files)| {
+            let is_due = files.first()?.0 <= now && !self.running.contains(tenant);
+            is_due.then_some(*tenant)
+        })?;
         let files = self.due.get_mut(&tenant)?;
         let (_, serial, pause) = files.pop_first()?;
         if files.is_empty() {
             self.due.remove(&tenant);
         }
         self.waiting.remove(&serial);
-        (self.last_tenant, self.is_running) = (tenant, true);
+        self.last_tenant = tenant;
+        self.running.insert(tenant);
         Some(Retry { serial, tenant, pause })
     }
 
     /// Ends a retry. A file that still needs one waits again, for twice as long.
     pub(super) fn end(&mut self, retry: Retry, is_over: bool) {
-        self.is_running = false;
+        self.running.remove(&retry.tenant);
         if !is_over {
             self.put(Retry { pause: (2 * retry.pause).min(PAUSE_MAX.max(self.pause)), ..retry });
         }
@@ -132,19 +135,31 @@ mod tests {
     }
 
     #[test]
-    fn one_retry_is_under_way_and_tenants_take_turns() {
+    fn tenants_take_turns() {
         let mut queue = queue();
         (0..5).for_each(|serial| queue.add(serial, 1));
         (10..12).for_each(|serial| queue.add(serial, 2));
         let order: Vec<u64> = (0..7)
             .map(|_| {
                 let retry = queue.take(later()).unwrap();
-                assert_eq!((queue.take(later()), queue.next_due(), queue.is_running()), (None, None, true));
                 queue.end(retry, true);
                 retry.serial
             })
             .collect();
         assert_eq!(order, [0, 10, 1, 11, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_long_retry_delays_no_other_tenant() {
+        let mut queue = queue();
+        [0, 1].map(|serial| queue.add(serial, 1));
+        queue.add(10, 2);
+        let long = queue.take(later()).unwrap();
+        let other = queue.take(later()).unwrap();
+        assert_eq!((long.serial, other.serial, queue.nr_running()), (0, 10, 2));
+        assert_eq!((queue.take(later()), queue.next_due()), (None, None), "a tenant has one at a time");
+        queue.end(long, true);
+        assert_eq!(queue.take(later()).unwrap().serial, 1);
     }
 
     #[test]
