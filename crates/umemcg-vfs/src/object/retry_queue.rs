@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn a_long_retry_delays_no_other_tenant() {
         let mut queue = queue();
-        [0, 1].map(|serial| queue.add(serial, 1));
+        [0, 1].into_iter().for_each(|serial| queue.add(serial, 1));
         queue.add(10, 2);
         let long = queue.take(later()).unwrap();
         let other = queue.take(later()).unwrap();

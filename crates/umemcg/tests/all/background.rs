@@ -195,7 +195,7 @@ fn workers_sleep_when_nothing_is_over_its_mark() {
 
 #[test]
 fn limits_marks_groups_and_workers_may_change_while_they_work() {
-    let engine = engine(2);
+    let engine = engine();
     std::thread::scope(|scope| {
         for thread in 0..3u64 {
             let engine = &engine;
