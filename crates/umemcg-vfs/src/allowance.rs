@@ -19,20 +19,6 @@ use umemcg_base::LeafMutex;
 /// Reclaim is tried for one in this many charges of a group with objects beyond its limit.
 const NR_PER_RECLAIM: usize = 32;
 
-/// The reclaim a charge may wait for, as in the kernel's allocation flags.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ReclaimEffort {
-    /// None; the charge is not made at an ancestor's cost, either.
-    #[doc(alias = "GFP_NOWAIT")]
-    None,
-    /// One round of reclaim for each group: the caller must not wait for memory freed by others.
-    #[doc(alias = "__GFP_NORETRY")]
-    OneRound,
-    /// Until reclaim gives up.
-    #[doc(alias = "GFP_KERNEL")]
-    Full,
-}
-
 /// The objects of a group beyond its limit.
 #[derive(Debug, Default)]
 struct Beyond {
@@ -56,13 +42,15 @@ impl Allowance {
     }
 
     /// Charges the lowest level with room among a group and its ancestors. Claims one object for
-    /// each level below, lowest first. May sleep for reclaim; no lock may be held.
+    /// each level below, lowest first. An [`Immediate`](ChargeEffort::Immediate) charge goes to no
+    /// ancestor: it fails if the group has no room. Others may sleep for reclaim; no lock may be
+    /// held.
     ///
     /// # Errors
     /// `ENOMEM` if a level without room has used up its allowance, or the root has no room.
     pub(crate) fn charge(
         &'static self,
-        effort: ReclaimEffort,
+        effort: ChargeEffort,
         engine: &Engine,
         group: &Arc<Group>,
         bytes: u64,
@@ -72,11 +60,11 @@ impl Allowance {
         loop {
             let full = match engine.charge_with(&at, bytes, ChargeEffort::Immediate) {
                 Ok(charge) => return Ok((charge, claims)),
-                Err(ChargeError::Limit(refused)) if effort != ReclaimEffort::None => refused.group,
+                Err(ChargeError::Limit(refused)) if effort != ChargeEffort::Immediate => refused.group,
                 Err(_) => return Err(Errno::NOMEM),
             };
             let has_reclaimed = self.wants_reclaim(&full);
-            let full = match has_reclaimed.then(|| effort.charge(engine, &at, bytes)) {
+            let full = match has_reclaimed.then(|| charge_with_reclaim(effort, engine, &at, bytes)) {
                 None => full,
                 Some(Ok(charge)) => return Ok((charge, claims)),
                 Some(Err(ChargeError::Limit(refused))) => refused.group,
@@ -123,22 +111,21 @@ impl Allowance {
     }
 }
 
-impl ReclaimEffort {
-    /// Charges after reclaim. A group with a limit below `bytes` is reclaimed from all the same:
-    /// its idle names are its objects beyond the limit.
-    fn charge(self, engine: &Engine, group: &Arc<Group>, bytes: u64) -> Result<Charge, ChargeError> {
-        let effort = match self {
-            Self::Full => ChargeEffort::Full,
-            _ => ChargeEffort::Opportunistic,
-        };
-        let charged = engine.charge_with(group, bytes, effort);
-        if let Err(ChargeError::Limit(refused)) = &charged
-            && refused.group.max_bytes() < bytes
-        {
-            engine.reclaimer().reclaim(&refused.group, 1, Reason::Direct, &|| false);
-        }
-        charged
+/// Charges after reclaim. A group with a limit below `bytes` is reclaimed from all the same: its
+/// idle names are its objects beyond the limit.
+fn charge_with_reclaim(
+    effort: ChargeEffort,
+    engine: &Engine,
+    group: &Arc<Group>,
+    bytes: u64,
+) -> Result<Charge, ChargeError> {
+    let charged = engine.charge_with(group, bytes, effort);
+    if let Err(ChargeError::Limit(refused)) = &charged
+        && refused.group.max_bytes() < bytes
+    {
+        engine.reclaimer().reclaim(&refused.group, 1, Reason::Direct, &|| false);
     }
+    charged
 }
 
 fn address(group: &Arc<Group>) -> usize {

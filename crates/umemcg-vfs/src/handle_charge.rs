@@ -7,9 +7,9 @@
 use std::sync::{Arc, LazyLock};
 
 use rustix::io::Errno;
-use umemcg::{Charge, Engine, Group};
+use umemcg::{Charge, ChargeEffort, Engine, Group};
 
-use crate::allowance::{Allowance, AllowanceClaim, ReclaimEffort};
+use crate::allowance::{Allowance, AllowanceClaim};
 use crate::slab::Slab;
 
 /// The cost of an open file or directory with its place in the table of handles, in bytes.
@@ -34,7 +34,7 @@ impl HandleCharge {
     /// # Errors
     /// `ENOMEM`, see the module text.
     pub(crate) fn take(
-        effort: ReclaimEffort,
+        effort: ChargeEffort,
         engine: &Engine,
         group: &Arc<Group>,
         more_bytes: u64,
@@ -58,7 +58,7 @@ mod tests {
         engine: &Engine,
         group: &Arc<Group>,
     ) -> Result<HandleCharge, Errno> {
-        allowance.charge(ReclaimEffort::Full, engine, group, HANDLE_BYTES).map(HandleCharge::of)
+        allowance.charge(ChargeEffort::Full, engine, group, HANDLE_BYTES).map(HandleCharge::of)
     }
 
     /// An engine, and an allowance of the test's own.

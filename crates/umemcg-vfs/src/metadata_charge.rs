@@ -20,7 +20,7 @@ pub(crate) use umemcg::internal::{CONTENT_BYTES, NAME_BYTES};
 use umemcg::{Charge, ChargeEffort, Engine, Group, StatItem};
 use umemcg_base::LeafMutex;
 
-use crate::allowance::{Allowance, AllowanceClaim, ReclaimEffort};
+use crate::allowance::{Allowance, AllowanceClaim};
 
 /// The most names, long or further names, and contents of files, together, that a group without
 /// room may have charged to its ancestors.
@@ -132,7 +132,7 @@ impl<const BYTES: u64> MetadataCharge<BYTES> {
     ///
     /// # Errors
     /// `ENOMEM`, see the module text.
-    pub(crate) fn take(effort: ReclaimEffort, engine: &Engine, group: &Arc<Group>) -> Result<Self, Errno> {
+    pub(crate) fn take(effort: ChargeEffort, engine: &Engine, group: &Arc<Group>) -> Result<Self, Errno> {
         let (charge, beyond) = BEYOND.charge(effort, engine, group, BYTES)?;
         let has_room = beyond.is_empty();
         let taken = Self::of(charge, beyond);

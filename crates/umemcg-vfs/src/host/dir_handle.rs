@@ -102,7 +102,7 @@ impl DirHandle {
         let store = Some(inodes.host_dir.store_id);
         let share = DescriptorShare::take(&caller.group, usize::from(keeps), Purpose::Open, store)?;
         let more_bytes = if keeps { LISTING_BYTES } else { 0 };
-        let charge = HandleCharge::take(inodes.reclaim_effort(), &inodes.engine, &caller.group, more_bytes)?;
+        let charge = HandleCharge::take(inodes.charge_effort(), &inodes.engine, &caller.group, more_bytes)?;
         // The open must fail now if the directory may not be listed.
         if inodes.open_directory(node)?.is_none() || !inodes.table.pin(node) {
             return Err(Errno::STALE.into());

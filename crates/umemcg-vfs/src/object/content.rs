@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
 use umemcg::files::{BackingStore, File, StartedRead, StoreId, StoreRead};
-use umemcg::{Engine, Group, OwnerId};
+use umemcg::{ChargeEffort, Engine, Group, OwnerId};
 use umemcg_arena::{Arena, Segment};
 use umemcg_base::{ErrorSequence, LeafMutex};
 
@@ -16,7 +16,6 @@ use super::bucket::{Bucket, BucketError, ObjectBody, ObjectInfo, read_placed};
 use super::draft::Draft;
 use super::failure_log::FailureLog;
 use super::file_attributes::FileAttributes;
-use crate::allowance::ReclaimEffort;
 use crate::error::VfsError;
 use crate::kernel_io::ContentFiles;
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
@@ -31,7 +30,7 @@ type KeyCharge = MetadataCharge<LONG_KEY_BYTES>;
 
 /// Charges a key that is not short. May sleep for memory.
 fn key_charge(
-    effort: ReclaimEffort,
+    effort: ChargeEffort,
     engine: &Arc<Engine>,
     group: &Arc<Group>,
     key: &str,
@@ -70,7 +69,7 @@ pub(super) struct Place {
 impl Content {
     /// Creates the content of an object, charged to a group. May sleep for memory.
     pub(super) fn new(
-        effort: ReclaimEffort,
+        effort: ChargeEffort,
         engine: &Arc<Engine>,
         group: &Arc<Group>,
         (bucket, id, failures): (&Arc<dyn Bucket>, StoreId, &Arc<FailureLog>),
@@ -102,7 +101,7 @@ impl Content {
 
     /// Creates the content of an object being made, charged to a group. May sleep for memory.
     pub(super) fn of_draft(
-        effort: ReclaimEffort,
+        effort: ChargeEffort,
         engine: &Arc<Engine>,
         group: &Arc<Group>,
         (key, draft): (String, Arc<Draft>),

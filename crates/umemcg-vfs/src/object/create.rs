@@ -99,7 +99,7 @@ impl ObjectVolume {
         since: Instant,
     ) -> Result<Option<NewFile>, VfsError> {
         let (objects, drafts, group) = (&self.objects, self.drafts()?, &caller.group);
-        let (engine, effort) = (&objects.engine, objects.reclaim_effort());
+        let (engine, effort) = (&objects.engine, objects.charge_effort());
         let handle = HandleCharge::take(effort, engine, group, 0)?;
         let draft = drafts.new_draft(node, group, attributes)?;
         let content = Content::of_draft(effort, engine, group, (key, Arc::clone(&draft)))?;
@@ -129,7 +129,7 @@ impl ObjectVolume {
         with: impl FnOnce(&mut Tree),
     ) -> Result<bool, VfsError> {
         let objects = &self.objects;
-        let charge = NodeCharge::take(objects.reclaim_effort(), &objects.engine, &caller.group)?;
+        let charge = NodeCharge::take(objects.charge_effort(), &objects.engine, &caller.group)?;
         let told = Told { at: Instant::now(), thread: 0 };
         let lists = objects.lists().ok_or(Errno::STALE)?;
         let entered = {
@@ -262,7 +262,7 @@ impl Create for ObjectVolume {
         let told = Told { at: Instant::now(), thread: 0 };
         let facts = Facts::Object(ObjectInfo { attributes: Some(attributes), ..info.without_metadata() });
         let entry =
-            objects.enter(objects.reclaim_effort(), &caller.group, (parent, part), (facts, told), false)?;
+            objects.enter(objects.charge_effort(), &caller.group, (parent, part), (facts, told), false)?;
         objects.tree.lock().note_changed(parent);
         Ok(entry)
     }
@@ -302,7 +302,7 @@ impl Create for ObjectVolume {
         self.make_directory(&self.new_key(parent, part)?, attributes)?;
         let told = Told { at: Instant::now(), thread: 0 };
         let known = (Facts::Directory(Some(attributes)), told);
-        let entry = objects.enter(objects.reclaim_effort(), &caller.group, (parent, part), known, false)?;
+        let entry = objects.enter(objects.charge_effort(), &caller.group, (parent, part), known, false)?;
         let mut tree = objects.tree.lock();
         tree.note_changed(parent);
         // It exists even without a key in the store.

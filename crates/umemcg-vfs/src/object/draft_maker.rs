@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use umemcg::files::{BackingStore, File};
-use umemcg::{Engine, Group};
+use umemcg::{ChargeEffort, Engine, Group};
 
 use super::bucket::ObjectInfo;
 use super::draft::{Draft, errno_of};
@@ -14,7 +14,6 @@ use super::draft_record::DraftRecord;
 use super::file_labels::FileLabels;
 use super::staging::Staging;
 use super::staging_room::RoomClaim;
-use crate::allowance::ReclaimEffort;
 use crate::attr::NodeId;
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
@@ -29,7 +28,7 @@ const DRAFT_BYTES: u64 = 4096;
 /// The parts needed to make a draft.
 pub(super) struct DraftMaker<'a> {
     pub(super) engine: &'a Arc<Engine>,
-    pub(super) effort: ReclaimEffort,
+    pub(super) effort: ChargeEffort,
     pub(super) staging: &'a Arc<Staging>,
     pub(super) group: &'a Arc<Group>,
     /// The prefix of the upload marks of the volume.

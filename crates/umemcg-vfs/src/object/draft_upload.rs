@@ -55,7 +55,7 @@ impl DraftUpload<'_> {
         end_noted_upload(objects, draft)?;
         let len = draft.write_out()?;
         let bucket = &objects.bucket;
-        let (effort, bytes) = (objects.reclaim_effort(), bucket.upload_bytes(len));
+        let (effort, bytes) = (objects.charge_effort(), bucket.upload_bytes(len));
         let payer = (self.group, bytes);
         let _charge = UploadRoom::of_process().take_until(self.until, effort, &objects.engine, payer)?;
         let source = DraftSource::new(draft, key, len)?;

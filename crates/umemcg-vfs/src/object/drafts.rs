@@ -107,7 +107,7 @@ impl Drafts {
     /// # Errors
     /// `EOPNOTSUPP` on a volume without a staging directory.
     pub(super) fn maker<'a>(&'a self, node: NodeId, group: &'a Arc<Group>) -> Result<DraftMaker<'a>, Errno> {
-        let effort = self.objects.reclaim_effort();
+        let effort = self.objects.charge_effort();
         let staging = self.staging.as_ref().ok_or_else(|| self.objects.needs_staging(node))?;
         Ok(DraftMaker { engine: &self.objects.engine, effort, staging, group, mark: &self.mark })
     }
@@ -444,7 +444,7 @@ fn copy_to(
     if len == 0 {
         return Ok(());
     }
-    let effort = objects.reclaim_effort();
+    let effort = objects.charge_effort();
     let _charge = HandleCharge::take(effort, &objects.engine, group, COPY_HELD_BYTES.min(len))?;
     for from in (0..len).step_by(COPY_BYTES as usize) {
         let to = len.min(from + COPY_BYTES);

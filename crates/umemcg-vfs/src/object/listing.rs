@@ -25,13 +25,12 @@ use super::listing_place::ListingPlace;
 use super::node::{Facts, Told};
 use super::objects::Objects;
 use super::same_names::SameNames;
-use crate::allowance::ReclaimEffort;
 use crate::attr::{FileKind, NodeId};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
 use crate::volume::{DirEntry, VolumeDir};
-use umemcg::Group;
+use umemcg::{ChargeEffort, Group};
 
 /// Most names of a part.
 const NR_NAMES: usize = 1000;
@@ -100,7 +99,7 @@ impl Listing {
             self.new_told = told;
             self.new_names = objects.tree.lock().new_names(node);
         }
-        let text = HandleCharge::take(objects.reclaim_effort(), &objects.engine, group, PART_BYTES)?;
+        let text = HandleCharge::take(objects.charge_effort(), &objects.engine, group, PART_BYTES)?;
         let _asking = Asking::of(group);
         let ListedPart { mut names, hidden, .. } =
             self.place.next_part(objects.listings(), prefix, NR_NAMES)?;
@@ -112,7 +111,7 @@ impl Listing {
         drop(text);
         let bytes = names.iter().chain(self.same_names.undecided()).map(bytes_of).sum::<u64>()
             + self.new_names.len() as u64 * NEW_NAME_BYTES;
-        let charge = HandleCharge::take(objects.reclaim_effort(), &objects.engine, group, bytes)?;
+        let charge = HandleCharge::take(objects.charge_effort(), &objects.engine, group, bytes)?;
         let hide = |listed: &ListedName| {
             let slash = if listed.object.is_none() { "/" } else { "" };
             objects.hidden.add(&format!("{prefix}{}{slash}", listed.name));
@@ -137,7 +136,7 @@ impl Listing {
             return Ok(false);
         }
         let bytes = self.new_names.len() as u64 * NEW_NAME_BYTES;
-        let charge = HandleCharge::take(objects.reclaim_effort(), &objects.engine, group, bytes)?;
+        let charge = HandleCharge::take(objects.charge_effort(), &objects.engine, group, bytes)?;
         let new_names = std::mem::take(&mut self.new_names);
         let mut names: Vec<_> = {
             let tree = objects.tree.lock();
@@ -281,7 +280,7 @@ impl VolumeDir for OpenDirectory {
                 let name = (self.node, listed.name.as_str());
                 // No process has requested the inode yet, so no reclaim for it: a name without room
                 // is only listed, and looked up when a process requests it.
-                match self.objects.enter(ReclaimEffort::None, &caller.group, name, (facts, told), true) {
+                match self.objects.enter(ChargeEffort::Immediate, &caller.group, name, (facts, told), true) {
                     Ok(entry) => Some(entry),
                     Err(error) => {
                         has_room = error.errno() != Errno::NOMEM;

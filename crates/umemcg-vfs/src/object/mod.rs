@@ -201,7 +201,7 @@ impl ObjectVolume {
         if wants_to_write(flags) {
             self.drafts()?;
         }
-        let charge = HandleCharge::take(objects.reclaim_effort(), &objects.engine, &caller.group, 0)?;
+        let charge = HandleCharge::take(objects.charge_effort(), &objects.engine, &caller.group, 0)?;
         let content = objects.open(caller, node)?;
         let file =
             OpenFile::new((objects, self.drafts.as_ref()), (node, content), flags, &caller.group, charge);
@@ -323,7 +323,7 @@ impl Open for ObjectVolume {
 
     fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError> {
         let objects = &self.objects;
-        let (effort, engine) = (objects.reclaim_effort(), &objects.engine);
+        let (effort, engine) = (objects.charge_effort(), &objects.engine);
         let charge = HandleCharge::take(effort, engine, &caller.group, listed_part::NAMES_BYTES_MAX)?;
         {
             let mut tree = objects.tree.lock();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use umemcg::files::StoreId;
-use umemcg::{Engine, Group};
+use umemcg::{ChargeEffort, Engine, Group};
 use umemcg_base::{Rank, RankedMutex, assert_no_locks_held};
 
 use super::absent_names::AbsentNames;
@@ -24,7 +24,6 @@ use super::listing_place::Listings;
 use super::node::{Facts, KEY_BYTES_MAX, Node, NodeCharge, Told};
 use super::shown_attributes::ShownAttributes;
 use super::tree::{Removed, Tree};
-use crate::allowance::ReclaimEffort;
 use crate::attr::{Attr, Entry, NodeId, Timestamp};
 use crate::caller::Caller;
 use crate::error::VfsError;
@@ -106,12 +105,12 @@ impl Objects {
         self.lists.get_or_init(make);
     }
 
-    /// Returns the reclaim effort of a request that finds no room. For an older kernel it is one
+    /// Returns the charge effort of a request that finds no room. For an older kernel it is one
     /// round: the thread that notifies the kernel of stale names may wait for the request.
-    pub(super) fn reclaim_effort(&self) -> ReclaimEffort {
+    pub(super) fn charge_effort(&self) -> ChargeEffort {
         match self.kernel.get().is_some_and(|kernel| kernel.asks_by_name()) {
-            true => ReclaimEffort::OneRound,
-            false => ReclaimEffort::Full,
+            true => ChargeEffort::Opportunistic,
+            false => ChargeEffort::Full,
         }
     }
 
@@ -230,7 +229,7 @@ impl Objects {
             return Err(Errno::NAMETOOLONG.into());
         }
         if let Some(listed) = self.listed(parent, name).filter(|_| is_first) {
-            return self.enter(self.reclaim_effort(), &caller.group, (parent, name), listed, true);
+            return self.enter(self.charge_effort(), &caller.group, (parent, name), listed, true);
         }
         let search = KeySearch { listings: self.listings(), shown: &self.shown, key: &key, name };
         let found = if was_directory { search.find_again() } else { search.find() };
@@ -242,7 +241,7 @@ impl Objects {
         match found {
             Ok(facts) => {
                 let told = Told { at, thread: caller.thread };
-                self.enter(self.reclaim_effort(), &caller.group, (parent, name), (facts, told), true)
+                self.enter(self.charge_effort(), &caller.group, (parent, name), (facts, told), true)
             }
             Err(errno) => {
                 if errno == Errno::NOENT {
@@ -312,7 +311,7 @@ impl Objects {
     /// since, or, after a report of the store, its file was stored from here.
     pub(super) fn enter(
         self: &Arc<Self>,
-        effort: ReclaimEffort,
+        effort: ChargeEffort,
         group: &Arc<Group>,
         (parent, name): (NodeId, &str),
         (facts, told): (Facts, Told),
@@ -478,7 +477,7 @@ impl Objects {
             };
             let Facts::Object(info) = &facts else { return Err(Errno::ISDIR.into()) };
             let from = (&self.bucket, self.store_id, &self.failures);
-            let effort = self.reclaim_effort();
+            let effort = self.charge_effort();
             let fresh = Content::new(effort, &self.engine, &caller.group, from, (key.clone(), info))?;
             let mut tree = self.tree.lock();
             let is_there = tree.path(node)? == key;

@@ -254,7 +254,7 @@ impl Renaming<'_> {
         let mark = self.volume.mark_of(&prefix)?;
         let keys = self.keys_below(&prefix)?;
         let bytes = keys.iter().map(|(key, _)| (2 * key.len() + 2 * size_of::<ObjectInfo>()) as u64).sum();
-        let _charge = HandleCharge::take(objects.reclaim_effort(), &objects.engine, self.group, bytes)?;
+        let _charge = HandleCharge::take(objects.charge_effort(), &objects.engine, self.group, bytes)?;
         if keys.is_empty() {
             let known = objects.tree.lock().get(node)?.facts.attributes();
             match self.volume.make_directory(new_key, known.unwrap_or(objects.shown.of_directory())) {

@@ -29,7 +29,6 @@ use super::part_bytes::{ChunkCharge, PartBytes};
 use super::parts_under_way::PartsUnderWay;
 use super::upload_notes::UploadNotes;
 use super::upload_room::{UploadCharge, UploadRoom};
-use crate::allowance::ReclaimEffort;
 use crate::attr::{NodeId, Timestamp};
 use crate::handle_charge::HandleCharge;
 use crate::slab::Slab;
@@ -63,10 +62,10 @@ impl From<BucketError> for StreamError {
     }
 }
 
-/// The group that pays for new bytes, and the reclaim effort to make room for them.
+/// The group that pays for new bytes, and the effort to make room for them.
 pub(super) struct Payer<'a> {
     pub(super) engine: &'a Engine,
-    pub(super) effort: ReclaimEffort,
+    pub(super) effort: ChargeEffort,
     pub(super) group: &'a Arc<Group>,
 }
 

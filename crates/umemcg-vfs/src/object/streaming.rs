@@ -31,7 +31,7 @@ impl ObjectVolume {
 
     /// Charges the open file of a stream.
     pub(super) fn stream_charge(&self, caller: &Caller) -> Result<HandleCharge, VfsError> {
-        let effort = self.objects.reclaim_effort();
+        let effort = self.objects.charge_effort();
         Ok(HandleCharge::take(effort, &self.objects.engine, &caller.group, STREAM_BYTES)?)
     }
 

@@ -48,7 +48,7 @@ impl Streams {
     }
 
     fn payer<'a>(&'a self, group: &'a Arc<Group>) -> Payer<'a> {
-        Payer { engine: &self.objects().engine, effort: self.objects().reclaim_effort(), group }
+        Payer { engine: &self.objects().engine, effort: self.objects().charge_effort(), group }
     }
 
     fn make(
@@ -78,7 +78,7 @@ impl Streams {
             attributes: Some(attributes),
         };
         let from = (&objects.bucket, objects.store_id, &objects.failures);
-        let effort = objects.reclaim_effort();
+        let effort = objects.charge_effort();
         let content = Content::new(effort, &objects.engine, group, from, (key, &nothing))?;
         Ok(self.make((node, content), (None, FileLabels::new(attributes)), true))
     }

@@ -8,10 +8,10 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use umemcg::{Engine, Group};
+use umemcg::{ChargeEffort, Engine, Group};
 use umemcg_base::{Condvar, LeafMutex};
 
-use crate::allowance::{Allowance, AllowanceClaim, ReclaimEffort};
+use crate::allowance::{Allowance, AllowanceClaim};
 use crate::slab::Slab;
 
 /// How long an operation waits for room, unless the configuration says otherwise.
@@ -62,7 +62,7 @@ impl UploadRoom {
     /// `ENOMEM` when there is no room after that.
     pub(super) fn take(
         &'static self,
-        effort: ReclaimEffort,
+        effort: ChargeEffort,
         engine: &Engine,
         group: &Arc<Group>,
         bytes: u64,
@@ -75,7 +75,7 @@ impl UploadRoom {
     pub(super) fn take_until(
         &'static self,
         deadline: Instant,
-        effort: ReclaimEffort,
+        effort: ChargeEffort,
         engine: &Engine,
         (group, bytes): (&Arc<Group>, u64),
     ) -> Result<UploadCharge, Errno> {

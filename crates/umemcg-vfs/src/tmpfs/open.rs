@@ -11,14 +11,13 @@ use rustix::io::Errno;
 use super::Tmpfs;
 use super::directory::{FIRST_COOKIE, Name};
 use super::inode::{Content, Inode};
-use crate::allowance::ReclaimEffort;
 use crate::attr::{Attr, Entry, FileKind, NodeId, SetAttr};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
 use crate::volume::{DirEntry, Lookup, Open, VolumeDir, VolumeFile, Whence};
-use umemcg::Group;
 use umemcg::files::{File, PinnedPages, Readahead};
+use umemcg::{ChargeEffort, Group};
 
 /// The number of entries copied from the tree at a time by a listing.
 const BATCH: usize = 128;
@@ -60,7 +59,7 @@ impl Open for Tmpfs {
 
 impl Tmpfs {
     pub(super) fn room_for_handle(&self, caller: &Caller) -> Result<HandleCharge, Errno> {
-        HandleCharge::take(ReclaimEffort::Full, &self.engine, &caller.group, 0)
+        HandleCharge::take(ChargeEffort::Full, &self.engine, &caller.group, 0)
     }
 
     pub(super) fn open_inode(

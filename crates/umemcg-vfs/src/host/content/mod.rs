@@ -23,7 +23,6 @@ use std::sync::{Arc, OnceLock, Weak};
 use rustix::io::Errno;
 use umemcg_base::{Rank, RankedMutex};
 
-use crate::allowance::ReclaimEffort;
 use crate::error::VfsError;
 use crate::host::descriptor_share::{DescriptorShare, Reopens};
 use crate::host::directory::HostDirectory;
@@ -34,7 +33,7 @@ use crate::kernel_pages::KernelPages;
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
 use umemcg::OwnerId;
 use umemcg::files::{BackingStore, File, StoreId};
-use umemcg::{Engine, Group};
+use umemcg::{ChargeEffort, Engine, Group};
 
 /// See the module text.
 #[derive(Debug)]
@@ -104,7 +103,7 @@ impl Content {
     /// Creates the content of a host file with these attributes, charged to a group. May sleep for
     /// memory.
     pub(crate) fn new(
-        effort: ReclaimEffort,
+        effort: ChargeEffort,
         engine: &Arc<Engine>,
         host_dir: &Arc<HostDirectory>,
         stat: &HostStat,

@@ -8,10 +8,9 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use umemcg::OwnerId;
-use umemcg::{Engine, Group};
+use umemcg::{ChargeEffort, Engine, Group};
 
 use super::{InodeEntry, InodeTable, NodeCharge};
-use crate::allowance::ReclaimEffort;
 use crate::attr::NodeId;
 use crate::host::content::Content;
 use crate::host::inode_names::NameCharge;
@@ -30,7 +29,7 @@ impl InodeCharges {
     /// # Errors
     /// `ENOMEM`.
     pub(crate) fn take(
-        effort: ReclaimEffort,
+        effort: ChargeEffort,
         engine: &Engine,
         group: &Arc<Group>,
         nr_names: usize,

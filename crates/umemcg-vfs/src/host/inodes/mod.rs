@@ -18,7 +18,6 @@ use umemcg_base::{LeafMutex, Rank, RankedMutex};
 
 use self::lingering::Lingering;
 use self::listings::Listings;
-use crate::allowance::ReclaimEffort;
 use crate::attr::{FileKind, NodeId};
 use crate::error::VfsError;
 use crate::host::content::Content;
@@ -33,7 +32,7 @@ use crate::kernel_listing::KernelListing;
 use crate::kernel_page_lists::KernelPageLists;
 use crate::kernel_pages::KernelPages;
 use umemcg::OwnerId;
-use umemcg::{Engine, Group};
+use umemcg::{ChargeEffort, Engine, Group};
 
 /// See the module text. One for each volume, shared with its open files.
 #[derive(Debug)]
@@ -117,7 +116,7 @@ impl HostInodes {
             return Ok(content);
         }
         let stat = syscalls::stat_fd(&self.descriptor(node)?)?;
-        let effort = self.reclaim_effort();
+        let effort = self.charge_effort();
         let fresh = Content::new(effort, &self.engine, &self.host_dir, &stat, group)?;
         let mut charges = match self.table.nr_names_of_another(node, fresh.list_owner()) {
             Some(nr_names) => Some(InodeCharges::take(effort, &self.engine, group, nr_names)?),
@@ -149,12 +148,12 @@ impl HostInodes {
         }))
     }
 
-    /// Returns the reclaim to wait for if a request finds no room for a name, for content or for a
+    /// Returns the charge effort of a request that finds no room for a name, for content or for a
     /// handle. The thread notifying an older kernel of stale names may wait for the request.
-    pub(crate) fn reclaim_effort(&self) -> ReclaimEffort {
+    pub(crate) fn charge_effort(&self) -> ChargeEffort {
         match self.kernel.get().is_some_and(|kernel| kernel.asks_by_name()) {
-            true => ReclaimEffort::OneRound,
-            false => ReclaimEffort::Full,
+            true => ChargeEffort::Opportunistic,
+            false => ChargeEffort::Full,
         }
     }
 

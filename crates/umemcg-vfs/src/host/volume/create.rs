@@ -204,7 +204,7 @@ impl HostVolume {
     fn room_for_new(&self, caller: &Caller) -> Result<(HandleCharge, DescriptorShare), Errno> {
         let share = self.inodes.room_for_fds(&caller.group, Purpose::Open, true)?;
         let inodes = &self.inodes;
-        Ok((HandleCharge::take(inodes.reclaim_effort(), &inodes.engine, &caller.group, 0)?, share))
+        Ok((HandleCharge::take(inodes.charge_effort(), &inodes.engine, &caller.group, 0)?, share))
     }
 
     /// Returns the content of a new file opened as `fd`, with the node pinned.
@@ -229,7 +229,7 @@ impl HostVolume {
     fn new_content(&self, caller: &Caller, node: NodeId, stat: &HostStat) -> Result<Arc<Content>, VfsError> {
         let inodes = &self.inodes;
         let fresh =
-            Content::new(inodes.reclaim_effort(), &inodes.engine, &inodes.host_dir, stat, &caller.group)?;
+            Content::new(inodes.charge_effort(), &inodes.engine, &inodes.host_dir, stat, &caller.group)?;
         fresh.store.privileges.are_of_new(stat.attr.mode);
         let content =
             inodes.table.with(node, |entry| Arc::clone(entry.content.get_or_insert(Arc::clone(&fresh))));

@@ -5,9 +5,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
+use umemcg::ChargeEffort;
 
 use super::HostVolume;
-use crate::allowance::ReclaimEffort;
 use crate::attr::{Attr, Entry, FileKind, NodeId};
 use crate::caller::Caller;
 use crate::error::VfsError;
@@ -76,7 +76,7 @@ impl HostVolume {
         name: &CStr,
     ) -> Result<Entry, VfsError> {
         let stat = syscalls::stat_name(dir, name)?;
-        self.enter_with(ReclaimEffort::None, caller, parent, (dir, name), &stat)
+        self.enter_with(ChargeEffort::Immediate, caller, parent, (dir, name), &stat)
     }
 
     /// Counts a lookup of the host's inode under a name.
@@ -88,12 +88,12 @@ impl HostVolume {
         name: &CStr,
         stat: &HostStat,
     ) -> Result<Entry, VfsError> {
-        self.enter_with(self.inodes.reclaim_effort(), caller, parent, (dir, name), stat)
+        self.enter_with(self.inodes.charge_effort(), caller, parent, (dir, name), stat)
     }
 
     fn enter_with(
         &self,
-        effort: ReclaimEffort,
+        effort: ChargeEffort,
         caller: &Caller,
         parent: NodeId,
         (dir, name): (&OwnedFd, &CStr),
@@ -142,7 +142,7 @@ impl HostVolume {
     ) -> Result<Entry, VfsError> {
         let inodes = &self.inodes;
         inodes.host_dir.clock.saw(stat.attr.ctime);
-        let charge = NodeCharge::take(self.inodes.reclaim_effort(), &inodes.engine, &caller.group)?;
+        let charge = NodeCharge::take(self.inodes.charge_effort(), &inodes.engine, &caller.group)?;
         inodes.table.lists_or(|| name_shrinker::register(inodes));
         let held = Arc::new(held);
         // Descriptors counted for a tenant need no other bound.

@@ -281,7 +281,7 @@ impl HostVolume {
     fn room_for(&self, key: InodeKey, name: &CStr) -> Result<Option<NameCharge>, Errno> {
         let payer = self.inodes.table.payer(key).filter(|_| is_long(name.to_bytes()));
         payer
-            .map(|payer| NameCharge::take(self.inodes.reclaim_effort(), &self.inodes.engine, &payer))
+            .map(|payer| NameCharge::take(self.inodes.charge_effort(), &self.inodes.engine, &payer))
             .transpose()
     }
 

@@ -70,7 +70,7 @@ impl HostVolume {
             _ => return Err(Errno::NXIO.into()),
         }
         let inodes = &self.inodes;
-        let charge = HandleCharge::take(inodes.reclaim_effort(), &inodes.engine, &caller.group, 0)?;
+        let charge = HandleCharge::take(inodes.charge_effort(), &inodes.engine, &caller.group, 0)?;
         let content = self.acquire(
             want,
             caller,
