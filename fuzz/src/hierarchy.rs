@@ -170,7 +170,7 @@ impl Hierarchy {
         let root = self.engine.root();
         remove_below(&self.engine, root);
         let is_empty = || {
-            self.engine.drop_caches(DropCaches::Both, &|| false);
+            self.engine.drop_caches(DropCaches::Both);
             root.drain_stocks();
             KEPT_BYTES.contains(&root.usage_bytes())
         };

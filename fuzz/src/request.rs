@@ -54,7 +54,7 @@ pub fn request(input: &[u8]) -> Outcome {
 
     let groups = Hierarchy::new(Style::Both);
     let tenant = groups.engine.create_group(groups.engine.root(), "tenant".as_ref()).unwrap();
-    groups.engine.set_max(&tenant, TENANT_BYTES, &|| false);
+    groups.engine.set_max(&tenant, TENANT_BYTES);
     let kernel = Arc::new(Kernel::new(minor, lines.take(NR_LINES_MAX)));
     if is_control {
         let classifier = Arc::new(RootOnly(Arc::clone(&tenant)));

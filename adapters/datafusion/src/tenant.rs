@@ -188,7 +188,7 @@ impl TenantBuilder {
 ///
 /// let engine = Engine::new(EngineConfig::new(256 << 20))?;
 /// let group = engine.create_group(engine.root(), "acme".as_ref())?;
-/// engine.set_max(&group, 64 << 20, &|| false);
+/// engine.set_max(&group, 64 << 20);
 /// let tenant = Tenant::builder(&engine, &group).cache_guarantee_bytes(4 << 20).build()?;
 ///
 /// // For each query, or each session.

@@ -36,7 +36,7 @@ fn value_of(tenant: u8, key: u64) -> Vec<u8> {
 impl Tenant {
     fn new(engine: &Arc<Engine>, name: &str, dir: &Path) -> Self {
         let group = engine.create_group(engine.root(), OsStr::new(name)).unwrap();
-        engine.set_max(&group, LIMIT, &|| false);
+        engine.set_max(&group, LIMIT);
         let blocks = Arc::new(BlockCache::new().unwrap());
         let lease = engine.lease(&group, &format!("blocks of {name}"), Arc::clone(&blocks) as _, 64 * MIB);
         let db = DB::open(&blocks.options(), dir.join(name)).unwrap();
@@ -128,7 +128,7 @@ fn a_lowered_limit_is_kept_while_iterators_hold_blocks() {
     let mut iterator = a.db.iterator(IteratorMode::Start);
     let first = iterator.next().unwrap().unwrap();
     assert!(a.blocks.pinned_bytes() > 0);
-    engine.set_max(&a.group, 2 * MIB, &|| false);
+    engine.set_max(&a.group, 2 * MIB);
     assert!(a.group.usage_bytes() <= 2 * MIB, "{} bytes", a.group.usage_bytes());
     assert!(a.blocks.used_bytes() <= 2 * MIB, "{} bytes", a.blocks.used_bytes());
     assert_eq!(*first.1, value_of(a.number(), 0)[..]);
@@ -155,12 +155,12 @@ fn readers_and_limit_changes_meet() {
             }
         }
         for turn in 0..200 {
-            engine.set_max(&a.group, [1, 4, 16, 8][turn % 4] * MIB, &|| false);
+            engine.set_max(&a.group, [1, 4, 16, 8][turn % 4] * MIB);
             a.lease.adjust();
             let _ = a.engine.charge(&a.group, MIB / 2);
         }
     });
-    engine.set_max(&a.group, LIMIT, &|| false);
+    engine.set_max(&a.group, LIMIT);
     for tenant in [&a, &b] {
         tenant.lease.adjust();
         tenant.check();

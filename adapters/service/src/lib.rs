@@ -46,7 +46,7 @@ impl Service {
         let mut groups = HashMap::new();
         for (name, limit) in tenants {
             let group = engine.create_group(engine.root(), OsStr::new(name))?;
-            engine.set_max(&group, *limit, &|| false);
+            engine.set_max(&group, *limit);
             groups.insert((*name).to_owned(), group);
         }
         let documents = ObjectCache::builder(&engine, "documents")

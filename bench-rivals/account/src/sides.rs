@@ -102,7 +102,7 @@ impl Tenants {
     /// Each is at its own limit.
     pub fn full_by_itself() -> Self {
         let (engine, _, accounts) = Self::new();
-        accounts.iter().for_each(|account| engine.set_max(account.group(), HELD_BYTES + 4096, &|| false));
+        accounts.iter().for_each(|account| engine.set_max(account.group(), HELD_BYTES + 4096));
         let full = accounts.iter().map(|account| Arc::clone(account.group())).collect();
         Self { accounts, full }
     }
@@ -111,7 +111,7 @@ impl Tenants {
     pub fn full_by_parent() -> Self {
         let (engine, parent, accounts) = Self::new();
         parent.drain_stocks();
-        engine.set_max(&parent, parent.usage_bytes() + 4096, &|| false);
+        engine.set_max(&parent, parent.usage_bytes() + 4096);
         Self { accounts, full: vec![parent; NR_TENANTS] }
     }
 }

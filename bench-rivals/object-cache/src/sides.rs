@@ -55,7 +55,7 @@ impl Umemcg {
         cache.clear();
         let groups = (0..nr_groups).map(|nr| {
             let group = engine.create_group(engine.root(), OsStr::new(&format!("g{nr}"))).expect("a group");
-            engine.set_max(&group, (capacity / nr_groups) as u64 * object_bytes, &|| false);
+            engine.set_max(&group, (capacity / nr_groups) as u64 * object_bytes);
             group
         });
         Self { groups: groups.collect(), cache, engine }

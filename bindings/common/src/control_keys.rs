@@ -38,24 +38,22 @@ const fn both(name: &'static str, get: Get, set: Set) -> ControlKey {
     ControlKey { name, get: Some(get), set: Some(set) }
 }
 
-const NEVER: umemcg::Cancelled<'_> = &|| false;
-
 /// All control keys.
 pub const CONTROL_KEYS: &[ControlKey] = &[
     both(
         "memory.max",
         |_, group| group.max_bytes(),
-        |engine, group, bytes| not_root(group).map(|()| engine.set_max(group, bytes, NEVER)),
+        |engine, group, bytes| not_root(group).map(|()| engine.set_max(group, bytes)),
     ),
     both(
         "memory.limit_in_bytes",
         |_, group| group.max_bytes(),
-        |engine, group, bytes| Ok(engine.set_limit(group, bytes, NEVER)?),
+        |engine, group, bytes| Ok(engine.set_limit(group, bytes)?),
     ),
     both(
         "memory.high",
         |engine, group| engine.high_bytes(group),
-        |engine, group, bytes| not_root(group).map(|()| engine.set_high(group, bytes, NEVER)),
+        |engine, group, bytes| not_root(group).map(|()| engine.set_high(group, bytes)),
     ),
     both(
         "memory.min",
@@ -107,8 +105,8 @@ pub const CONTROL_KEYS: &[ControlKey] = &[
     read("memory.events.max", |_, group| group.event_count(EventKind::Max)),
     read("memory.events.oom", |_, group| group.event_count(EventKind::Oom)),
     read("cgroup.nr_children", |_, group| group.nr_children() as u64),
-    write("memory.reclaim", |engine, group, bytes| Ok(engine.reclaim(group, bytes, NEVER)?)),
-    write("memory.force_empty", |engine, group, _| Ok(engine.force_empty(group, NEVER)?)),
+    write("memory.reclaim", |engine, group, bytes| Ok(engine.reclaim(group, bytes)?)),
+    write("memory.force_empty", |engine, group, _| Ok(engine.force_empty(group)?)),
     write("vm.drop_caches", drop_caches),
 ];
 
@@ -128,7 +126,7 @@ fn drop_caches(engine: &Engine, _: &Arc<Group>, what: u64) -> Result<(), Failure
         3 => DropCaches::Both,
         _ => return Err(Failure::invalid("vm.drop_caches takes 1 (pages), 2 (objects) or 3 (both)")),
     };
-    engine.drop_caches(what, NEVER);
+    engine.drop_caches(what);
     Ok(())
 }
 

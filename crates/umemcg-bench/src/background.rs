@@ -320,7 +320,7 @@ fn run_once(options: &Options, engine: &Arc<Engine>, marks: bool, bytes: u64) ->
 fn make_group(engine: &Arc<Engine>, marks: bool) -> Result<Arc<Group>, Failure> {
     let group =
         engine.create_group(engine.root(), "A".as_ref()).map_err(Failure::at("cannot make a group"))?;
-    engine.set_limit(&group, LIMIT_BYTES, &|| false).map_err(Failure::at("cannot set the limit"))?;
+    engine.set_limit(&group, LIMIT_BYTES).map_err(Failure::at("cannot set the limit"))?;
     if marks {
         let reclaimer = engine.reclaimer();
         let set = reclaimer.set_high_wmark_distance(&group, HIGH_DISTANCE);
@@ -332,7 +332,7 @@ fn make_group(engine: &Arc<Engine>, marks: bool) -> Result<Arc<Group>, Failure> 
 
 fn clean_up(engine: &Arc<Engine>, group: &Arc<Group>) -> Result<(), Failure> {
     // Dirty pages are freed once they are written.
-    let _ = engine.force_empty(group, &|| false);
+    let _ = engine.force_empty(group);
     engine.remove_group(group).map_err(Failure::at("cannot remove the group"))
 }
 
@@ -341,7 +341,7 @@ fn write_call(file: &Arc<File>, group: &Arc<Group>, offset: u64, buffer: &mut [u
     if written != buffer.len() {
         return Err(Failure::Wrong(format!("{written} bytes written at {offset}")));
     }
-    file.throttle(group, written, &|| false);
+    file.throttle(group, written);
     Ok(())
 }
 

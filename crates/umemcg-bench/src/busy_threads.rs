@@ -87,7 +87,7 @@ impl BusyThreads {
                 Ok((create(&engine, &format!("{name}{at}"))?, open(&engine, nr_operations as u64)?))
             };
             let (free, full) = (member("free")?, member("full")?);
-            engine.set_limit(&full.0, full_bytes, &|| false).map_err(Failure::at("cannot set a limit"))?;
+            engine.set_limit(&full.0, full_bytes).map_err(Failure::at("cannot set a limit"))?;
             members.push([free, full]);
         }
         Ok(Self { engine, members, nr_operations })

@@ -132,7 +132,7 @@ fn five_passes(world: &World) -> Result<[f64; NR_PASSES], Failure> {
     let mut passes = [0.0; NR_PASSES];
     for pass in &mut passes {
         let start = thread_time();
-        world.engine.drop_caches(DropCaches::Both, &|| false);
+        world.engine.drop_caches(DropCaches::Both);
         *pass = (thread_time() - start).as_secs_f64() * 1e9;
     }
     match world.nr_remembered() {

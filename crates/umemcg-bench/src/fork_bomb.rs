@@ -67,7 +67,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         .engine
         .create_group(world.engine.root(), "pressed".as_ref())
         .map_err(Failure::at("cannot create"))?;
-    world.engine.set_limit(&group, LIMIT_BYTES, &|| false).map_err(Failure::at("cannot set the limit"))?;
+    world.engine.set_limit(&group, LIMIT_BYTES).map_err(Failure::at("cannot set the limit"))?;
     let bytes = ((STREAM_BYTES as f64 * options.scale) as u64).max(LIMIT_BYTES) / READ_BYTES * READ_BYTES;
     // The volumes of this world come and go in the fourth side: the same work, but none of it in
     // the pool under pressure.

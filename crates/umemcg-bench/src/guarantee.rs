@@ -144,7 +144,7 @@ impl Bench {
         for offset in (0..self.pool_bytes).step_by(PIECE_BYTES) {
             fill(offset, &mut piece);
             file.write(&self.borrower, offset, &piece).map_err(Failure::at("cannot write"))?;
-            file.throttle(&self.borrower, PIECE_BYTES, &|| false);
+            file.throttle(&self.borrower, PIECE_BYTES);
         }
         let items = [StatItem::FileDirty, StatItem::FileWriteback, StatItem::FileUnstable];
         Ok(items.iter().map(|&item| self.engine.root().stat_total(item).max(0) as u64).sum())
@@ -155,7 +155,7 @@ impl Bench {
         if !self.engine.sync_all(SYNC_WITHIN).is_empty() {
             return Err(Failure::Wrong("something stays dirty after a sync".into()));
         }
-        self.engine.force_empty(&self.borrower, &|| false).map_err(Failure::at("cannot empty a group"))?;
+        self.engine.force_empty(&self.borrower).map_err(Failure::at("cannot empty a group"))?;
         // The tables of an empty cache stay charged.
         let pages = [StatItem::ActiveFile, StatItem::InactiveFile];
         let left: i64 = pages.iter().map(|&item| self.borrower.stat_total(item)).sum();
@@ -176,7 +176,7 @@ impl Bench {
         }
         drop(held);
         self.objects.clear();
-        self.engine.force_empty(&self.borrower, &|| false).map_err(Failure::at("cannot empty a group"))?;
+        self.engine.force_empty(&self.borrower).map_err(Failure::at("cannot empty a group"))?;
         Ok(taken)
     }
 }

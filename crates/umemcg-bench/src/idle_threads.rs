@@ -129,7 +129,7 @@ impl Ground {
         let engine = Engine::new(config).map_err(Failure::at("cannot make an engine"))?;
         let group = create(&engine, "measured")?;
         let full = create(&engine, "full")?;
-        engine.set_limit(&full, FULL_BYTES, &|| false).map_err(Failure::at("cannot set a limit"))?;
+        engine.set_limit(&full, FULL_BYTES).map_err(Failure::at("cannot set a limit"))?;
         let filling: Vec<Charge> = std::iter::from_fn(|| full.try_charge(PAGE_SIZE_U64).ok()).collect();
         let open = |nr_pages| open(&engine, nr_pages);
         let written = (0..NR_WRITES).map(|_| open(1)).collect::<Result<Vec<_>, _>>()?;

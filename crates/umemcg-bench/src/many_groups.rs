@@ -161,7 +161,7 @@ fn join(engine: &Arc<Engine>, at: usize) -> Result<Member, Failure> {
     let name = format!("g{at}");
     let group =
         engine.create_group(engine.root(), name.as_ref()).map_err(Failure::at("cannot make a group"))?;
-    engine.set_limit(&group, LIMIT_BYTES, &|| false).map_err(Failure::at("cannot set a limit"))?;
+    engine.set_limit(&group, LIMIT_BYTES).map_err(Failure::at("cannot set a limit"))?;
     let reclaimer = engine.reclaimer();
     let set = reclaimer.set_high_wmark_distance(&group, HIGH_DISTANCE);
     set.and_then(|()| reclaimer.set_low_wmark_distance(&group, LOW_DISTANCE))

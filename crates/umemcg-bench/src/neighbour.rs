@@ -252,18 +252,18 @@ impl World {
 
     /// Sets the limits and marks of a side, with no cached and no dirty pages.
     fn set_up(&self, side: usize) -> Result<(), Failure> {
-        let (engine, never) = (&self.engine, || false);
+        let engine = &self.engine;
         if !engine.sync_all(Duration::from_secs(60)).is_empty() {
             return Err(Failure::Wrong("what B wrote cannot be made durable".into()));
         }
-        engine.drop_caches(umemcg::DropCaches::Both, &never);
+        engine.drop_caches(umemcg::DropCaches::Both);
         let [a, b, both] = &self.groups;
         let marks = engine.reclaimer();
         let bytes = if side == 0 { [HIGH_DISTANCE, LOW_DISTANCE] } else { [0, 0] };
         let b_bytes = if side == BASELINE { ONE_PAGE } else { B_BYTES };
         let off = marks.set_low_wmark_distance(b, 0).and_then(|()| marks.set_high_wmark_distance(b, 0));
         for (group, bytes) in [(a, A_BYTES), (b, b_bytes), (both, A_BYTES + B_BYTES)] {
-            engine.set_max(group, bytes, &never);
+            engine.set_max(group, bytes);
         }
         off.and_then(|()| marks.set_high_wmark_distance(b, bytes[0]))
             .and_then(|()| marks.set_low_wmark_distance(b, bytes[1]))
@@ -341,7 +341,7 @@ impl World {
     fn sample(&self, side: usize, work: Work, pace: Option<f64>) -> Result<Figures, Failure> {
         self.set_up(side)?;
         if side == BASELINE && work == Work::Walk {
-            self.engine.set_max(&self.groups[B], FEW_NAMES, &|| false);
+            self.engine.set_max(&self.groups[B], FEW_NAMES);
         }
         let mut a =
             self.tenant(A, side, Work::Random, Tempo::Rate(self.rates[usize::from(side >= NR_OURS)]))?;

@@ -215,7 +215,7 @@ fn visit(
     let mut pages = 0;
     let start = thread_time();
     for group in groups {
-        pages += engine.reclaimer().reclaim(group, 1, Reason::Proactive, &|| false).reclaimed;
+        pages += engine.reclaimer().reclaim(group, 1, Reason::Proactive).reclaimed;
     }
     let reclaim = each(start, groups.len());
     if pages != groups.len() as u64 {

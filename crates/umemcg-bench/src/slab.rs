@@ -335,7 +335,7 @@ impl Tree {
         };
         let (build, neighbour) = (group("build")?, group("neighbour")?);
         if let Some(limit) = limit {
-            engine.set_limit(&build, limit, &|| false).map_err(Failure::at("cannot set the limit"))?;
+            engine.set_limit(&build, limit).map_err(Failure::at("cannot set the limit"))?;
         }
         let turns = Arc::new(Turns {
             build: Arc::clone(&build),

@@ -199,7 +199,7 @@ impl Pool {
                     if written != buffer.len() {
                         return Err(Failure::Wrong(format!("{written} bytes written at {at}")));
                     }
-                    file.throttle(group, written, &|| false);
+                    file.throttle(group, written);
                 }
             }
         }
@@ -222,7 +222,7 @@ impl Pool {
         if !self.engine.sync_all(Duration::from_secs(120)).is_empty() {
             return Err(Failure::Wrong("data could not be written".into()));
         }
-        self.engine.force_empty(group, &|| false).map_err(Failure::at("cannot empty a group"))?;
+        self.engine.force_empty(group).map_err(Failure::at("cannot empty a group"))?;
         self.engine.remove_group(group).map_err(Failure::at("cannot remove a group"))
     }
 }

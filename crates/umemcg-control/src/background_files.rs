@@ -102,6 +102,6 @@ pub(crate) fn set_high(context: &FileContext<'_>, written: &[u8]) -> WriteResult
     let bytes = numbers::parse_limit_v2(written)?;
     (context.request.accepted)();
     let stop_early = || context.request.nonblocking || (context.request.cancelled)();
-    context.engine().set_high(context.group, bytes, &stop_early);
+    context.engine().set_high_unless(context.group, bytes, &stop_early);
     Ok(())
 }

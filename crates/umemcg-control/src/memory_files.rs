@@ -32,7 +32,8 @@ pub(crate) fn set_limit_v1(context: &FileContext<'_>, written: &[u8]) -> WriteRe
     if bytes > part(context).inert.memsw_limit() {
         return Err(ControlError::Invalid);
     }
-    context.engine().set_limit(context.group, bytes, context.request.cancelled).map_err(|error| match error {
+    let set = context.engine().set_limit_unless(context.group, bytes, context.request.cancelled);
+    set.map_err(|error| match error {
         LimitError::Busy => ControlError::Busy,
         LimitError::Interrupted => ControlError::Interrupted,
         LimitError::IsRoot => ControlError::Invalid,
@@ -45,7 +46,7 @@ pub(crate) fn set_limit_v2(context: &FileContext<'_>, written: &[u8]) -> WriteRe
     let bytes = numbers::parse_limit_v2(written)?;
     (context.request.accepted)();
     let stop_early = || context.request.nonblocking || (context.request.cancelled)();
-    context.engine().set_max(context.group, bytes, &stop_early);
+    context.engine().set_max_unless(context.group, bytes, &stop_early);
     Ok(())
 }
 
@@ -94,12 +95,12 @@ pub(crate) fn reset_failcnt(context: &FileContext<'_>, _written: &[u8]) -> Write
 }
 
 pub(crate) fn force_empty(context: &FileContext<'_>, _written: &[u8]) -> WriteResult {
-    context.engine().force_empty(context.group, context.request.cancelled).map_err(reclaim_error)
+    context.engine().force_empty_unless(context.group, context.request.cancelled).map_err(reclaim_error)
 }
 
 pub(crate) fn reclaim(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     let bytes = numbers::parse_reclaim(written)?;
-    context.engine().reclaim(context.group, bytes, context.request.cancelled).map_err(reclaim_error)
+    context.engine().reclaim_unless(context.group, bytes, context.request.cancelled).map_err(reclaim_error)
 }
 
 fn reclaim_error(error: ReclaimError) -> ControlError {

@@ -88,7 +88,7 @@ pub(crate) fn drop_caches(context: &FileContext<'_>, written: &[u8]) -> WriteRes
         3 => DropCaches::Both,
         _ => return Err(ControlError::Invalid),
     };
-    context.engine().drop_caches(what, context.request.cancelled);
+    context.engine().drop_caches_unless(what, context.request.cancelled);
     if (context.request.cancelled)() { Err(ControlError::Interrupted) } else { Ok(()) }
 }
 

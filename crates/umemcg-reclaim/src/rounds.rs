@@ -292,7 +292,7 @@ mod tests {
         fn givers(&self, root: &Arc<Group>) -> Vec<u64> {
             self.plenty.0.lock().clear();
             // More than one group gives.
-            self.reclaimer.reclaim(root, 100_000, Reason::Direct, &|| false);
+            self.reclaimer.reclaim(root, 100_000, Reason::Direct);
             let mut givers = std::mem::take(&mut *self.plenty.0.lock());
             givers.sort_unstable();
             givers.dedup();
@@ -302,7 +302,7 @@ mod tests {
         /// Returns the group giving to a small reclaim of `root`.
         fn first_giver(&self, root: &Arc<Group>) -> u64 {
             self.plenty.0.lock().clear();
-            self.reclaimer.reclaim(root, 1, Reason::Direct, &|| false);
+            self.reclaimer.reclaim(root, 1, Reason::Direct);
             self.plenty.0.lock()[0]
         }
     }

@@ -123,7 +123,7 @@ fn charge_with_reclaim(
     if let Err(ChargeError::Limit(refused)) = &charged
         && refused.group.max_bytes() < bytes
     {
-        engine.reclaimer().reclaim(&refused.group, 1, Reason::Direct, &|| false);
+        engine.reclaimer().reclaim(&refused.group, 1, Reason::Direct);
     }
     charged
 }

@@ -73,7 +73,7 @@ mod tests {
         let (engine, allowance) = engine();
         let tenant = engine.create_group(engine.root(), "t".as_ref()).unwrap();
         let below = engine.create_group(&tenant, "below".as_ref()).unwrap();
-        engine.set_max(&tenant, 0, &|| false);
+        engine.set_max(&tenant, 0);
         let before = engine.root().usage_bytes();
         let mut taken: Vec<_> = (0..NR_HANDLES_BEYOND_MAX)
             .map(|n| {
@@ -95,7 +95,7 @@ mod tests {
     fn a_full_group_is_reclaimed_from_for_one_handle_in_32() {
         let (engine, allowance) = engine();
         let tenant = engine.create_group(engine.root(), "t".as_ref()).unwrap();
-        engine.set_max(&tenant, 0, &|| false);
+        engine.set_max(&tenant, 0);
         let take = || self::take(allowance, &engine, &tenant);
         let mut taken: Vec<_> = (0..320).map(|_| take().unwrap()).collect();
         assert_eq!(tenant.event_count(EventKind::Oom), 10);

@@ -35,7 +35,7 @@ pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     const MIB: u64 = 1 << 20;
     let engine = Engine::new(EngineConfig::new(64 * MIB))?;
     let tenant = engine.create_group(engine.root(), OsStr::new("tenant"))?;
-    engine.set_max(&tenant, 16 * MIB, &|| false);
+    engine.set_max(&tenant, 16 * MIB);
 
     let thumbnails = Arc::new(Thumbnails(Cache::with_weighter(10_000, 0, ByLength)));
     let lease = engine.lease(&tenant, "thumbnails", Arc::clone(&thumbnails) as _, 32 * MIB);

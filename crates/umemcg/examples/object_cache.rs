@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let engine = Engine::new(EngineConfig::new(64 << 20))?;
     let group = |name: &str, limit_bytes: u64| {
         let group = engine.create_group(engine.root(), OsStr::new(name))?;
-        engine.set_max(&group, limit_bytes, &|| false);
+        engine.set_max(&group, limit_bytes);
         Ok::<_, Box<dyn Error>>(group)
     };
     let (small, large) = (group("small", 1 << 20)?, group("large", 8 << 20)?);

@@ -85,7 +85,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let tenants = ["a", "b"].map(|name| engine.create_group(engine.root(), name.as_ref()));
     for tenant in tenants {
         let tenant = tenant?;
-        engine.set_limit(&tenant, 1 << 20, &|| false)?;
+        engine.set_limit(&tenant, 1 << 20)?;
         let first = if &*tenant.name() == "a" { 0 } else { 1_000_000 };
         for number in first..first + 10_000 {
             queries.parse(&tenant, number)?;

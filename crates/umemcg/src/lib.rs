@@ -14,7 +14,7 @@
 //! // One budget for everything, without files.
 //! let engine = Engine::new(EngineConfig::new(64 << 20).pages(false))?;
 //! let tenant = engine.create_group(engine.root(), OsStr::new("tenant"))?;
-//! engine.set_limit(&tenant, 1 << 20, &|| false)?;
+//! engine.set_limit(&tenant, 1 << 20)?;
 //!
 //! // A cache with a weigher fills the room of the tenant, and then evicts the tenant's own values.
 //! let blobs: ObjectCache<u64, Vec<u8>> = ObjectCache::builder(&engine, "blobs")
@@ -75,8 +75,8 @@ pub mod shrinker;
 mod waits;
 
 pub use engine::{
-    Account, Cancelled, DropCaches, Engine, EngineConfig, EngineError, GroupSnapshot, Guarantee, LimitError,
-    Limits, OwnedGroup, ReclaimError, Refusal, Reservation,
+    Account, DropCaches, Engine, EngineConfig, EngineError, GroupSnapshot, Guarantee, LimitError, Limits,
+    OwnedGroup, ReclaimError, Refusal, Reservation,
 };
 pub use lease::{Lease, Resizable};
 pub use object_cache::ObjectCache;

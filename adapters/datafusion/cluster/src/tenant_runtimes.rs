@@ -91,7 +91,7 @@ impl TenantRuntimes {
 
     fn set_up(engine: &Arc<Engine>, limit: &TenantLimit) -> Result<Arc<Tenant>, TenantError> {
         let group = engine.create_group(engine.root(), limit.name.as_ref())?;
-        engine.set_max(&group, limit.limit_bytes, &|| false);
+        engine.set_max(&group, limit.limit_bytes);
         Tenant::builder(engine, &group).build()
     }
 

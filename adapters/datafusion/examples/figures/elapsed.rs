@@ -32,7 +32,7 @@ struct Run {
 pub(crate) async fn print(mib: u64, rounds: u64) -> ExitCode {
     let engine = Engine::new(EngineConfig::new(mib << 21)).expect("an engine");
     let group = engine.create_group(engine.root(), "tenant".as_ref()).expect("a group");
-    engine.set_max(&group, mib << 20, &|| false);
+    engine.set_max(&group, mib << 20);
     let tenant = Tenant::builder(&engine, &group).build().expect("a tenant");
     println!("{mib} MiB, {rounds} pairs; medians in ms, elapsed / processor; spills in brackets");
     let mut of_all: Vec<(Run, Run)> = Vec::new();

@@ -54,7 +54,7 @@ impl Peaks {
     pub(crate) fn new(mib: u64) -> Self {
         let engine = Engine::new(EngineConfig::new(mib << 21)).expect("an engine");
         let group = engine.create_group(engine.root(), "tenant".as_ref()).expect("a group");
-        engine.set_max(&group, mib << 20, &|| false);
+        engine.set_max(&group, mib << 20);
         let tenant = Tenant::builder(&engine, &group).build().expect("a tenant");
         Self { engine, tenant }
     }
@@ -64,7 +64,7 @@ impl Peaks {
     pub(crate) async fn of(&self, query: &str) -> Sample {
         let group = self.tenant.group();
         // Objects in use stay.
-        let _ = self.engine.reclaim(group, group.usage_bytes(), &|| false);
+        let _ = self.engine.reclaim(group, group.usage_bytes());
         self.engine.trim();
         let idle = Sample::now(group);
         let is_over = Arc::new(AtomicBool::new(false));

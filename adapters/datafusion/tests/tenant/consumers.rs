@@ -201,7 +201,7 @@ fn a_lower_limit_holds_for_running_queries() {
     let pool = pool_of(&tenant);
     let sorter = spillable(&pool);
     fill(&sorter);
-    tenant.engine().set_max(tenant.group(), 16 * MIB, &|| false);
+    tenant.engine().set_max(tenant.group(), 16 * MIB);
     assert!(sorter.try_grow(1).is_err());
     sorter.free();
     let held = fill(&sorter);

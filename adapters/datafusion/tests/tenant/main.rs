@@ -24,7 +24,7 @@ fn engine_of(mib: u64) -> Arc<Engine> {
 /// Returns a group below the root with a limit.
 fn group_of(engine: &Arc<Engine>, name: &str, mib: u64) -> Arc<Group> {
     let group = engine.create_group(engine.root(), name.as_ref()).expect("a group");
-    engine.set_max(&group, mib * MIB, &|| false);
+    engine.set_max(&group, mib * MIB);
     group
 }
 

@@ -92,7 +92,7 @@ impl Room {
         self.group.drain_own_stock();
         let data: u64 = self.items.iter().map(|&item| self.group.stat_total(item).max(0) as u64).sum();
         let other = self.group.usage_bytes().saturating_sub(data).max(SPARE_BYTES);
-        self.engine.set_max(&self.group, self.nr_pages * PAGE + other, &|| false);
+        self.engine.set_max(&self.group, self.nr_pages * PAGE + other);
         self.kept.push((data / PAGE) as f64);
     }
 

@@ -176,10 +176,20 @@ impl File {
     }
 
     /// Sleeps as long as the writer has to be slowed after such a write, in pauses of at most
-    /// [`PAUSE_MAX`]. Asks `cancelled` between them. Counts as a stall of the group. No lock may be
-    /// held.
+    /// [`PAUSE_MAX`]. Counts as a stall of the group. No lock may be held.
     #[doc(alias = "balance_dirty_pages")]
-    pub fn throttle(self: &Arc<Self>, group: &Arc<Group>, written: usize, cancelled: &dyn Fn() -> bool) {
+    pub fn throttle(self: &Arc<Self>, group: &Arc<Group>, written: usize) {
+        self.throttle_unless(group, written, &|| false);
+    }
+
+    /// Like [`throttle`](Self::throttle), and returns early when `cancelled`, called between the
+    /// pauses, returns `true`.
+    pub fn throttle_unless(
+        self: &Arc<Self>,
+        group: &Arc<Group>,
+        written: usize,
+        cancelled: &dyn Fn() -> bool,
+    ) {
         assert_may_wait(Rank::DirtyRoom, "a dirty throttle");
         let Some(mut pause) = self.write_pause(group, written) else { return };
         let _stalled = StalledHere::begin(group);

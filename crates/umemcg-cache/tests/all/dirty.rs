@@ -54,7 +54,7 @@ fn a_group_over_its_limit_writes_its_own_files_only() {
     file_b.write(&b, 0, &vec![2; 3 * MIB as usize]).unwrap();
     for at in 0..64 {
         file_a.write(&a, at * 128 * KIB, &vec![1; 128 * KIB as usize]).unwrap();
-        file_a.throttle(&a, 128 << 10, &|| false);
+        file_a.throttle(&a, 128 << 10);
         assert!(unclean(&a) <= MIB + 256 * KIB, "{}", unclean(&a));
     }
     until("a is below its background", || unclean(&a) <= 512 * KIB);
@@ -77,7 +77,7 @@ fn shared_files_are_written_for_a_group_without_its_own() {
     shared.write(&a, 4096, &vec![2; MIB as usize]).unwrap();
     assert!(Arc::ptr_eq(&shared.dirty_group().unwrap(), &b));
     limit(&pool, &a, 512 * KIB, 256 * KIB);
-    shared.throttle(&a, 1, &|| false);
+    shared.throttle(&a, 1);
     until("a is below its background", || unclean(&a) <= 256 * KIB);
     assert_eq!(written(&stores[1]), 0, "a file that is b's alone stays");
 }
@@ -98,7 +98,7 @@ fn a_file_that_changes_hands_follows_its_writer() {
             assert!(Instant::now() < deadline);
             file.write(group, at, &[7; 65536]).unwrap();
             at += 65536;
-            file.throttle(group, 65536, &|| false);
+            file.throttle(group, 65536);
         }
     };
     let is_of = |group: &Arc<Group>| file.dirty_group().is_some_and(|owner| Arc::ptr_eq(&owner, group));
@@ -120,7 +120,7 @@ fn a_removed_groups_dirty_files_are_its_parents() {
     assert_eq!(unclean(&parent), MIB);
     assert_eq!(parent.stat_local(StatItem::FileDirty), MIB as i64);
     limit(&pool, &parent, 512 * KIB, 256 * KIB);
-    file.throttle(&parent, 1, &|| false);
+    file.throttle(&parent, 1);
     until("the parent is below its background", || unclean(&parent) <= 256 * KIB);
     assert_eq!(written(&neighbours), 0);
     assert!(pool.sync_all(Duration::from_secs(60)).is_empty());
@@ -157,11 +157,11 @@ fn a_writer_held_by_a_hanging_store_can_be_killed() {
     file.write(&a, 0, &vec![1; 2 * MIB as usize]).unwrap();
     let killed = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let writer = scope.spawn(|| file.throttle(&a, 4096, &|| killed.load(Ordering::Relaxed)));
+        let writer = scope.spawn(|| file.throttle_unless(&a, 4096, &|| killed.load(Ordering::Relaxed)));
         until("it is stalled", || umemcg_reclaim::stall::pressure(&a).some.total > Duration::ZERO);
         for at in 0..100 {
             other.write(&a, at * 64 * KIB, &[2; 65536]).unwrap();
-            other.throttle(&a, 65536, &|| false);
+            other.throttle(&a, 65536);
         }
         assert!(!writer.is_finished());
         killed.store(true, Ordering::Relaxed);
@@ -188,7 +188,7 @@ fn a_writer_at_its_limit_is_told_that_the_store_is_full() {
                 Ok(nr) => at += nr as u64,
                 Err(error) => break error,
             }
-            writer.throttle(&writers, 65536, &|| false);
+            writer.throttle(&writers, 65536);
         };
         let _ = tell.send((at, error));
     });
@@ -316,7 +316,7 @@ fn a_writer_settles_between_free_run_and_limit_at_store_speed() {
     let (mut most, mut nr_dry, start) = (0, 0, Instant::now());
     for at in 0..384 {
         file.write(&a, at * 64 * KIB, &[1; 65536]).unwrap();
-        file.throttle(&a, 65536, &|| false);
+        file.throttle(&a, 65536);
         most = most.max(unclean(&a));
         // Above the free run point from some time on, but for a moment after this thread was not
         // run, while the store was.
@@ -362,7 +362,7 @@ fn counts_are_exact_after_anything_happens_to_dirty_pages() {
                                 _ => {
                                     // A failing store refuses what goes past the cache.
                                     let _ = file.write(&group, at, &vec![nr as u8; len]);
-                                    file.throttle(&group, len, &|| true);
+                                    file.throttle_unless(&group, len, &|| true);
                                 }
                             }
                         }

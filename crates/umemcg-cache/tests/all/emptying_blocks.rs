@@ -120,7 +120,7 @@ fn change_while_blocks_are_emptied(open: impl Fn(&Pool) -> (Arc<File>, Option<Ar
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 let _ = file.fsync(true, &file.sample_error());
-                pool.cache().reclaimer().reclaim(&tenant, 64, umemcg_reclaim::Reason::Proactive, &|| false);
+                pool.cache().reclaimer().reclaim(&tenant, 64, umemcg_reclaim::Reason::Proactive);
             }
         });
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

@@ -242,7 +242,7 @@ mod tests {
             groups.make(&engine, root, name.as_ref()).unwrap();
         }
         engine.create_group(&root.child("above".as_ref()).unwrap(), "by-hand".as_ref()).unwrap();
-        engine.set_max(&root.child("limited".as_ref()).unwrap(), 1 << 20, &|| false);
+        engine.set_max(&root.child("limited".as_ref()).unwrap(), 1 << 20);
         let holds = root.child("holds".as_ref()).unwrap();
         let held = engine.charge(&holds, 8192).unwrap();
         let names = || {

@@ -64,7 +64,7 @@ impl Ground {
 
     fn group(&self, name: &str, limit: u64) -> Arc<Group> {
         let group = self.engine.create_group(self.engine.root(), OsStr::new(name)).unwrap();
-        self.engine.set_max(&group, limit, &|| false);
+        self.engine.set_max(&group, limit);
         group
     }
 

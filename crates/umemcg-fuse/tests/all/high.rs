@@ -37,7 +37,7 @@ fn a_reader_over_high_ends_at_it_and_never_meets_the_limit() {
     fs::write(data.path().join("f"), vec![1; 50 << 20]).unwrap();
     let engine = engine(96 * MIB);
     let reader = group(&engine, "reader");
-    engine.set_high(&reader, 30 * MIB, &|| false);
+    engine.set_high(&reader, 30 * MIB);
     let classifier = ByThread::new(engine.root());
     let daemon =
         Daemon::start(&engine, classifier.clone(), &DaemonConfig::new(data.path(), mnt.path())).unwrap();
@@ -65,7 +65,7 @@ fn a_group_over_its_high_is_charged_for_what_it_reads_alone() {
     // What cannot be reclaimed, a little over the limit: 5 % are answered after some milliseconds
     // for each page.
     let held = reader.charge_forced(MIB);
-    engine.set_high(&reader, MIB * 20 / 21, &|| false);
+    engine.set_high(&reader, MIB * 20 / 21);
     let nr_charged = || reader.stat_local(StatItem::PgPgIn);
     let before = nr_charged();
     classifier.run(&reader, || {
@@ -86,7 +86,7 @@ fn a_stream_of_writes_stays_near_a_small_high_and_arrives_whole() {
     let (data, mnt) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let engine = engine(64 * MIB);
     let writer = group(&engine, "writer");
-    engine.set_high(&writer, 4 * MIB, &|| false);
+    engine.set_high(&writer, 4 * MIB);
     let classifier = ByThread::new(engine.root());
     let daemon =
         Daemon::start(&engine, classifier.clone(), &DaemonConfig::new(data.path(), mnt.path())).unwrap();
@@ -133,7 +133,7 @@ fn a_group_stuck_over_its_high_waits_alone_and_can_be_killed() {
     let mnt = tempfile::tempdir().unwrap();
     let engine = engine(64 * MIB);
     let (we, slowed) = (group(&engine, "we"), group(&engine, "slowed"));
-    engine.set_high(&slowed, MIB, &|| false);
+    engine.set_high(&slowed, MIB);
     // So that it is not its dirty limit that it meets.
     let limits = engine.cache().dirty_limits();
     limits.set_bound(&slowed, DirtyThreshold::Foreground, DirtyBound::Bytes(32 * MIB));
@@ -179,7 +179,7 @@ fn a_request_that_holds_a_directory_is_not_delayed() {
     let classifier = ByThread::new(engine.root());
     let daemon =
         Daemon::start(&engine, classifier.clone(), &DaemonConfig::new(data.path(), mnt.path())).unwrap();
-    engine.set_high(&slowed, MIB, &|| false);
+    engine.set_high(&slowed, MIB);
     // Nothing can bring it below.
     let held = engine.charge(&slowed, 2 * MIB).unwrap();
     let stalled = || umemcg::internal::pressure(&slowed).some.total;

@@ -75,7 +75,7 @@ fn every_charged_byte_of_a_busy_tree_has_a_name() {
     daemon.add_volume("memory", &VolumeSpec::Tmpfs(TmpfsConfig::default())).unwrap();
     let (a, b) = (make(&engine, engine.root(), "a"), make(&engine, engine.root(), "b"));
     let (a1, a2) = (make(&engine, &a, "a1"), make(&engine, &a, "a2"));
-    engine.set_max(&b, 2 << 20, &|| false);
+    engine.set_max(&b, 2 << 20);
     assert_all_named(&engine, "at the start");
 
     for (group, name) in [(&a1, "of-a1"), (&a2, "of-a2"), (&b, "of-b")] {
@@ -102,7 +102,7 @@ fn every_charged_byte_of_a_busy_tree_has_a_name() {
     for n in 0..50 {
         make(&engine, &a, &format!("empty-{n}"));
     }
-    engine.force_empty(&b, &|| false).unwrap();
+    engine.force_empty(&b).unwrap();
     assert_all_named(&engine, "when groups came and went");
     assert!(a.metadata_bytes() > 50 * umemcg::internal::GROUP_STATE_BYTES);
 

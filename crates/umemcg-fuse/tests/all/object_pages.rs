@@ -231,7 +231,7 @@ fn a_tenant_that_streams_stays_within_its_limit() {
     let group = |name: &str| ground.engine.create_group(ground.engine.root(), name.as_ref()).unwrap();
     let (streams, stays) = (group("streams"), group("stays"));
     let limit = 8 * MIB;
-    ground.engine.set_max(&streams, limit as u64, &|| false);
+    ground.engine.set_max(&streams, limit as u64);
     (0..NR_FILES).for_each(|nr| drop(ground.put(&nr.to_string(), 4 * MIB, nr as u8)));
     let own = ground.put("own", MIB, 9);
     let nr_own_reads = Arc::new(AtomicU64::new(0));

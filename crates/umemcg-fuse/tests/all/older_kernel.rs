@@ -42,7 +42,7 @@ fn names_of_files_are_made_stale_and_what_is_in_use_survives() {
     let (data, mnt) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let engine = Engine::new(EngineConfig::default()).unwrap();
     let group = engine.create_group(engine.root(), OsStr::new("all")).unwrap();
-    engine.set_max(&group, LIMIT, &|| false);
+    engine.set_max(&group, LIMIT);
     for directory in ["d", "d/stand"] {
         fs::create_dir(data.path().join(directory)).unwrap();
     }
@@ -106,7 +106,7 @@ fn a_group_full_of_directories_is_refused_more_alone() {
     let engine = Engine::new(EngineConfig::default()).unwrap();
     let full = engine.create_group(engine.root(), OsStr::new("full")).unwrap();
     let other = engine.create_group(engine.root(), OsStr::new("other")).unwrap();
-    engine.set_max(&full, LIMIT, &|| false);
+    engine.set_max(&full, LIMIT);
     for n in 0..NR_DIRECTORIES {
         fs::create_dir_all(data.path().join(format!("d/{n}/below"))).unwrap();
     }

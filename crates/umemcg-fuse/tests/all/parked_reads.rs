@@ -126,7 +126,7 @@ fn a_parked_read_makes_room_for_what_it_keeps() {
     let engine = Engine::new(EngineConfig::new(64 << 20)).unwrap();
     let group = engine.create_group(engine.root(), "g".as_ref()).unwrap();
     let limit = 1 << 20;
-    engine.set_max(&group, limit, &|| false);
+    engine.set_max(&group, limit);
     let ground = Ground::paid_by(engine, Arc::clone(&group));
     ground.volume.answerer.answer();
     let read = |file: usize| {

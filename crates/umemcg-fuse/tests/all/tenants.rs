@@ -34,7 +34,7 @@ fn readers_and_writers_pay_and_stay_below_their_limit() {
     let (data, mnt) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let engine = engine(64 << 20);
     let (a, b) = (group(&engine, "a"), group(&engine, "b"));
-    engine.set_max(&a, 4 << 20, &|| false);
+    engine.set_max(&a, 4 << 20);
     let classifier = ByThread::new(engine.root());
     let daemon =
         Daemon::start(&engine, classifier.clone(), &DaemonConfig::new(data.path(), mnt.path())).unwrap();

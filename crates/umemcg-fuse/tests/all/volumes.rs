@@ -241,7 +241,7 @@ fn a_volume_that_is_gone_leaves_no_memory_behind() {
     let left = || {
         // An empty list of a volume's names stays until the next round of the shrinkers, and the
         // kernel may forget the last of them late.
-        many.engine.drop_caches(umemcg::DropCaches::Objects, &|| false);
+        many.engine.drop_caches(umemcg::DropCaches::Objects);
         many.engine.root().drain_stocks();
         many.engine.root().usage_bytes().saturating_sub(before)
     };
@@ -265,7 +265,7 @@ fn volumes_and_groups_removed_under_pressure_leave_nothing() {
     let numbers = || kept.map(|item| root.stat_total(item));
     let settle = || {
         // An empty list of a volume's names stays until the next round of the shrinkers.
-        many.engine.drop_caches(umemcg::DropCaches::Objects, &|| false);
+        many.engine.drop_caches(umemcg::DropCaches::Objects);
         root.drain_stocks();
         let [shmem, unevictable, slab] = numbers();
         (shmem, unevictable) == (0, 0) && root.usage_bytes() as i64 == slab
@@ -282,7 +282,7 @@ fn volumes_and_groups_removed_under_pressure_leave_nothing() {
                 for round in 0..12 {
                     let name = format!("w{worker}-{round}");
                     let group = many.engine.create_group(many.engine.root(), name.as_ref()).unwrap();
-                    many.engine.set_max(&group, 2 << 20, &|| false);
+                    many.engine.set_max(&group, 2 << 20);
                     if round % 2 == 0 {
                         let config = TmpfsConfig { size_bytes: Some(1 << 20), ..TmpfsConfig::default() };
                         many.daemon.add_volume(&name, &VolumeSpec::Tmpfs(config)).unwrap();
@@ -308,7 +308,7 @@ fn volumes_and_groups_removed_under_pressure_leave_nothing() {
         }
         scope.spawn(|| {
             for _ in 0..200 {
-                let _ = many.engine.reclaim(root, 1 << 20, &|| false);
+                let _ = many.engine.reclaim(root, 1 << 20);
                 for entry in fs::read_dir(many.mnt.path()).unwrap().flatten() {
                     let _ = fs::read_dir(entry.path()).map(|files| files.count());
                 }

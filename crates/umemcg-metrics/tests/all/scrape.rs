@@ -120,7 +120,7 @@ fn a_scrape_tells_what_the_engine_knows() {
     let parent = engine.create_group(engine.root(), OsStr::new("parent")).unwrap();
     let child = engine.create_group(&parent, OsStr::new("child")).unwrap();
     let idle = engine.create_group(&parent, OsStr::new("idle")).unwrap();
-    engine.set_max(&child, 2 * MIB, &|| false);
+    engine.set_max(&child, 2 * MIB);
     let account = engine.account(&child);
     account.try_grow(MIB).unwrap();
     let _ = account.try_grow(2 * MIB).unwrap_err();

@@ -172,8 +172,8 @@ impl Reclaimer {
             target.event(EventKind::Max);
             // The charge is larger than the limit: no amount of reclaim makes room.
             let hopeless = bytes > target.max_bytes();
-            let reclaimed =
-                if hopeless { 0 } else { self.reclaim(&target, pages, Reason::Direct, cancelled).pages() };
+            let reclaim = || self.reclaim_unless(&target, pages, Reason::Direct, cancelled).pages();
+            let reclaimed = if hopeless { 0 } else { reclaim() };
             refused = match group.try_charge(bytes) {
                 Ok(charge) => return Ok(charge),
                 Err(refused) => refused,

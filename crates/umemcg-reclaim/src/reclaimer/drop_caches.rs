@@ -26,7 +26,12 @@ impl Reclaimer {
     /// Drops the clean, currently unused pages of a subtree. Every page is visited once. May sleep
     /// briefly; no lock may be held.
     #[doc(alias = "drop_pagecache_sb")]
-    pub fn drop_pages(&self, root: &Arc<Group>, cancelled: &dyn Fn() -> bool) -> Progress {
+    pub fn drop_pages(&self, root: &Arc<Group>) -> Progress {
+        self.drop_pages_unless(root, &|| false)
+    }
+
+    /// Like [`drop_pages`](Self::drop_pages), and ends early when `cancelled` returns `true`.
+    pub fn drop_pages_unless(&self, root: &Arc<Group>, cancelled: &dyn Fn() -> bool) -> Progress {
         assert_no_locks_held("dropping pages");
         let mut progress = Progress::default();
         for group in OccupiedGroups::new(root) {
@@ -41,8 +46,13 @@ impl Reclaimer {
 
     /// Asks all shrinkers of a subtree for everything, in passes, as long as a pass scans more
     /// objects than a threshold. The threshold doubles, so immediately recreated objects do not
-    /// prolong it forever. Interruptible; no lock may be held.
-    pub fn drop_slab(&self, root: &Arc<Group>, cancelled: &dyn Fn() -> bool) -> Progress {
+    /// prolong it forever. No lock may be held.
+    pub fn drop_slab(&self, root: &Arc<Group>) -> Progress {
+        self.drop_slab_unless(root, &|| false)
+    }
+
+    /// Like [`drop_slab`](Self::drop_slab), and ends early when `cancelled` returns `true`.
+    pub fn drop_slab_unless(&self, root: &Arc<Group>, cancelled: &dyn Fn() -> bool) -> Progress {
         assert_no_locks_held("dropping objects");
         let mut progress = Progress::default();
         let mut shift = 0;

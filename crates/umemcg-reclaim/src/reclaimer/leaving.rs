@@ -165,7 +165,7 @@ mod tests {
         let group = tree.create(tree.root(), "g".as_ref()).unwrap();
         let leaving = Leaving::new(&reclaimer, &group, 1 << 20);
         let hangs_after_reclaim = || {
-            reclaimer.reclaim(&group, 1, Reason::Direct, &|| false);
+            reclaimer.reclaim(&group, 1, Reason::Direct);
             GroupReclaim::of(&group).leaving_bytes().hangs()
         };
         let [holds_up, does_not]: [Arc<dyn HoldsUp>; 2] = [true, false].map(|says| Arc::new(Says(says)) as _);

@@ -32,7 +32,12 @@ impl Reclaimer {
     ///
     /// Returns the progress; zero pages reclaimed means nothing can be freed.
     #[doc(alias = "try_to_free_mem_cgroup_pages")]
-    pub fn reclaim(
+    pub fn reclaim(&self, root: &Arc<Group>, goal: u64, reason: Reason) -> Progress {
+        self.reclaim_unless(root, goal, reason, &|| false)
+    }
+
+    /// Like [`reclaim`](Self::reclaim), and ends early when `cancelled` returns `true`.
+    pub fn reclaim_unless(
         &self,
         root: &Arc<Group>,
         goal: u64,
@@ -42,7 +47,7 @@ impl Reclaimer {
         self.reclaim_in(root, goal, reason, FirstRounds::default(), cancelled)
     }
 
-    /// Like [`reclaim`](Self::reclaim), with these rounds.
+    /// Like [`reclaim_unless`](Self::reclaim_unless), with these rounds.
     pub(super) fn reclaim_in(
         &self,
         root: &Arc<Group>,
@@ -56,8 +61,8 @@ impl Reclaimer {
         })
     }
 
-    /// Like [`reclaim`](Self::reclaim), but ignores soft limits: all groups are asked from the
-    /// beginning.
+    /// Like [`reclaim_unless`](Self::reclaim_unless), but ignores soft limits: all groups are asked
+    /// from the beginning.
     pub fn reclaim_from_all(&self, root: &Arc<Group>, goal: u64, cancelled: &dyn Fn() -> bool) -> Progress {
         self.reclaim_now(root, goal, Reason::Proactive, FirstRounds::ignoring_soft_limits(), cancelled)
     }

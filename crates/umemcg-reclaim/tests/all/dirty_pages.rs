@@ -128,8 +128,7 @@ impl Ground {
 
     fn finish(self) {
         self.pages.clean(u64::MAX);
-        while self.pages.reclaimer.reclaim(&self.group, 1 << 20, Reason::Proactive, &|| false).reclaimed > 0 {
-        }
+        while self.pages.reclaimer.reclaim(&self.group, 1 << 20, Reason::Proactive).reclaimed > 0 {}
         self.group.drain_stocks();
         assert_eq!(self.group.usage_bytes(), 0);
         self.tree.root().drain_stocks();
@@ -220,6 +219,6 @@ fn a_worker_waits_for_writes_before_it_takes_from_others() {
     until("then it takes what there is", &|| taken() > 0);
     drop(kswapd);
     pages.clean(u64::MAX);
-    while reclaimer.reclaim(&root, 1 << 20, Reason::Proactive, &|| false).reclaimed > 0 {}
+    while reclaimer.reclaim(&root, 1 << 20, Reason::Proactive).reclaimed > 0 {}
     ground.finish();
 }

@@ -77,7 +77,7 @@ fn a_charge_waits_for_the_last_pages_that_another_has() {
     parent.store_max(parent.usage_bytes());
     std::thread::scope(|scope| {
         // Takes all of them at once.
-        let other = scope.spawn(|| pages.reclaimer.drop_pages(&group, &|| false).reclaimed);
+        let other = scope.spawn(|| pages.reclaimer.drop_pages(&group).reclaimed);
         has_begun.recv().unwrap();
         // How often a reclaim that finds nothing asks tells it from a wait for the other thread,
         // which goes on only then.

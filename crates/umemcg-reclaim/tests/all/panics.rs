@@ -125,7 +125,7 @@ fn a_charge_gets_room_from_the_shrinkers_that_do_not_panic() {
         let charge = reclaimer.charge(&group, 100 * OBJECT_BYTES, ChargeEffort::Full).unwrap();
         assert!(group.usage_bytes() <= group.max_bytes(), "{place:?}");
         drop(charge);
-        reclaimer.reclaim(&group, u64::MAX, Reason::Proactive, &|| false);
+        reclaimer.reclaim(&group, u64::MAX, Reason::Proactive);
         assert_eq!(numbers.len(), 0, "{place:?}");
         let table = reclaimer.slab_usage(&group);
         let is_shown = !matches!(place, Where::Name | Where::Usage);
@@ -134,7 +134,7 @@ fn a_charge_gets_room_from_the_shrinkers_that_do_not_panic() {
         // Waits for walks that use it, of which there are none.
         drop(registered);
         assert!(nr_panics.load(Relaxed) > 0, "{place:?} was never reached");
-        reclaimer.drop_slab(tree.root(), &|| false);
+        reclaimer.drop_slab(tree.root());
         drop(group);
         tree.root().drain_stocks();
         assert_eq!(tree.root().usage_bytes(), 0, "{place:?}");
@@ -176,13 +176,13 @@ fn a_thread_that_saw_a_panic_still_waits_for_walks() {
     let (is_armed, nr_panics) = (Arc::new(AtomicBool::new(true)), Arc::default());
     let _panicking =
         reclaimer.register_shrinker(id, Arc::new(Panicking { place: Where::Scan, is_armed, nr_panics }));
-    let _ = catch_unwind(AssertUnwindSafe(|| reclaimer.drop_slab(&bad, &|| false)));
+    let _ = catch_unwind(AssertUnwindSafe(|| reclaimer.drop_slab(&bad)));
     let id = reclaimer.reserve_shrinker();
     reclaimer.note_objects(&good, id.get());
     let slow = Arc::new(Slow::default());
     let registered = reclaimer.register_shrinker(id, Arc::<Slow>::clone(&slow));
     std::thread::scope(|scope| {
-        scope.spawn(|| reclaimer.drop_slab(&good, &|| false));
+        scope.spawn(|| reclaimer.drop_slab(&good));
         until("the walk is inside", || slow.is_counting.load(SeqCst));
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(20));

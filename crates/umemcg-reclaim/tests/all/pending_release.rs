@@ -99,7 +99,7 @@ fn a_release_that_does_not_happen_is_given_up() {
     let objects: Vec<Charge> = (0..NR).map(|_| group.charge_forced(OBJECT)).collect();
     reclaimer.note_objects(&group, number);
     group.store_max(group.usage_bytes());
-    let progress = reclaimer.reclaim(&group, 32, Reason::Direct, &|| false);
+    let progress = reclaimer.reclaim(&group, 32, Reason::Direct);
     assert_eq!(progress.pages(), 0);
     assert!(progress.releasing_bytes > 0);
     assert!(reclaimer.charge(&group, 4096, ChargeEffort::Opportunistic).is_err());

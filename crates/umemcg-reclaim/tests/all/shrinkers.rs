@@ -40,7 +40,7 @@ fn pressure_on_an_ancestor_reaches_objects_of_all_below() {
     for group in &groups {
         (0..500).for_each(|_| _ = numbers.insert(group));
     }
-    reclaimer.reclaim(&top, u64::MAX, Reason::Proactive, &|| false);
+    reclaimer.reclaim(&top, u64::MAX, Reason::Proactive);
     assert_eq!(numbers.len(), 0);
     assert_eq!(top.stat_total(StatItem::SlabReclaimable), 0);
     assert_eq!(reclaimer.nr_list_slots(), 0);
@@ -55,17 +55,17 @@ fn only_groups_and_shrinkers_that_have_something_are_asked() {
         numbers.insert(&groups[7]);
     }
     let asked = || shrinkers.iter().map(|(numbers, _)| numbers.nr_counts.swap(0, Relaxed)).sum::<u64>();
-    reclaimer.drop_slab(tree.root(), &|| false);
+    reclaimer.drop_slab(tree.root());
     assert!((200..=1000).contains(&asked()), "each shrinker for one group, some times");
     assert!(shrinkers.iter().all(|(numbers, _)| numbers.len() == 0));
     // The pass that finds nothing clears the bits; from then on no shrinker is asked.
-    reclaimer.drop_slab(tree.root(), &|| false);
+    reclaimer.drop_slab(tree.root());
     asked();
-    reclaimer.drop_slab(tree.root(), &|| false);
+    reclaimer.drop_slab(tree.root());
     assert_eq!(asked(), 0);
     // One new object, and just its shrinker is asked again.
     shrinkers[150].0.insert(&groups[3]);
-    reclaimer.drop_slab(tree.root(), &|| false);
+    reclaimer.drop_slab(tree.root());
     assert_eq!(shrinkers[150].0.len(), 0);
     assert_eq!(shrinkers[..150].iter().map(|(numbers, _)| numbers.nr_counts.load(Relaxed)).sum::<u64>(), 0);
 }
@@ -82,9 +82,9 @@ fn objects_of_a_removed_group_are_freed_through_its_parent() {
     assert_eq!(numbers.lru().count(&parent), 50);
     assert!(numbers.remove(kept[10]), "an object of the removed group leaves the parent's list");
     assert_eq!(numbers.lru().count(&parent), 49);
-    reclaimer.drop_slab(&parent, &|| false);
+    reclaimer.drop_slab(&parent);
     assert_eq!(numbers.len(), 0);
-    reclaimer.drop_slab(&parent, &|| false);
+    reclaimer.drop_slab(&parent);
     parent.drain_stocks();
     assert_eq!(parent.usage_bytes(), 0, "lists and bookkeeping included");
 }
@@ -95,14 +95,14 @@ fn a_shrinker_that_unregisters_is_never_asked_again() {
     let (numbers, registered) = Numbers::register(&reclaimer, "numbers");
     let kept: Vec<u64> = (0..10).map(|_| numbers.insert(tree.root())).collect();
     drop(registered);
-    reclaimer.drop_slab(tree.root(), &|| false);
+    reclaimer.drop_slab(tree.root());
     assert_eq!((numbers.len(), numbers.nr_counts.load(Relaxed)), (10, 0));
     kept.into_iter().for_each(|number| assert!(numbers.remove(number)));
     drop(numbers);
     // The number is used again, and what the first left behind does no harm.
     let (second, _registered) = Numbers::register(&reclaimer, "second");
     second.insert(tree.root());
-    reclaimer.drop_slab(tree.root(), &|| false);
+    reclaimer.drop_slab(tree.root());
     assert_eq!(second.len(), 0);
 }
 
@@ -130,7 +130,7 @@ fn groups_and_shrinkers_removed_under_reclaim_leave_nothing() {
             .map(|_| {
                 scope.spawn(|| {
                     while !stop.load(Relaxed) {
-                        reclaimer.reclaim(tree.root(), 64, Reason::Proactive, &|| stop.load(Relaxed));
+                        reclaimer.reclaim_unless(tree.root(), 64, Reason::Proactive, &|| stop.load(Relaxed));
                     }
                 })
             })
@@ -154,9 +154,9 @@ fn groups_and_shrinkers_removed_under_reclaim_leave_nothing() {
                         for &number in mine.iter().step_by(2) {
                             shared.remove(number);
                         }
-                        reclaimer.drop_slab(&outer, &|| false);
+                        reclaimer.drop_slab(&outer);
                         while own.len() > 0 {
-                            reclaimer.reclaim(tree.root(), 64, Reason::Proactive, &|| false);
+                            reclaimer.reclaim(tree.root(), 64, Reason::Proactive);
                         }
                         remove(tree, reclaimer, &outer);
                         drop(own_registration);
@@ -169,9 +169,9 @@ fn groups_and_shrinkers_removed_under_reclaim_leave_nothing() {
         reclaiming.into_iter().for_each(|thread| thread.join().unwrap());
     });
     while shared.len() > 0 {
-        reclaimer.drop_slab(tree.root(), &|| false);
+        reclaimer.drop_slab(tree.root());
     }
-    reclaimer.drop_slab(tree.root(), &|| false);
+    reclaimer.drop_slab(tree.root());
     drop(shared_registration);
     assert_eq!((reclaimer.nr_list_slots(), reclaimer.nr_shrinkers()), (0, 0));
     let root = tree.root();
@@ -267,7 +267,7 @@ impl Shrinker for ByGroup {
     }
 
     fn reparent(&self, dying: &Arc<Group>, parent: &Arc<Group>) {
-        self.reclaimer.upgrade().unwrap().drop_slab(parent, &|| false);
+        self.reclaimer.upgrade().unwrap().drop_slab(parent);
         let mut objects = self.objects.lock().unwrap();
         let moved = objects.remove(&dying.id()).unwrap_or(0);
         *objects.entry(parent.id()).or_default() += moved;
@@ -285,7 +285,7 @@ fn objects_that_a_shrinker_keeps_by_group_go_to_the_parent() {
     let _registered = reclaimer.register_shrinker(id, Arc::<ByGroup>::clone(&shrinker));
     reclaimer.note_objects(&group, number);
     remove(&tree, &reclaimer, &group);
-    reclaimer.drop_slab(tree.root(), &|| false);
+    reclaimer.drop_slab(tree.root());
     assert_eq!(shrinker.objects.lock().unwrap()[&tree.root().id()], 0);
 }
 
@@ -297,6 +297,6 @@ fn reclaim_from_a_group_that_was_removed_ends() {
     remove(&tree, &reclaimer, &child);
     remove(&tree, &reclaimer, &group);
     for gone in [&group, &child] {
-        assert_eq!(reclaimer.reclaim(gone, 1, Reason::Proactive, &|| false).pages(), 0);
+        assert_eq!(reclaimer.reclaim(gone, 1, Reason::Proactive).pages(), 0);
     }
 }

@@ -36,7 +36,7 @@ fn files(v: &Fixture, nr: usize) -> Vec<String> {
 
 fn group_below(v: &Fixture, parent: &Arc<Group>, n: &str, limit: u64) -> Caller {
     let group = v.engine.create_group(parent, OsStr::new(n)).unwrap();
-    v.engine.set_max(&group, limit, &|| false);
+    v.engine.set_max(&group, limit);
     Caller { group, ..v.root.clone() }
 }
 
@@ -104,14 +104,14 @@ fn names_come_back_within_a_limit_that_is_raised() {
     assert_eq!(local(v.engine.root()), NR_NAMES_BEYOND_MAX as u64 * NAME_BYTES);
 
     let raised = LIMIT + (NR_NAMES_BEYOND_MAX as u64 + 100) * NAME_BYTES;
-    v.engine.set_max(&tenant.group, raised, &|| false);
+    v.engine.set_max(&tenant.group, raised);
     nodes.extend(look_up(&v, &tenant, &names[nr..=nr]));
     assert_eq!(nodes.len(), nr + 1);
     assert_eq!(local(v.engine.root()), 0, "the group pays for its names where it has room");
     assert_eq!(local(&tenant.group), (nr as u64 + 1) * NAME_BYTES);
 
     // Lowered again, what the group has it keeps, and it has its allowance again.
-    v.engine.set_max(&tenant.group, LIMIT, &|| false);
+    v.engine.set_max(&tenant.group, LIMIT);
     nodes.extend(look_up(&v, &tenant, &names[nr + 1..]));
     assert_eq!(nodes.len(), NR_FILES);
     let nr_beyond = NR_FILES as u64 - nr as u64 - 1;
@@ -132,7 +132,7 @@ fn names_of_a_removed_group_come_back_to_its_parent() {
     assert!(local(v.engine.root()) > 0, "neither has room");
     v.engine.remove_group(&child.group).unwrap();
     drop(child);
-    v.engine.set_max(&parent.group, 2 * names.len() as u64 * NAME_BYTES, &|| false);
+    v.engine.set_max(&parent.group, 2 * names.len() as u64 * NAME_BYTES);
     nodes.extend(look_up(&v, &parent, &names[..1]));
     assert_eq!(local(v.engine.root()), 0);
     assert_eq!(local(&parent.group), names.len() as u64 * NAME_BYTES);
@@ -192,13 +192,13 @@ fn disturb(v: &Fixture, tenants: &Tenants, seed: u64) {
                     *parent = group_below(v, v.engine.root(), &format!("p{round}"), limit);
                 }
                 // A group's own state takes room.
-                v.engine.set_max(&parent.group, u64::MAX, &|| false);
+                v.engine.set_max(&parent.group, u64::MAX);
                 *child = group_below(v, &parent.group, &format!("c{round}"), limit / 2);
-                v.engine.set_max(&parent.group, limit, &|| false);
+                v.engine.set_max(&parent.group, limit);
             }
             which => {
                 let group = Arc::clone(&tenants[which % 2].read().unwrap().group);
-                v.engine.set_max(&group, limit, &|| false);
+                v.engine.set_max(&group, limit);
             }
         }
     }

@@ -84,7 +84,7 @@ fn the_table_of_objects_adds_up_to_what_is_charged() {
         v.vfs.forget(node, if at == 0 { 2 } else { 1 });
     }
     adds_up("forgotten");
-    v.engine.drop_caches(umemcg::DropCaches::Both, &|| false);
+    v.engine.drop_caches(umemcg::DropCaches::Both);
     assert_eq!(adds_up("dropped"), 0);
 }
 
@@ -135,7 +135,7 @@ fn an_opened_file_costs_more_and_its_charge_goes_to_the_parent() {
 fn a_group_full_of_names_uses_its_parent_within_all_limits() {
     let v = Fixture::new();
     let ann = tenant(&v, "ann");
-    v.engine.set_max(&ann.group, 64 << 10, &|| false);
+    v.engine.set_max(&ann.group, 64 << 10);
     let names = fill(&v, 1000);
     let root_before = usage(v.engine.root());
     for n in &names {
@@ -151,7 +151,7 @@ fn a_pool_full_of_names_refuses_the_next_and_recovers() {
     let names = fill(&v, 300);
     let mut nodes = Vec::new();
     let room = usage(v.engine.root()) + (50 << 10);
-    v.engine.set_max(v.engine.root(), room, &|| false);
+    v.engine.set_max(v.engine.root(), room);
     if v.engine.root().max_bytes() != room {
         // The root's limit is the pool's; fill it instead.
         let all = v.engine.root().max_bytes() - usage(v.engine.root()) - (50 << 10);

@@ -189,7 +189,7 @@ fn threads_on_the_same_names_leave_a_whole_tree() {
         // Files are kept for their pages, and directories for the files below them.
         let deadline = Instant::now() + Duration::from_secs(30);
         while v.vfs.nr_inodes() > 1 {
-            v.engine.drop_caches(umemcg::DropCaches::Both, &|| false);
+            v.engine.drop_caches(umemcg::DropCaches::Both);
             assert!(Instant::now() < deadline, "{} inodes are left", v.vfs.nr_inodes());
             std::thread::yield_now();
         }
@@ -256,7 +256,7 @@ fn the_last_reference_to_a_volume_gives_everything_back() {
     let Fixture { vfs, engine, dir, root } = v;
     drop(vfs);
     // An empty list of the volume's names stays until the next round of the shrinkers.
-    engine.drop_caches(umemcg::DropCaches::Objects, &|| false);
+    engine.drop_caches(umemcg::DropCaches::Objects);
     // The flusher lets go of a file when it next looks at it.
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {

@@ -75,7 +75,7 @@ fn open_handles_are_charged_to_their_group() {
 fn a_group_without_room_is_refused_handles_in_the_end() {
     let v = Fixture::new();
     let tenant = tenant(&v);
-    v.engine.set_max(&tenant.group, 0, &|| false);
+    v.engine.set_max(&tenant.group, 0);
     let mut open: Vec<_> =
         (0..NR_HANDLES_BEYOND_MAX).map(|_| v.vfs.opendir(&tenant, ROOT).unwrap()).collect();
     assert_eq!(errno(v.vfs.opendir(&tenant, ROOT)), Errno::NOMEM);

@@ -115,7 +115,7 @@ impl World {
 /// Has reclaim take back windows until they are this many pages. Returns the runs that were
 /// dropped.
 fn take_back_pages(world: &World, nr_pages: u64) -> Vec<Range<u64>> {
-    world.fixture.engine.reclaim(&world.group, nr_pages * PAGE, &|| false).ok();
+    world.fixture.engine.reclaim(&world.group, nr_pages * PAGE).ok();
     std::mem::take(&mut world.kernel.0.lock().unwrap())
 }
 
@@ -301,16 +301,16 @@ fn the_lists_of_ghosts_go_with_the_last_of_them() {
     let engine = &world.fixture.engine;
     let file = world.open("f", 8 * WINDOW);
     world.read(&file, 0, 8 * WINDOW);
-    engine.reclaim(&world.group, 8 * WINDOW * PAGE, &|| slow.nr_asked() == 8).ok();
+    engine.reclaim_unless(&world.group, 8 * WINDOW * PAGE, &|| slow.nr_asked() == 8).ok();
     // Some are ghosts, and there is nothing to ask for.
     slow.drop_first(4);
-    engine.reclaim(&world.group, PAGE, &|| true).ok();
-    engine.drop_caches(DropCaches::Objects, &|| false);
+    engine.reclaim_unless(&world.group, PAGE, &|| true).ok();
+    engine.drop_caches(DropCaches::Objects);
     slow.drop_first(4);
     let node = file.node();
     drop(file);
     world.fixture.vfs.forget(node, u64::MAX);
-    engine.drop_caches(DropCaches::Both, &|| false);
+    engine.drop_caches(DropCaches::Both);
     assert_eq!(world.group.usage_exact(), 0);
 }
 
@@ -327,7 +327,7 @@ fn what_a_removed_group_had_is_its_parents() {
     drop(io);
     assert_eq!(root.stat_local(StatItem::WorkingsetRefault), 128, "64 of the group before");
     while kept(root) > 0 {
-        world.fixture.engine.reclaim(root, 64 << 20, &|| false).ok();
+        world.fixture.engine.reclaim(root, 64 << 20).ok();
     }
     assert!(!hot.kernel_may_have(0, PAGE));
 }

@@ -18,7 +18,7 @@ fn reclaim_asks_for_the_oldest_and_waits_for_the_answer() {
     let file = world.open("f", 256);
     world.read(&file, 64, 64);
     world.read(&file, 0, 64);
-    world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
+    world.fixture.engine.reclaim(&world.group, 4 << 20).ok();
     assert_eq!(world.kept(), 128, "not before they are gone");
     let proactive = |item: StatItem| world.group.stat_total(item);
     assert_eq!((proactive(StatItem::PgScanProactive), proactive(StatItem::PgStealProactive)), (128, 0));
@@ -41,7 +41,7 @@ fn world_of_1024_pages() -> World {
 fn what_is_on_its_way_is_not_asked_for_again() {
     with_prompt_kernel(|| {
         let world = world_of_1024_pages();
-        while_obeyed(&world, || world.fixture.engine.reclaim(&world.group, 2 * MIB, &|| false).unwrap());
+        while_obeyed(&world, || world.fixture.engine.reclaim(&world.group, 2 * MIB).unwrap());
         // As much as was wanted, and a window more at most.
         assert!((448..=512).contains(&world.kept()), "{}", world.kept());
     });
@@ -54,7 +54,7 @@ fn a_kernel_that_is_slow_to_begin_is_waited_for() {
         // So many that the first request comes early: then it could be given up and made again.
         let file = world.open("f", 8192);
         (0..8192).step_by(256).for_each(|first| world.read(&file, first, 256));
-        let body = || world.fixture.engine.reclaim(&world.group, 2 * MIB, &|| false).unwrap();
+        let body = || world.fixture.engine.reclaim(&world.group, 2 * MIB).unwrap();
         // Longer than reclaim waits for names.
         while_obeyed_after(Duration::from_millis(200), &world, body);
         assert!((8192 - 576..=8192 - 512).contains(&world.kept()), "{}", world.kept());
@@ -77,7 +77,7 @@ fn a_request_amid_a_drop_under_way_holds_it_up() {
     assert!(!early.holds_up_release());
     let late = [31, 32].map(begin);
     assert_eq!(late.each_ref().map(|io| io.holds_up_release()), [true, false]);
-    world.fixture.engine.set_max(&world.group, 0, &|| false);
+    world.fixture.engine.set_max(&world.group, 0);
     assert!(late[0].holds_up_release(), "only a little is beyond the limit");
     let much = world.group.charge_forced(2 * MIB);
     assert!(!late[0].holds_up_release(), "the kernel may be waiting for others");
@@ -131,7 +131,7 @@ fn a_charge_waits_for_what_is_on_its_way() {
         world.read(&file, 0, 1024);
         let (engine, group) = (&world.fixture.engine, &world.group);
         ask_for_all(&world);
-        engine.set_max(group, group.usage_bytes(), &|| false);
+        engine.set_max(group, group.usage_bytes());
         let charge =
             while_obeyed_after(Duration::from_millis(60), &world, || engine.charge(group, 2 * MIB).map(drop));
         assert!(charge.is_ok(), "refused while the kernel was about to free more");
@@ -145,7 +145,7 @@ fn low_is_not_taken_while_other_pages_are_on_their_way() {
         let [parent, _, other] = two_groups_of_512_pages(&mut world, 16 * MIB);
         ask_for_all(&world);
         while_obeyed_after(Duration::from_millis(60), &world, || {
-            world.fixture.engine.reclaimer().reclaim(&parent, 32, Reason::Direct, &|| false)
+            world.fixture.engine.reclaimer().reclaim(&parent, 32, Reason::Direct)
         });
         assert_eq!((kept(&other), other.event_count(EventKind::Low)), (512, 0));
     });
@@ -197,7 +197,7 @@ fn force_empty_returns_when_the_kernel_has_dropped_all() {
     with_prompt_kernel(|| {
         let world = world_of_1024_pages();
         let left = while_obeyed(&world, || {
-            world.fixture.engine.force_empty(&world.group, &|| false).unwrap();
+            world.fixture.engine.force_empty(&world.group).unwrap();
             world.kept()
         });
         assert_eq!(left, 0, "half of it is not all");
@@ -209,7 +209,7 @@ fn reclaim_on_request_returns_when_the_kernel_has_dropped_all() {
     with_prompt_kernel(|| {
         let world = world_of_1024_pages();
         let left = while_obeyed(&world, || {
-            world.fixture.engine.reclaim(&world.group, 4 * MIB, &|| false).unwrap();
+            world.fixture.engine.reclaim(&world.group, 4 * MIB).unwrap();
             world.kept()
         });
         assert_eq!(left, 0, "half of it is not all");
@@ -227,7 +227,7 @@ fn a_stream_at_its_limit_gives_a_part_of_its_pages_ahead() {
         // Lets a reclaim take what it wants of the group.
         let asked_for = |reason| {
             let before = world.kept();
-            while_obeyed(&world, || world.fixture.engine.reclaimer().reclaim(group, 32, reason, &|| false));
+            while_obeyed(&world, || world.fixture.engine.reclaimer().reclaim(group, 32, reason));
             before - world.kept()
         };
         let read = |first: u64, nr: u64| {
@@ -240,7 +240,7 @@ fn a_stream_at_its_limit_gives_a_part_of_its_pages_ahead() {
         // What is taken returns.
         for _ in 0..8 {
             read(0, 2_048);
-            while_obeyed(&world, || world.fixture.engine.reclaim(group, 4 * MIB, &|| false).unwrap());
+            while_obeyed(&world, || world.fixture.engine.reclaim(group, 4 * MIB).unwrap());
         }
         fill();
         assert_eq!(asked_for(Reason::Direct), 64, "what it gives it reads again");
@@ -252,7 +252,7 @@ fn a_stream_at_its_limit_gives_a_part_of_its_pages_ahead() {
         set_silent(false);
         assert_eq!(asked_for(Reason::Direct), 64, "a stream would not be here");
         set_silent(true);
-        world.fixture.engine.set_max(group, 32 * MIB, &|| false);
+        world.fixture.engine.set_max(group, 32 * MIB);
         assert_eq!(asked_for(Reason::Direct), 64, "there is room");
         // The open was told, and so is the close.
         set_silent(false);

@@ -30,10 +30,10 @@ fn a_request_under_way_keeps_its_window() {
     let file = world.open("f", 128);
     world.read(&file, 0, 128);
     let io = file.begin_kernel_io(10 * PAGE, PAGE, false, &world.group).unwrap();
-    world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
+    world.fixture.engine.reclaim(&world.group, 4 << 20).ok();
     assert_eq!(world.kernel.obey(), [(64, 128)]);
     drop(io);
-    world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
+    world.fixture.engine.reclaim(&world.group, 4 << 20).ok();
     assert_eq!(world.kernel.obey(), [(0, 64)]);
     assert_eq!(world.kept(), 0);
 }
@@ -43,11 +43,11 @@ fn a_request_that_ends_amid_a_drop_keeps_the_charge() {
     let world = World::new(8 << 20);
     let file = world.open("f", 64);
     world.read(&file, 0, 64);
-    world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
+    world.fixture.engine.reclaim(&world.group, 4 << 20).ok();
     world.read(&file, 5, 1);
     assert_eq!(world.kernel.obey(), [(0, 64)]);
     assert_eq!(world.kept(), 64, "the kernel may have page 5 again");
-    world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
+    world.fixture.engine.reclaim(&world.group, 4 << 20).ok();
     assert_eq!((world.kernel.obey().len(), world.kept()), (1, 0), "it is asked for again");
 }
 
@@ -61,7 +61,7 @@ fn two_groups_pay_for_what_each_has_read() {
     drop(file.read(&other, 0, (32 * PAGE) as usize).unwrap());
     drop(io);
     assert_eq!((world.kept(), kept(&other)), (16, 16));
-    world.fixture.engine.reclaim(&other, 4 << 20, &|| false).ok();
+    world.fixture.engine.reclaim(&other, 4 << 20).ok();
     assert_eq!(world.kernel.obey(), [(16, 32)]);
     assert_eq!((world.kept(), kept(&other)), (16, 0));
 }
@@ -93,7 +93,7 @@ fn a_group_may_go_while_its_request_is_under_way() {
     world.fixture.engine.remove_group(&world.group).unwrap();
     drop(io);
     assert_eq!(kept(world.fixture.engine.root()), 64);
-    world.fixture.engine.reclaim(world.fixture.engine.root(), 4 << 20, &|| false).ok();
+    world.fixture.engine.reclaim(world.fixture.engine.root(), 4 << 20).ok();
     world.kernel.obey();
     assert_eq!(kept(world.fixture.engine.root()), 0);
 }
@@ -320,7 +320,7 @@ fn no_drop_waits_in_the_kernel_for_a_request_that_is_known() {
     let file = world.open("f", 128);
     world.read(&file, 0, 128);
     // Chosen by reclaim before the request came: it stays.
-    world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
+    world.fixture.engine.reclaim(&world.group, 4 << 20).ok();
     let io = file.begin_kernel_io(0, PAGE, false, &world.group).unwrap();
     assert_eq!(world.kernel.obey(), [(64, 128)]);
     assert_eq!(world.kept(), 64);
@@ -371,7 +371,7 @@ fn a_lister_pays_for_the_names_that_the_kernel_keeps() {
     assert_eq!(world.kept(), 8, "the same pages again");
     world.group.drain_own_stock();
     assert_eq!(world.group.named_bytes(), world.group.usage_bytes());
-    world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
+    world.fixture.engine.reclaim(&world.group, 4 << 20).ok();
     assert_eq!(world.kernel.obey(), [(0, 8)]);
     assert_eq!(world.kept(), 0);
     world.list(node, 0, 2000);
@@ -475,7 +475,7 @@ fn a_page_that_comes_back_amid_a_comparison_stays_charged() {
     // One has come back, one is on its way, one was asked for.
     world.read(&file, 5, 1);
     let io = file.begin_kernel_io(64 * PAGE, PAGE, false, &world.group).unwrap();
-    world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
+    world.fixture.engine.reclaim(&world.group, 4 << 20).ok();
     assert!(!windows.iter().any(|window| note_missing(window, window.runs[0].clone())));
     assert_eq!(world.kept(), 192);
     assert!(world.kernel.windows(&mut 0, 9).is_empty(), "asked for, or busy");

@@ -68,7 +68,7 @@ impl Ground {
 
     /// Has the group give back 4 MiB.
     fn reclaim(&self) {
-        self.world.engine.reclaim(self.world.group(), 4 << 20, &|| false).ok();
+        self.world.engine.reclaim(self.world.group(), 4 << 20).ok();
     }
 
     /// What is charged to the group has a name.
@@ -254,11 +254,11 @@ fn what_is_cut_off_or_emptied_is_given_back() {
 fn all_opens_of_an_object_are_of_one_kind() {
     let ground = Ground::with_object(1000);
     let group = ground.world.group();
-    ground.world.engine.set_max(group, 2 << 20, &|| false);
+    ground.world.engine.set_max(group, 2 << 20);
     let node = ground.node();
     let small = ground.open(node, OFlags::RDONLY);
     assert_eq!(small.kernel_caching(false), KernelCaching::Bypass, "it does not fit");
-    ground.world.engine.set_max(group, 32 << 20, &|| false);
+    ground.world.engine.set_max(group, 32 << 20);
     let large = ground.open(node, OFlags::RDONLY);
     assert_eq!(large.kernel_caching(false), KernelCaching::Bypass, "it is open the other way");
     // Also once the node has lost its name.
@@ -270,7 +270,7 @@ fn all_opens_of_an_object_are_of_one_kind() {
     let new = ground.open(node, OFlags::RDONLY);
     assert_eq!(new.kernel_caching(false), KernelCaching::Keep);
     drop(new);
-    ground.world.engine.set_max(group, 1 << 19, &|| false);
+    ground.world.engine.set_max(group, 1 << 19);
     let full = ground.open(node, OFlags::RDONLY);
     assert_eq!(full.kernel_caching(false), KernelCaching::Bypass, "the last close ends the kind");
 }

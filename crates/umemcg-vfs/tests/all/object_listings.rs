@@ -85,7 +85,7 @@ fn a_full_group_lists_without_a_request_for_each_name() {
     let before = w.bucket.asked().1;
     // No room for one name more without reclaim.
     w.group().drain_stocks();
-    w.engine.set_max(w.group(), w.group().usage_bytes(), &|| false);
+    w.engine.set_max(w.group(), w.group().usage_bytes());
     let mut nr_listed = 0;
     directory
         .readdirplus(&w.me, 2, &mut |listed| {
@@ -95,7 +95,7 @@ fn a_full_group_lists_without_a_request_for_each_name() {
             nr_listed < 100
         })
         .unwrap();
-    w.engine.set_max(w.group(), u64::MAX, &|| false);
+    w.engine.set_max(w.group(), u64::MAX);
     for nr in 0..99 {
         let name = format!("{nr:04}");
         let found = w.volume.lookup(&w.me, entry.node, OsStr::new(&name)).unwrap();

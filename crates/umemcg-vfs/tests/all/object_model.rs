@@ -101,7 +101,7 @@ struct Model {
 impl Model {
     fn new(seed: u64) -> Self {
         let world = World::with(8 << 20, 64 << 20);
-        world.engine.set_max(world.group(), 1 << 20, &|| false);
+        world.engine.set_max(world.group(), 1 << 20);
         for directory in ["d", "d/e"] {
             world.mkdir(directory).unwrap();
         }
@@ -423,7 +423,7 @@ impl Model {
         assert!(self.links.keys().all(|link| world.stored(link).is_some()), "a link is gone");
         self.held.clear();
         self.world = Some(world.restart_elsewhere());
-        self.w().engine.set_max(self.w().group(), 1 << 20, &|| false);
+        self.w().engine.set_max(self.w().group(), 1 << 20);
     }
 
     fn step(&mut self) {

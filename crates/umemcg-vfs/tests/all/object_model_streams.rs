@@ -138,7 +138,7 @@ impl Model {
     }
 
     fn limit(&self) {
-        self.w().engine.set_max(self.w().group(), LIMIT, &|| false);
+        self.w().engine.set_max(self.w().group(), LIMIT);
         self.w().group().reset_peak();
     }
 

@@ -499,7 +499,7 @@ fn a_group_without_room_for_a_part_stays_within_its_limit() {
     const LIMIT: u64 = 3 << 20;
     let w = world();
     let before = w.engine.root().usage_bytes();
-    w.engine.set_max(w.group(), LIMIT, &|| false);
+    w.engine.set_max(w.group(), LIMIT);
     w.group().reset_peak();
     let bytes = pattern(3 * PART + 5, 7);
     w.put("a", &bytes).unwrap();

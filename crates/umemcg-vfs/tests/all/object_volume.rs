@@ -427,7 +427,7 @@ fn names_are_charged_and_come_back() {
 fn a_listing_of_any_length_stays_within_its_group() {
     let w = World::new(Freshness::CloseToOpen);
     (0..30_000).for_each(|nr| w.bucket.put(&format!("{nr:06}"), ""));
-    w.engine.set_max(w.group(), 1 << 20, &|| false);
+    w.engine.set_max(w.group(), 1 << 20);
     assert_eq!(w.list("", true).len(), 30_002);
     assert!(w.group().peak_bytes() <= 1 << 20);
     assert_eq!(w.volume.nr_nodes(), 0);

@@ -352,7 +352,7 @@ fn a_staging_directory_that_cannot_be_used_is_told() {
 #[test]
 fn a_group_without_room_still_stores_what_it_wrote() {
     let w = World::new();
-    w.engine.set_max(w.group(), 1 << 20, &|| false);
+    w.engine.set_max(w.group(), 1 << 20);
     let bytes = pattern(10 << 20, 7);
     w.put("a", &bytes).unwrap();
     assert!(w.stored("a").unwrap() == bytes);

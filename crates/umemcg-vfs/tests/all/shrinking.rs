@@ -19,7 +19,7 @@ const LIMIT: u64 = 512 << 10;
 
 fn tenant(v: &Fixture, n: &str, limit: u64) -> Caller {
     let group = v.engine.create_group(v.engine.root(), OsStr::new(n)).unwrap();
-    v.engine.set_max(&group, limit, &|| false);
+    v.engine.set_max(&group, limit);
     Caller { group, ..v.root.clone() }
 }
 
@@ -38,7 +38,7 @@ fn bytes_of(v: &Fixture, group: &Arc<Group>, shrinker: &str) -> u64 {
 /// Everything that was known is forgotten, and nothing is left of it.
 fn ends_with_nothing(v: &Fixture, kernel: &FakeKernel) {
     kernel.forget_all();
-    v.engine.drop_caches(DropCaches::Both, &|| false);
+    v.engine.drop_caches(DropCaches::Both);
     assert_eq!(v.vfs.nr_inodes(), 1);
     // A flusher may still hold files that it has written, with what is left of their index.
     let nr_left = || v.engine.reclaimer().nr_list_slots();
@@ -154,7 +154,7 @@ fn names_that_the_kernel_keeps_are_not_scanned_each_time() {
         let deadline = Instant::now() + Duration::from_secs(60);
         while !condition() {
             assert!(Instant::now() < deadline, "{what}: {:?}", usage());
-            let _ = v.engine.reclaim(&ann.group, 64 << 10, &|| false);
+            let _ = v.engine.reclaim(&ann.group, 64 << 10);
             std::thread::sleep(Duration::from_millis(10));
         }
     };
@@ -178,7 +178,7 @@ fn a_name_that_is_looked_up_again_stays_longer() {
     let nodes: Vec<NodeId> = names.iter().map(|n| kernel.lookup(&ann, dir, n).node).collect();
     let again: Vec<NodeId> = names[..20].iter().map(|n| kernel.lookup(&ann, dir, n).node).collect();
     assert_eq!(again, nodes[..20]);
-    assert!(v.engine.reclaim(&ann.group, 4096, &|| false).is_ok());
+    assert!(v.engine.reclaim(&ann.group, 4096).is_ok());
     let asked = kernel.asked();
     assert!(!asked.is_empty() && !again.iter().any(|node| asked.contains(node)), "{asked:?}");
     ends_with_nothing(&v, &kernel);
@@ -277,10 +277,10 @@ fn an_inode_kept_for_its_content_goes_when_the_content_has_gone() {
     assert_eq!(v.vfs.nr_inodes(), 202, "all are kept for their content, and the directory for them");
     assert_eq!(bytes_of(&v, &ann.group, "dentry"), 0);
     assert!(bytes_of(&v, &ann.group, "inode") > 0);
-    v.engine.drop_caches(DropCaches::Objects, &|| false);
+    v.engine.drop_caches(DropCaches::Objects);
     assert_eq!(v.vfs.nr_inodes(), 202, "they have pages still");
-    v.engine.drop_caches(DropCaches::Pages, &|| false);
-    v.engine.drop_caches(DropCaches::Objects, &|| false);
+    v.engine.drop_caches(DropCaches::Pages);
+    v.engine.drop_caches(DropCaches::Objects);
     assert_eq!(v.vfs.nr_inodes(), 1);
     ends_with_nothing(&v, &kernel);
 }
@@ -311,18 +311,18 @@ fn pages_stay_before_names_and_content_goes_before_names() {
     let kernel = FakeKernel::above(&v, false);
     let ann = tenant(&v, "ann", u64::MAX);
     let nodes = opened(&v, &kernel, &ann, 200, OFlags::RDONLY);
-    v.engine.drop_caches(DropCaches::Objects, &|| false);
+    v.engine.drop_caches(DropCaches::Objects);
     assert!(kernel.asked().is_empty(), "none would go");
-    v.engine.drop_caches(DropCaches::Pages, &|| false);
+    v.engine.drop_caches(DropCaches::Pages);
     let contents = || ann.group.stat_local(StatItem::SlabContents) as u64 / umemcg::internal::CONTENT_BYTES;
     assert_eq!(contents(), 200);
-    v.engine.reclaim(&ann.group, 4096, &|| false).unwrap();
+    v.engine.reclaim(&ann.group, 4096).unwrap();
     assert!(contents() < 200 && kernel.asked().is_empty(), "{} contents", contents());
     for &node in &nodes {
         let file = v.vfs.open(&ann, node, OFlags::RDONLY).unwrap();
         assert_eq!(file.read(&ann.group, 0, 7).unwrap().to_vec(), b"content");
     }
-    v.engine.drop_caches(DropCaches::Both, &|| false);
+    v.engine.drop_caches(DropCaches::Both);
     assert!(nodes.iter().all(|node| kernel.asked().contains(node)));
     assert_eq!((contents(), v.vfs.nr_inodes()), (0, 2), "the directory is in use");
     ends_with_nothing(&v, &kernel);
@@ -363,11 +363,11 @@ fn what_is_promised_is_what_goes() {
     // Whose times only we know, so that its content stays with it.
     let nodes = opened(&v, &kernel, &ann, 300, OFlags::RDWR);
     v.vfs.syncfs().unwrap();
-    v.engine.drop_caches(DropCaches::Pages, &|| false);
+    v.engine.drop_caches(DropCaches::Pages);
     let bytes = || ann.group.stat_local(StatItem::SlabReclaimable) as u64;
     let (before, reason) = (bytes(), umemcg::internal::Reason::Proactive);
     // Leaves of shadows are a part of it.
-    let progress = v.engine.reclaimer().reclaim(&ann.group, 100, reason, &|| false);
+    let progress = v.engine.reclaimer().reclaim(&ann.group, 100, reason);
     let nr_gone = nodes.iter().filter(|&&node| !kernel.knows(node)).count() as u64;
     assert!((32..300).contains(&nr_gone), "{nr_gone} of 300 for 100 pages");
     // Of some the host happens to tell the times, too, so that their content went by itself.
@@ -396,7 +396,7 @@ fn the_object_table_shows_names_also_after_a_removal() {
     v.engine.remove_group(&ann.group).unwrap();
     kernel.no_longer_uses(dir);
     assert_eq!(bytes_of(&v, v.engine.root(), "dentry"), charged);
-    v.engine.drop_caches(DropCaches::Objects, &|| false);
+    v.engine.drop_caches(DropCaches::Objects);
     assert_eq!((v.vfs.nr_inodes(), kernel.asked().len()), (1, 101), "each was asked for once");
     ends_with_nothing(&v, &kernel);
 }
@@ -413,7 +413,7 @@ fn a_volume_that_goes_takes_its_names_off_the_lists() {
     assert!(engine.reclaimer().nr_list_slots() > 100);
     drop(vfs);
     assert_eq!((engine.reclaimer().nr_list_slots(), engine.reclaimer().nr_shrinkers()), (0, before - 2));
-    engine.drop_caches(DropCaches::Objects, &|| false);
+    engine.drop_caches(DropCaches::Objects);
     assert_eq!(engine.root().stat_total(StatItem::SlabReclaimable), 0);
 }
 
@@ -428,7 +428,7 @@ fn names_come_go_and_move_while_others_are_let_go_of() {
     std::thread::scope(|scope| {
         let reclaiming = scope.spawn(|| {
             while !stop.load(Relaxed) {
-                v.engine.reclaimer().drop_slab(v.engine.root(), &|| stop.load(Relaxed));
+                v.engine.reclaimer().drop_slab_unless(v.engine.root(), &|| stop.load(Relaxed));
             }
         });
         let working: Vec<_> = (0..3)
@@ -465,8 +465,8 @@ fn names_come_go_and_move_while_others_are_let_go_of() {
                             v.vfs.rmdir(ROOT, name(&other)).unwrap();
                         }
                         match round % 100 {
-                            60 => v.engine.set_max(&caller.group, LIMIT / 64, &|| false),
-                            65 => v.engine.set_max(&caller.group, LIMIT, &|| false),
+                            60 => v.engine.set_max(&caller.group, LIMIT / 64),
+                            65 => v.engine.set_max(&caller.group, LIMIT),
                             99 => {
                                 v.engine.remove_group(&caller.group).unwrap();
                                 caller = tenant(v, &format!("t{thread}-{round}"), LIMIT);

@@ -170,7 +170,7 @@ fn a_name_is_asked_for_although_its_file_is_kept_open_here() {
     let (entry, _kept) = v.vfs.create(&tenant, ROOT, name("f"), 0o644, OFlags::RDWR).unwrap();
     // It was used; the second look finds it idle.
     for _ in 0..2 {
-        v.engine.drop_caches(DropCaches::Both, &|| false);
+        v.engine.drop_caches(DropCaches::Both);
     }
     assert_eq!(*kernel.asked.lock().unwrap(), [entry.node]);
 }

@@ -115,7 +115,7 @@ impl World {
                     let mut child = self.tenants[1].write().unwrap();
                     let parent = self.tenants[0].read().unwrap();
                     v.engine.remove_group(&child.group).unwrap();
-                    v.engine.set_max(&parent.group, u64::MAX, &|| false);
+                    v.engine.set_max(&parent.group, u64::MAX);
                     *child = group(v, &parent.group, "child");
                 }
                 2 => {
@@ -129,7 +129,7 @@ impl World {
                 }
                 _ => {
                     let limit = random.below(ALL_BYTES / 2) as u64;
-                    v.engine.set_max(&self.caller(&mut random).group, limit, &|| false);
+                    v.engine.set_max(&self.caller(&mut random).group, limit);
                 }
             }
             // A group's own state takes room.
@@ -142,7 +142,7 @@ impl World {
     /// Asks the kernel for names, and drops pages and what the kernel has forgotten.
     fn prune(&self, stop: &AtomicBool) {
         while !stop.load(Relaxed) {
-            self.v.engine.drop_caches(DropCaches::Both, &|| stop.load(Relaxed));
+            self.v.engine.drop_caches_unless(DropCaches::Both, &|| stop.load(Relaxed));
             thread::yield_now();
         }
     }
@@ -150,7 +150,7 @@ impl World {
     fn lift_limits(&self) {
         for tenant in &self.tenants {
             let group = Arc::clone(&tenant.read().unwrap().group);
-            self.v.engine.set_max(&group, u64::MAX, &|| false);
+            self.v.engine.set_max(&group, u64::MAX);
         }
     }
 
@@ -205,7 +205,7 @@ fn accounts_stay_exact_while_inodes_change_hands() {
         world.is_exact(seed);
         world.kernel.forget_all();
         // A list that the first empties is dropped by the second.
-        (0..2).for_each(|_| v.engine.drop_caches(DropCaches::Both, &|| false));
+        (0..2).for_each(|_| v.engine.drop_caches(DropCaches::Both));
         assert_eq!(v.vfs.nr_inodes(), 1);
         let root = v.engine.root();
         root.drain_stocks();

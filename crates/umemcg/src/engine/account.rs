@@ -21,7 +21,7 @@ use crate::commitments::Change;
 ///
 /// let engine = Engine::new(EngineConfig::new(64 << 20))?;
 /// let tenant = engine.create_group(engine.root(), OsStr::new("tenant"))?;
-/// engine.set_max(&tenant, 8 << 20, &|| false);
+/// engine.set_max(&tenant, 8 << 20);
 ///
 /// let sort = engine.account(&tenant);
 /// sort.try_grow(6 << 20)?;

@@ -117,10 +117,10 @@ impl Engine {
             self.set_soft_limit(&group, bytes);
         }
         if let Some(bytes) = high {
-            self.set_high(&group, bytes, &|| false);
+            self.set_high(&group, bytes);
         }
         if let Some(bytes) = max {
-            self.set_max(&group, bytes, &|| false);
+            self.set_max(&group, bytes);
         }
         Ok(group)
     }

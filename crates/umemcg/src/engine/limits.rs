@@ -20,9 +20,6 @@ const WRITE_LOOK: Duration = Duration::from_millis(50);
 /// Longest wait at the end of a reclaim request for pages being dropped by the kernel.
 const RELEASE_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// Returns `true` when the caller gives up. Long operations call it repeatedly.
-pub type Cancelled<'a> = &'a dyn Fn() -> bool;
-
 /// Why a limit was not set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum LimitError {
@@ -64,14 +61,19 @@ pub enum DropCaches {
 
 impl Engine {
     /// Drops clean and unused memory of the whole pool (`vm.drop_caches`). Writes nothing, so dirty
-    /// pages stay. May take long; ends early when cancelled.
+    /// pages stay. May take long.
     #[doc(alias = "drop_caches_sysctl_handler")]
-    pub fn drop_caches(&self, what: DropCaches, cancelled: Cancelled<'_>) {
+    pub fn drop_caches(&self, what: DropCaches) {
+        self.drop_caches_unless(what, &|| false);
+    }
+
+    /// Like [`drop_caches`](Self::drop_caches), and ends early when `cancelled` returns `true`.
+    pub fn drop_caches_unless(&self, what: DropCaches, cancelled: &dyn Fn() -> bool) {
         if what != DropCaches::Objects {
-            self.reclaimer().drop_pages(self.root(), cancelled);
+            self.reclaimer().drop_pages_unless(self.root(), cancelled);
         }
         if what != DropCaches::Pages {
-            self.reclaimer().drop_slab(self.root(), cancelled);
+            self.reclaimer().drop_slab_unless(self.root(), cancelled);
         }
     }
 
@@ -80,13 +82,21 @@ impl Engine {
     /// `u64::MAX` is no limit.
     ///
     /// # Errors
-    /// [`LimitError`]; the old limit then stays.
+    /// [`LimitError::Busy`], [`LimitError::IsRoot`]; the old limit then stays.
     #[doc(alias = "mem_cgroup_resize_max")]
-    pub fn set_limit(
+    pub fn set_limit(&self, group: &Arc<Group>, limit_bytes: u64) -> Result<(), LimitError> {
+        self.set_limit_unless(group, limit_bytes, &|| false)
+    }
+
+    /// Like [`set_limit`](Self::set_limit), and gives up when `cancelled` returns `true`.
+    ///
+    /// # Errors
+    /// As [`set_limit`](Self::set_limit), or [`LimitError::Interrupted`].
+    pub fn set_limit_unless(
         &self,
         group: &Arc<Group>,
         limit_bytes: u64,
-        cancelled: Cancelled<'_>,
+        cancelled: &dyn Fn() -> bool,
     ) -> Result<(), LimitError> {
         if group.is_root() {
             return Err(LimitError::IsRoot);
@@ -101,7 +111,7 @@ impl Engine {
         &self,
         group: &Arc<Group>,
         limit: u64,
-        cancelled: Cancelled<'_>,
+        cancelled: &dyn Fn() -> bool,
     ) -> Result<(), LimitError> {
         let mut fruitless = 0;
         loop {
@@ -117,7 +127,8 @@ impl Engine {
                 return Ok(());
             }
             let excess = group.usage_bytes().saturating_sub(limit) / PAGE_SIZE_U64;
-            if self.reclaimer().reclaim(group, excess.min(1024), Reason::Direct, cancelled).pages() == 0 {
+            let step = excess.min(1024);
+            if self.reclaimer().reclaim_unless(group, step, Reason::Direct, cancelled).pages() == 0 {
                 fruitless += 1;
                 if fruitless >= 2 {
                     return group.try_set_max(limit).map_err(|_| LimitError::Busy);
@@ -130,7 +141,13 @@ impl Engine {
     /// nothing more can be freed. May sleep for reclaim. Always succeeds on a group other than the
     /// root; there it does nothing.
     #[doc(alias = "memory_max_write")]
-    pub fn set_max(&self, group: &Arc<Group>, limit_bytes: u64, cancelled: Cancelled<'_>) {
+    pub fn set_max(&self, group: &Arc<Group>, limit_bytes: u64) {
+        self.set_max_unless(group, limit_bytes, &|| false);
+    }
+
+    /// Like [`set_max`](Self::set_max), and stops reclaiming when `cancelled` returns `true`; the
+    /// new limit stays.
+    pub fn set_max_unless(&self, group: &Arc<Group>, limit_bytes: u64, cancelled: &dyn Fn() -> bool) {
         if group.is_root() {
             return;
         }
@@ -145,7 +162,7 @@ impl Engine {
                 return;
             }
             let excess = (group.usage_bytes() - limit.min(group.usage_bytes())).div_ceil(PAGE_SIZE_U64);
-            if self.reclaimer().reclaim(group, excess, Reason::Direct, cancelled).pages() == 0 {
+            if self.reclaimer().reclaim_unless(group, excess, Reason::Direct, cancelled).pages() == 0 {
                 retries -= 1;
                 if retries == 0 {
                     // No process is killed here; unreclaimable memory stays above the limit.
@@ -159,7 +176,13 @@ impl Engine {
     /// Sets `memory.high` in bytes, then reclaims the excess as long as reclaim makes progress. May
     /// sleep for reclaim. Always succeeds; on the root it does nothing.
     #[doc(alias = "memory_high_write")]
-    pub fn set_high(&self, group: &Arc<Group>, bytes: u64, cancelled: Cancelled<'_>) {
+    pub fn set_high(&self, group: &Arc<Group>, bytes: u64) {
+        self.set_high_unless(group, bytes, &|| false);
+    }
+
+    /// Like [`set_high`](Self::set_high), and stops reclaiming when `cancelled` returns `true`; the
+    /// new value stays.
+    pub fn set_high_unless(&self, group: &Arc<Group>, bytes: u64, cancelled: &dyn Fn() -> bool) {
         if group.is_root() {
             return;
         }
@@ -169,7 +192,7 @@ impl Engine {
         while group.usage_bytes() > high && retries > 0 && !cancelled() {
             group.drain_stocks();
             let excess = group.usage_bytes().saturating_sub(high).div_ceil(PAGE_SIZE_U64);
-            if self.reclaimer().reclaim(group, excess, Reason::Proactive, cancelled).pages() == 0 {
+            if self.reclaimer().reclaim_unless(group, excess, Reason::Proactive, cancelled).pages() == 0 {
                 retries -= 1;
             }
         }
@@ -197,9 +220,21 @@ impl Engine {
     /// long. Succeeds even if something stays.
     ///
     /// # Errors
-    /// [`ReclaimError::IsRoot`], [`ReclaimError::Interrupted`].
+    /// [`ReclaimError::IsRoot`].
     #[doc(alias = "mem_cgroup_force_empty")]
-    pub fn force_empty(&self, group: &Arc<Group>, cancelled: Cancelled<'_>) -> Result<(), ReclaimError> {
+    pub fn force_empty(&self, group: &Arc<Group>) -> Result<(), ReclaimError> {
+        self.force_empty_unless(group, &|| false)
+    }
+
+    /// Like [`force_empty`](Self::force_empty), and gives up when `cancelled` returns `true`.
+    ///
+    /// # Errors
+    /// As [`force_empty`](Self::force_empty), or [`ReclaimError::Interrupted`].
+    pub fn force_empty_unless(
+        &self,
+        group: &Arc<Group>,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), ReclaimError> {
         if group.is_root() {
             return Err(ReclaimError::IsRoot);
         }
@@ -227,7 +262,7 @@ impl Engine {
 
     /// Writes the dirty data of a group and its descendants, and waits until it is durable, or
     /// until there was no progress for [`WRITE_WAIT`].
-    fn write_dirty(&self, group: &Arc<Group>, cancelled: Cancelled<'_>) -> Result<(), ReclaimError> {
+    fn write_dirty(&self, group: &Arc<Group>, cancelled: &dyn Fn() -> bool) -> Result<(), ReclaimError> {
         let clock = SystemClock::new();
         let (mut least, mut give_up) = (u64::MAX, WRITE_WAIT);
         // This ends: every further wait has reduced the bytes.
@@ -250,13 +285,21 @@ impl Engine {
     /// Reclaims `bytes` from a group and everything below it (`memory.reclaim`). May sleep.
     ///
     /// # Errors
-    /// [`ReclaimError::Again`] when less could be reclaimed, [`ReclaimError::Interrupted`].
+    /// [`ReclaimError::Again`] when less could be reclaimed.
     #[doc(alias = "memory_reclaim")]
-    pub fn reclaim(
+    pub fn reclaim(&self, group: &Arc<Group>, bytes: u64) -> Result<(), ReclaimError> {
+        self.reclaim_unless(group, bytes, &|| false)
+    }
+
+    /// Like [`reclaim`](Self::reclaim), and gives up when `cancelled` returns `true`.
+    ///
+    /// # Errors
+    /// As [`reclaim`](Self::reclaim), or [`ReclaimError::Interrupted`].
+    pub fn reclaim_unless(
         &self,
         group: &Arc<Group>,
         bytes: u64,
-        cancelled: Cancelled<'_>,
+        cancelled: &dyn Fn() -> bool,
     ) -> Result<(), ReclaimError> {
         let goal = bytes / PAGE_SIZE_U64;
         let mut reclaimed = 0;
@@ -271,7 +314,7 @@ impl Engine {
             }
             let reclaimed_before = reclaimed;
             let step = ((goal - reclaimed) / 4).max(umemcg_reclaim::SWAP_CLUSTER_MAX);
-            let progress = self.reclaimer().reclaim(group, step, Reason::Proactive, cancelled);
+            let progress = self.reclaimer().reclaim_unless(group, step, Reason::Proactive, cancelled);
             requested.bytes += progress.releasing_bytes;
             reclaimed += match progress.pages() {
                 0 => requested.wait(),

@@ -30,7 +30,7 @@ use umemcg_reclaim::{ChargeEffort, ChargeError, Kswapd, MAX_RECLAIM_RETRIES, Rea
 pub use account::Account;
 pub use groups::Limits;
 pub use guarantee::Guarantee;
-pub use limits::{Cancelled, DropCaches, LimitError, ReclaimError};
+pub use limits::{DropCaches, LimitError, ReclaimError};
 pub use owned_group::OwnedGroup;
 pub use refusal::Refusal;
 pub use reservation::Reservation;
@@ -287,7 +287,7 @@ impl Engine {
         for _ in 0..MAX_RECLAIM_RETRIES {
             let Err(CreateError::Refused(refused)) = &created else { break };
             let full = Arc::clone(&refused.group);
-            let reclaimed = self.reclaimer.reclaim(&full, 1, Reason::Direct, &|| false).pages();
+            let reclaimed = self.reclaimer.reclaim(&full, 1, Reason::Direct).pages();
             if reclaimed == 0 {
                 full.drain_stocks();
             }

@@ -109,7 +109,7 @@ impl Engine {
     ///
     /// let engine = Engine::new(EngineConfig::new(64 << 20))?;
     /// let queries = engine.create_group(engine.root(), "queries".as_ref())?;
-    /// engine.set_max(&queries, 8 << 20, &|| false);
+    /// engine.set_max(&queries, 8 << 20);
     /// let running = engine.reserve(&queries, 6 << 20)?;
     /// let (engine, queries) = (&engine, &queries);
     /// std::thread::scope(|threads| {

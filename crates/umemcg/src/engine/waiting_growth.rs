@@ -307,11 +307,11 @@ mod tests {
     fn what_never_fits_is_told_so_although_a_limit_rises_meanwhile() {
         let engine = Engine::new(EngineConfig::new(4 << 20)).unwrap();
         let group = engine.create_group(engine.root(), "g".as_ref()).unwrap();
-        engine.set_max(&group, 1 << 20, &|| false);
+        engine.set_max(&group, 1 << 20);
         let never = Refusal::never(&group, 2 << 20).unwrap();
         let mut growth = WaitingGrowth::new(&engine, &group, 2 << 20, Patience::ForAnything);
         let held = engine.reserve(&group, 1 << 20).unwrap();
-        engine.set_max(&group, 2 << 20, &|| false);
+        engine.set_max(&group, 2 << 20);
         let ended = growth.end(Err(never));
         assert!(matches!(ended, Poll::Ready(Err(Refusal::Never { .. }))), "{ended:?}");
         drop(held);
@@ -321,7 +321,7 @@ mod tests {
     fn one_behind_another_of_its_group_keeps_nothing() {
         let engine = Engine::new(EngineConfig::new(16 << 20)).unwrap();
         let group = engine.create_group(engine.root(), "g".as_ref()).unwrap();
-        engine.set_max(&group, 4 << 20, &|| false);
+        engine.set_max(&group, 4 << 20);
         let [mut first, mut second] =
             [0; 2].map(|_| WaitingGrowth::new(&engine, &group, 4 << 20, Patience::ForAnything));
         // Both have taken a step before either was refused.
@@ -336,7 +336,7 @@ mod tests {
     fn full() -> (Arc<Engine>, Arc<Group>, Account) {
         let engine = Engine::new(EngineConfig::new(16 << 20)).unwrap();
         let group = engine.create_group(engine.root(), "g".as_ref()).unwrap();
-        engine.set_max(&group, 4 << 20, &|| false);
+        engine.set_max(&group, 4 << 20);
         let held = engine.account(&group);
         held.try_grow(4 << 20).unwrap();
         (engine, group, held)

@@ -80,7 +80,7 @@ use cached_objects::{CachedObjects, Found, FoundPinned};
 ///
 /// let engine = Engine::new(EngineConfig::new(16 << 20))?;
 /// let tenant = engine.create_group(engine.root(), OsStr::new("tenant"))?;
-/// engine.set_max(&tenant, 1 << 20, &|| false);
+/// engine.set_max(&tenant, 1 << 20);
 ///
 /// let thumbnails: ObjectCache<u64, Arc<[u8]>> = ObjectCache::builder(&engine, "thumbnails")
 ///     .weigher(|_, image: &Arc<[u8]>| image.len() as u64 + 16)

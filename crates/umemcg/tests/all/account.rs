@@ -173,7 +173,7 @@ fn an_account_of_a_removed_group_is_its_parents() {
     let group = child(&engine, &parent, "group");
     let account = engine.account(&group);
     account.try_grow(3 * MIB).unwrap();
-    engine.set_max(&group, 4 * MIB, &|| false);
+    engine.set_max(&group, 4 * MIB);
     engine.remove_group(&group).unwrap();
     // The limit went with the group; the parent's holds.
     account.try_grow(9 * MIB).unwrap();
@@ -221,7 +221,7 @@ fn threads_share_an_account_while_limits_change() {
             start.wait();
             while !is_over.load(Relaxed) {
                 for limit in [MIB, 8 * MIB, 2 * MIB] {
-                    engine.set_max(&group, limit, &|| false);
+                    engine.set_max(&group, limit);
                 }
             }
         });

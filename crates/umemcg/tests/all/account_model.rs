@@ -158,7 +158,7 @@ impl Model {
             }
             Close(at) if at < nr_held => drop(self.held.remove(at)),
             SetMax(group, limit) if group > 0 && self.is_alive[group] => {
-                self.engine.set_max(&self.groups[group], limit, &|| false);
+                self.engine.set_max(&self.groups[group], limit);
                 self.max[group] = limit;
             }
             Guarantee(group, bytes) if self.is_alive[group] && self.guarantees.len() < 8 => {

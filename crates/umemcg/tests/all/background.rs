@@ -20,7 +20,7 @@ fn engine() -> Arc<Engine> {
 
 fn limited(engine: &Engine, name: &str, limit: u64) -> Arc<Group> {
     let group = engine.create_group(engine.root(), name.as_ref()).unwrap();
-    engine.set_limit(&group, limit, &|| false).unwrap();
+    engine.set_limit(&group, limit).unwrap();
     group
 }
 
@@ -147,14 +147,14 @@ fn marks_follow_the_limit_and_invalid_ones_change_nothing() {
         assert!(reclaimer.set_low_wmark_distance(&group, low).is_err(), "{low}");
     }
     assert_eq!(shown(), (482_344_960, 471_859_200));
-    engine.set_limit(&group, 1000 * MIB, &|| false).unwrap();
+    engine.set_limit(&group, 1000 * MIB).unwrap();
     assert_eq!(shown(), (960 * MIB, 950 * MIB));
     reclaimer.set_wmark_ratio(&group, 90).unwrap();
     assert_eq!(shown(), (900 * MIB, 895 * MIB));
     assert!(reclaimer.set_wmark_ratio(&group, 101).is_err());
     assert!(reclaimer.set_wmark_scale_factor(&group, 0).is_err());
     assert!(reclaimer.set_wmark_scale_factor(&group, 1001).is_err());
-    engine.set_max(&group, 100 * MIB, &|| false);
+    engine.set_max(&group, 100 * MIB);
     assert_eq!(shown().0, 90 * MIB);
     reclaimer.set_wmark_ratio(&group, 0).unwrap();
     assert_eq!(shown(), (100 * MIB, 100 * MIB));
@@ -211,7 +211,7 @@ fn limits_marks_groups_and_workers_may_change_while_they_work() {
                         drop(file.read(&group, at, 256 << 10, &Readahead::new()).unwrap());
                         if at % MIB == 0 {
                             let limit = (3 + at / MIB % 3) * MIB;
-                            engine.set_max(&group, limit, &|| false);
+                            engine.set_max(&group, limit);
                         }
                     }
                     engine.remove_group(&group).unwrap();
@@ -456,10 +456,10 @@ fn idle_shrinkers_are_polled_rarely_under_easy_reclaim() {
     assert!((NR_PAGES / 4096..=NR_PAGES / 512).contains(&nr_asked), "{nr_asked} times for {NR_PAGES} pages");
     // Without pages every shrinker is asked each time.
     drop(file);
-    let _ = engine.reclaim(&group, u64::MAX, &|| false);
+    let _ = engine.reclaim(&group, u64::MAX);
     asked();
     for _ in 0..3 {
-        let _ = engine.reclaim(&group, MIB, &|| false);
+        let _ = engine.reclaim(&group, MIB);
         assert!(asked() > 0);
     }
 }

@@ -63,7 +63,7 @@ impl Ground {
     fn new(limit: u64) -> Self {
         let engine = Engine::new(EngineConfig::new(64 << 20)).unwrap();
         let tenant = engine.create_group(engine.root(), OsStr::new("tenant")).unwrap();
-        engine.set_max(&tenant, limit, &|| false);
+        engine.set_max(&tenant, limit);
         let blocks = Arc::new(Blocks::default());
         let lease = engine.lease(&tenant, "blocks of others", Arc::clone(&blocks) as _, 32 * MIB);
         Self { engine, tenant, blocks, lease }
@@ -136,7 +136,7 @@ fn a_lease_that_releases_a_part_keeps_the_rest_in_sight() {
             for _ in 0..2000 {
                 ground.fill();
                 let half = ground.lease.charged_bytes() / 2;
-                let _ = ground.engine.reclaim(&ground.tenant, half, &|| false);
+                let _ = ground.engine.reclaim(&ground.tenant, half);
             }
         });
         while !releasing.is_finished() {
@@ -153,10 +153,10 @@ fn reclaim_in_the_midst_of_a_removal_keeps_the_lease_in_sight() {
     let before = ground.lease.charged_bytes();
     let splice = |dying: &Arc<Group>, parent: &Arc<Group>| {
         engine.reclaimer().splice_to_parent(dying, parent);
-        let _ = engine.reclaim(parent, MIB, &|| false);
+        let _ = engine.reclaim(parent, MIB);
     };
     engine.tree().remove(&ground.tenant, splice).unwrap();
-    let _ = engine.reclaim(engine.root(), 4 * MIB, &|| false);
+    let _ = engine.reclaim(engine.root(), 4 * MIB);
     let after = ground.lease.charged_bytes();
     // The engine adjusts the lease meanwhile, by an eighth of what is used.
     assert!(after < before - MIB, "{after} of {before} bytes are left");
@@ -187,8 +187,7 @@ fn a_cache_that_panics_or_ignores_its_capacity_stays_charged() {
     ground.lease.adjust();
     ground.blocks.panics.store(true, Relaxed);
     let used = ground.blocks.used_bytes();
-    let progress =
-        ground.engine.reclaimer().reclaim(&ground.tenant, 32, umemcg::internal::Reason::Direct, &|| false);
+    let progress = ground.engine.reclaimer().reclaim(&ground.tenant, 32, umemcg::internal::Reason::Direct);
     assert_eq!((progress.slab_bytes, ground.blocks.used_bytes()), (0, used));
     ground.check();
     ground.blocks.panics.store(false, Relaxed);
@@ -209,10 +208,7 @@ fn nothing_stays_charged_when_a_lease_ends() {
     assert!(root.stat_total(StatItem::SlabReclaimable) > 0 && ground.lease.charged_bytes() > 0);
     let table = ground.engine.reclaimer().slab_usage(&root);
     assert!(table.iter().any(|line| line.name == "blocks-of-others" && line.usage.bytes > 0), "{table:?}");
-    assert!(
-        ground.engine.reclaimer().reclaim(&root, 32, umemcg::internal::Reason::Direct, &|| false).slab_bytes
-            > 0
-    );
+    assert!(ground.engine.reclaimer().reclaim(&root, 32, umemcg::internal::Reason::Direct).slab_bytes > 0);
     drop(ground.lease);
     // A worker may be calling the cache.
     let deadline = Instant::now() + Duration::from_secs(60);

@@ -36,12 +36,12 @@ fn a_limit_that_cannot_be_met_is_refused_and_the_old_one_stays() {
     let engine = engine(32 << 20);
     let tenant = group(&engine, "a", 8 << 20);
     let held = engine.charge(&tenant, 2 << 20).unwrap();
-    assert_eq!(engine.set_limit(&tenant, 1 << 20, &|| false), Err(LimitError::Busy));
+    assert_eq!(engine.set_limit(&tenant, 1 << 20), Err(LimitError::Busy));
     assert_eq!(tenant.max_bytes(), 8 << 20);
     drop(held);
-    engine.set_limit(&tenant, 1 << 20, &|| false).unwrap();
+    engine.set_limit(&tenant, 1 << 20).unwrap();
     assert!(tenant.usage_bytes() <= 1 << 20);
-    assert_eq!(engine.set_limit(engine.root(), 1 << 20, &|| false), Err(LimitError::IsRoot));
+    assert_eq!(engine.set_limit(engine.root(), 1 << 20), Err(LimitError::IsRoot));
 }
 
 #[test]
@@ -51,9 +51,9 @@ fn lowering_a_limit_and_force_empty_take_the_cache_back() {
     let file = engine.open_file(MemStore::with(&pattern(12, 0, 8 * MIB)), 8 * MIB as u64).unwrap();
     read_all(&file, &tenant);
     assert!(tenant.usage_bytes() > 8 << 20);
-    engine.set_limit(&tenant, 1 << 20, &|| false).unwrap();
+    engine.set_limit(&tenant, 1 << 20).unwrap();
     assert!(tenant.usage_bytes() <= 1 << 20);
-    engine.force_empty(&tenant, &|| false).unwrap();
+    engine.force_empty(&tenant).unwrap();
     assert_eq!(tenant.usage_bytes(), 0);
     assert!(read_all(&file, &tenant) == pattern(12, 0, 8 * MIB));
 }
@@ -68,21 +68,21 @@ fn dropping_caches_takes_all_clean_pages_and_no_dirty_ones() {
     for _ in 0..4 {
         assert!(read_all(&clean, &tenant) == pattern(3, 0, 4 * MIB));
     }
-    engine.drop_caches(DropCaches::Objects, &|| false);
+    engine.drop_caches(DropCaches::Objects);
     assert_eq!(clean.nr_cached_pages(), 1024);
-    engine.drop_caches(DropCaches::Pages, &|| false);
+    engine.drop_caches(DropCaches::Pages);
     assert_eq!(clean.nr_cached_pages(), 0);
     assert_eq!(dirty.nr_cached_pages(), 256);
     assert_eq!(engine.cache().nr_shadow_leaves(), 16);
     assert!(tenant.stat_local(StatItem::ShadowNodes) > 0);
     assert!(read_all(&dirty, &tenant) == pattern(4, 0, MIB));
     dirty.fsync(true, &dirty.sample_error()).unwrap();
-    engine.drop_caches(DropCaches::Pages, &|| false);
+    engine.drop_caches(DropCaches::Pages);
     assert_eq!(dirty.nr_cached_pages(), 0);
     // Without pages there is nothing to compare shadows with. They go by halves, so it takes some
     // passes.
     wait_until(|| {
-        engine.drop_caches(DropCaches::Objects, &|| false);
+        engine.drop_caches(DropCaches::Objects);
         engine.cache().nr_shadow_leaves() == 0
     });
     assert_eq!(tenant.stat_local(StatItem::ShadowNodes), 0);
@@ -98,7 +98,7 @@ fn forced_empty_a_group_writes_its_own_files_first() {
     other.write(&b, 0, &vec![2; MIB]).unwrap();
     // A store that makes nothing durable for a second is waited for no longer.
     let is_empty = || {
-        engine.force_empty(&a, &|| false).unwrap();
+        engine.force_empty(&a).unwrap();
         (unclean(&a), file.nr_cached_pages()) == (0, 0)
     };
     assert!((0..5).any(|_| is_empty()), "{} bytes, {} pages", unclean(&a), file.nr_cached_pages());
@@ -116,11 +116,11 @@ fn forced_empty_a_group_keeps_what_its_store_does_not_take() {
     let [stuck, file] = [&hangs, &works].map(|store| open(&engine, store));
     stuck.write(&a, 0, &vec![1; MIB]).unwrap();
     file.write(&a, 0, &vec![2; MIB]).unwrap();
-    assert_eq!(engine.force_empty(&a, &|| true), Err(ReclaimError::Interrupted));
+    assert_eq!(engine.force_empty_unless(&a, &|| true), Err(ReclaimError::Interrupted));
     // A store that makes nothing durable for a second is waited for no longer.
     let empties = |is_so: &dyn Fn() -> bool| {
         (0..5).any(|_| {
-            engine.force_empty(&a, &|| false).unwrap();
+            engine.force_empty(&a).unwrap();
             is_so()
         })
     };
@@ -142,11 +142,11 @@ fn what_is_durable_can_be_dropped_at_once() {
         file.write(&a, 0, &vec![1; 4 * MIB]).unwrap();
         // Reclaim meets the pages first, so that they come to the end of their list when they are
         // durable.
-        engine.drop_caches(DropCaches::Pages, &|| false);
+        engine.drop_caches(DropCaches::Pages);
         store.release();
         file.start_writeback();
         wait_until(|| unclean(&a) == 0);
-        engine.drop_caches(DropCaches::Pages, &|| false);
+        engine.drop_caches(DropCaches::Pages);
         assert_eq!(file.nr_cached_pages(), 0);
     }
 }

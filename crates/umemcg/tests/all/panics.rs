@@ -51,7 +51,7 @@ fn check_nothing_is_left(engine: &Engine, tenant: &Group, run: &str) {
     ];
     // A worker may have the last pages in its hands. Empty lists go when a pass finds them.
     until(&format!("{run}: all is given back"), || {
-        engine.drop_caches(DropCaches::Both, &|| false);
+        engine.drop_caches(DropCaches::Both);
         tenant.drain_stocks();
         tenant.usage_bytes() == 0 && items.iter().all(|&item| tenant.stat_total(item) == 0)
     });
@@ -224,12 +224,12 @@ fn a_panic_of_a_give_up_closure_is_its_callers() {
             _ = engine.reclaimer().charge_unless(tenant, 64 * PAGE, ChargeEffort::Full, ask);
         }),
         ("reclaim", |engine, tenant, ask| {
-            _ = engine.reclaimer().reclaim(tenant, 64, umemcg::internal::Reason::Proactive, ask);
+            _ = engine.reclaimer().reclaim_unless(tenant, 64, umemcg::internal::Reason::Proactive, ask);
         }),
-        ("set_max", |engine, tenant, ask| engine.set_max(tenant, 32 * PAGE, ask)),
-        ("set_limit", |engine, tenant, ask| _ = engine.set_limit(tenant, 16 * PAGE, ask)),
-        ("force_empty", |engine, tenant, ask| _ = engine.force_empty(tenant, ask)),
-        ("drop_caches", |engine, _, ask| engine.drop_caches(DropCaches::Both, ask)),
+        ("set_max", |engine, tenant, ask| engine.set_max_unless(tenant, 32 * PAGE, ask)),
+        ("set_limit", |engine, tenant, ask| _ = engine.set_limit_unless(tenant, 16 * PAGE, ask)),
+        ("force_empty", |engine, tenant, ask| _ = engine.force_empty_unless(tenant, ask)),
+        ("drop_caches", |engine, _, ask| engine.drop_caches_unless(DropCaches::Both, ask)),
         ("handle_over_high", |engine, tenant, ask| {
             engine.reclaimer().set_high(tenant, 8 * PAGE);
             _ = engine.reclaimer().handle_over_high(tenant, PAGE, ask);

@@ -122,7 +122,7 @@ fn min_is_kept_in_shares_and_a_charge_for_it_is_refused() {
     assert_eq!(a.event_count(EventKind::Low), 0);
     // A group is not protected from itself.
     let c = &tree.leaves[0];
-    tree.engine.reclaim(c, c.usage_bytes() - 10 * MIB, &|| false).unwrap();
+    tree.engine.reclaim(c, c.usage_bytes() - 10 * MIB).unwrap();
     assert!(is_close(mib(c), 10, 10), "C {}", mib(c));
 }
 
@@ -142,7 +142,7 @@ fn low_is_kept_in_shares_until_nothing_else_is_left() {
     assert!(tree.b.event_count(EventKind::Low) >= events(0) + events(1), "counted above, too");
     drop(held);
     let c = &tree.leaves[0];
-    tree.engine.reclaim(c, c.usage_bytes().saturating_sub(10 * MIB), &|| false).unwrap();
+    tree.engine.reclaim(c, c.usage_bytes().saturating_sub(10 * MIB)).unwrap();
     assert!(mib(c) <= 10);
 }
 

@@ -11,10 +11,6 @@ use umemcg::{Engine, EngineConfig, Group, StatItem};
 const MIB: u64 = 1 << 20;
 const POOL: u64 = 32 * MIB;
 
-fn never() -> bool {
-    false
-}
-
 fn stolen(group: &Group) -> i64 {
     let items = [StatItem::PgStealDirect, StatItem::PgStealKswapd, StatItem::PgStealProactive];
     items.into_iter().map(|item| group.stat_total(item)).sum()
@@ -64,23 +60,23 @@ fn a_refused_charge_takes_from_groups_in_excess() {
 #[test]
 fn a_limit_write_takes_from_groups_in_excess() {
     let world = World::new();
-    world.engine.set_limit(&world.top, world.top.usage_bytes() - 2 * MIB, &never).unwrap();
+    world.engine.set_limit(&world.top, world.top.usage_bytes() - 2 * MIB).unwrap();
     world.check("v1");
     let world = World::new();
-    world.engine.set_max(&world.top, world.top.usage_bytes() - 2 * MIB, &never);
+    world.engine.set_max(&world.top, world.top.usage_bytes() - 2 * MIB);
     world.check("v2");
     let world = World::new();
-    world.engine.set_high(&world.top, world.top.usage_bytes() - 2 * MIB, &never);
+    world.engine.set_high(&world.top, world.top.usage_bytes() - 2 * MIB);
     world.check("memory.high");
 }
 
 #[test]
 fn reclaim_on_request_takes_from_groups_in_excess_first() {
     let world = World::new();
-    world.engine.reclaim(&world.top, 2 * MIB, &never).unwrap();
+    world.engine.reclaim(&world.top, 2 * MIB).unwrap();
     world.check("memory.reclaim");
     // More than the excess: then all groups give.
-    world.engine.reclaim(&world.top, 8 * MIB, &never).unwrap();
+    world.engine.reclaim(&world.top, 8 * MIB).unwrap();
     assert!(stolen(&world.neighbour) > 0);
     assert_eq!(world.hog.excess_bytes(), 0);
 }
@@ -90,7 +86,7 @@ fn background_reclaim_takes_from_groups_in_excess() {
     let world = World::new();
     let (engine, top) = (&world.engine, &world.top);
     let limit = top.usage_bytes() + MIB;
-    engine.set_limit(top, limit, &never).unwrap();
+    engine.set_limit(top, limit).unwrap();
     engine.set_high_wmark_distance(top, 4 * MIB).unwrap();
     engine.set_low_wmark_distance(top, 3 * MIB).unwrap();
     let deadline = Instant::now() + Duration::from_secs(30);
@@ -105,10 +101,10 @@ fn background_reclaim_takes_from_groups_in_excess() {
 #[test]
 fn emptying_and_dropping_ignore_soft_limits() {
     let world = World::new();
-    let _ = world.engine.force_empty(&world.top, &never);
+    let _ = world.engine.force_empty(&world.top);
     assert!(world.files.iter().all(|file| file.nr_cached_pages() == 0), "force_empty");
     let world = World::new();
-    world.engine.drop_caches(umemcg::DropCaches::Pages, &never);
+    world.engine.drop_caches(umemcg::DropCaches::Pages);
     assert!(world.files.iter().all(|file| file.nr_cached_pages() == 0), "drop_caches");
 }
 
@@ -144,7 +140,7 @@ fn unwritable_dirty_pages_in_excess_block_no_other_group() {
     dirty.write(&hog, 0, &vec![1; 4 << 20]).unwrap();
     engine.set_soft_limit(&hog, 0);
     let clean = fill(&engine, &other, 8 * MIB);
-    engine.reclaim(engine.root(), 4 * MIB, &never).unwrap();
+    engine.reclaim(engine.root(), 4 * MIB).unwrap();
     assert!(stolen(&other) >= (4 * MIB / 4096) as i64 && stolen(&hog) == 0);
     store.release();
     drop((clean, dirty));
@@ -160,6 +156,6 @@ fn excess_that_cannot_be_reclaimed_sends_reclaim_to_all() {
     let pinned = group(&world.engine, "pinned", u64::MAX);
     let _held = world.engine.charge(&pinned, 4 * MIB).unwrap();
     world.engine.set_soft_limit(&pinned, 0);
-    world.engine.reclaim(world.engine.root(), 2 * MIB, &never).unwrap();
+    world.engine.reclaim(world.engine.root(), 2 * MIB).unwrap();
     assert!(stolen(&world.hog) + stolen(&world.neighbour) >= (2 * MIB / 4096) as i64);
 }

@@ -119,7 +119,7 @@ fn a_wait_ends_when_a_limit_rises() {
     thread::scope(|threads| {
         let waiting = threads.spawn(|| block_on(engine.reserve_async(&group, 3 * MIB)).unwrap().bytes());
         until("it waits", || group.event_count(EventKind::Max) > 0);
-        engine.set_max(&group, 8 * MIB, &|| false);
+        engine.set_max(&group, 8 * MIB);
         assert_eq!(waiting.join().unwrap(), 3 * MIB);
     });
     drop(held);
@@ -389,7 +389,7 @@ fn many_waiters_of_many_groups_all_get_their_memory() {
     let engine = crate::common::engine(32 * MIB);
     let parent = crate::common::group(&engine, "parent", 12 * MIB);
     let groups: Vec<_> = (0..NR_GROUPS).map(|number| child(&engine, &parent, &format!("{number}"))).collect();
-    engine.set_max(&groups[0], 4 * MIB, &|| false);
+    engine.set_max(&groups[0], 4 * MIB);
     thread::scope(|threads| {
         for group in groups.iter().chain(&groups) {
             let engine = &engine;

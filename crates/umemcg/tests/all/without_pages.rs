@@ -55,7 +55,7 @@ fn an_engine_without_pages_over_a_tebibyte_takes_no_memory() {
 fn an_engine_without_pages_keeps_objects_within_limits() {
     let engine = Engine::new(EngineConfig::new(TEBIBYTE).pages(false)).unwrap();
     let tenant = engine.create_group(engine.root(), OsStr::new("tenant")).unwrap();
-    engine.set_max(&tenant, 1 << 20, &|| false);
+    engine.set_max(&tenant, 1 << 20);
     let cache: ObjectCache<u32, Vec<u8>> = ObjectCache::builder(&engine, "blobs").build();
     for key in 0..1000 {
         let _ = cache.insert(&tenant, key, vec![0; 4096]);

@@ -62,7 +62,7 @@ fn change_limit(world: &World, random: &mut Random) {
         Arc::clone(&groups[random.below(groups.len())])
     };
     let gives_up = random.below(4) == 0;
-    world.engine.set_max(&group, limit(random), &|| gives_up);
+    world.engine.set_max_unless(&group, limit(random), &|| gives_up);
 }
 
 /// Removes a group while its users are at work, and makes another of that name.
@@ -80,7 +80,7 @@ fn replace_group(world: &World, random: &mut Random) {
             Err(error) => panic!("{error}"),
         }
     };
-    world.engine.set_max(&new, limit(random), &|| false);
+    world.engine.set_max(&new, limit(random));
     world.groups.lock()[at] = new;
 }
 
@@ -96,7 +96,7 @@ fn fill_memory(world: &World, random: &mut Random) {
         end += pages.len();
     }
     if random.below(2) == 0 {
-        let _ = world.engine.force_empty(&world.ballast_group, &|| false);
+        let _ = world.engine.force_empty(&world.ballast_group);
     }
 }
 
@@ -130,14 +130,14 @@ fn flush(world: &World, random: &mut Random) {
 
 fn drop_caches(world: &World, random: &mut Random) {
     match random.below(3) {
-        0 => world.engine.drop_caches(DropCaches::Both, &|| false),
+        0 => world.engine.drop_caches(DropCaches::Both),
         1 => world.files[random.below(world.files.len())].invalidate_clean(),
         _ => {
             let group = {
                 let groups = world.groups.lock();
                 Arc::clone(&groups[random.below(groups.len())])
             };
-            let _ = world.engine.force_empty(&group, &|| false);
+            let _ = world.engine.force_empty(&group);
         }
     }
 }

@@ -117,7 +117,7 @@ pub fn check_end(world: &World) {
     assert_eq!((stats.objects, stats.pinned_bytes), (world.objects.len() as u64, 0), "{stats:?}");
     // An object that was used goes round the list once more.
     for _ in 0..20 {
-        world.engine.drop_caches(DropCaches::Objects, &|| false);
+        world.engine.drop_caches(DropCaches::Objects);
     }
     assert_eq!(world.objects.len(), 0, "an object that reclaim does not find: {:?}", world.objects.stats());
     assert_eq!(world.objects.stats().bytes, 0);

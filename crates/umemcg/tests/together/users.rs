@@ -143,7 +143,7 @@ impl User {
         self.end_write(file, old, &range, refused_before, result);
         if self.random.below(4) == 0 {
             schedule::begin(format!("throttle of file {file}"));
-            world.files[file].throttle(&group, range.len(), &|| false);
+            world.files[file].throttle(&group, range.len());
             schedule::end();
         }
     }

@@ -134,7 +134,7 @@ impl World {
         }
         // A worker of background reclaim may have some of them off their lists.
         for _ in 0..20 {
-            self.engine.drop_caches(DropCaches::Pages, &|| false);
+            self.engine.drop_caches(DropCaches::Pages);
             schedule::sleep(Duration::from_millis(100));
         }
         crate::objects::check_end(&self);

@@ -27,7 +27,7 @@ pub fn group(pool: &Pool, name: &str, limit: u64) -> Arc<Group> {
     let create = || pool.create_group(pool.root(), name.as_ref());
     // In a full pool there may be no room for its state, as for an engine.
     let group = create().or_else(|_| {
-        pool.reclaimer().reclaim(pool.root(), 1, Reason::Direct, &|| false);
+        pool.reclaimer().reclaim(pool.root(), 1, Reason::Direct);
         create()
     });
     let group = group.unwrap();

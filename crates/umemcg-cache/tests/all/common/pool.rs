@@ -76,16 +76,14 @@ impl Pool {
         let limit = if limit == u64::MAX { limit } else { limit & !(PAGE_SIZE_U64 - 1) };
         group.store_max(limit);
         self.reclaimer.limit_changed(group);
-        self.reclaim_to(group, limit, |pages| {
-            self.reclaimer.reclaim(group, pages, Reason::Direct, &|| false).pages()
-        });
+        self.reclaim_to(group, limit, |pages| self.reclaimer.reclaim(group, pages, Reason::Direct).pages());
     }
 
     /// Reclaims `bytes` of a group and everything below it, or what can be had.
     pub fn reclaim(&self, group: &Arc<Group>, bytes: u64) {
         let (goal, mut reclaimed, mut retries) = (bytes / PAGE_SIZE_U64, 0, MAX_RECLAIM_RETRIES);
         while reclaimed < goal && retries > 0 {
-            match self.reclaimer.reclaim(group, goal - reclaimed, Reason::Proactive, &|| false).pages() {
+            match self.reclaimer.reclaim(group, goal - reclaimed, Reason::Proactive).pages() {
                 0 => retries -= 1,
                 pages => reclaimed += pages,
             }
@@ -120,8 +118,8 @@ impl Pool {
 
     /// Drops clean pages and unused objects of the whole pool.
     pub fn drop_caches(&self) {
-        self.reclaimer.drop_pages(self.root(), &|| false);
-        self.reclaimer.drop_slab(self.root(), &|| false);
+        self.reclaimer.drop_pages(self.root());
+        self.reclaimer.drop_slab(self.root());
     }
 
     /// Empties sparse blocks and returns free memory to the operating system.

@@ -110,7 +110,7 @@ impl World {
         let kernel: Arc<Kernel> = Arc::default();
         fixture.vfs.set_kernel(Arc::<Kernel>::clone(&kernel));
         let group = fixture.engine.create_group(fixture.engine.root(), "g".as_ref()).unwrap();
-        fixture.engine.set_max(&group, limit, &|| false);
+        fixture.engine.set_max(&group, limit);
         Self { fixture, kernel, group }
     }
 

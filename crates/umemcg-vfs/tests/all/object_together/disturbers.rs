@@ -63,10 +63,10 @@ fn any_limit(together: &Together, dice: &mut Dice) -> u64 {
 
 fn change_limit(together: &Together, doing: &Doing, dice: &mut Dice) {
     let (engine, group) = (&together.engine, together.group(dice.below(NR_GROUPS as u64) as usize));
-    let (limit, never) = (any_limit(together, dice), || false);
+    let limit = any_limit(together, dice);
     doing.begin(format!("limits a group to {limit}"));
     match dice.below(4) {
-        0 => engine.set_high(&group, limit, &never),
+        0 => engine.set_high(&group, limit),
         1 => {
             let which = if dice.one_in(2) { DirtyThreshold::Foreground } else { DirtyThreshold::Background };
             let bound = match dice.one_in(2) {
@@ -76,7 +76,7 @@ fn change_limit(together: &Together, doing: &Doing, dice: &mut Dice) {
             engine.cache().dirty_limits().set_bound(&group, which, bound);
         }
         _ => {
-            engine.set_max(&group, limit, &never);
+            engine.set_max(&group, limit);
             // What could not be reclaimed stays; nothing is added to it.
             let bound = limit.max(group.usage_bytes()).saturating_add(SLACK_BYTES);
             for _ in 0..5 {
@@ -106,23 +106,23 @@ fn replace_group(together: &Together, doing: &Doing, dice: &mut Dice) {
         }
     };
     doing.begin("limits a new group");
-    engine.set_max(&new, any_limit(together, dice), &|| false);
+    engine.set_max(&new, any_limit(together, dice));
     lock(&together.groups)[at] = new;
 }
 
 fn drop_caches(together: &Together, doing: &Doing, dice: &mut Dice) {
-    let (engine, never) = (&together.engine, || false);
+    let engine = &together.engine;
     let kind = dice.below(6);
     doing.begin(format!("drops caches, kind {kind}"));
     match kind {
-        0 => engine.drop_caches(DropCaches::Pages, &never),
-        1 => engine.drop_caches(DropCaches::Objects, &never),
-        2 => engine.drop_caches(DropCaches::Both, &never),
+        0 => engine.drop_caches(DropCaches::Pages),
+        1 => engine.drop_caches(DropCaches::Objects),
+        2 => engine.drop_caches(DropCaches::Both),
         3 => engine.trim(),
         4 => together.kernel().forget_all(),
         _ => {
             let group = together.group(dice.below(NR_GROUPS as u64) as usize);
-            let _ = engine.force_empty(&group, &|| together.is_over());
+            let _ = engine.force_empty_unless(&group, &|| together.is_over());
         }
     }
 }

@@ -99,7 +99,7 @@ fn check_room(together: &Together) {
         .filter(|(_, bytes)| *bytes > DRAFT_BYTES)
         .map(|(nr, bytes)| {
             let (w, path) = (together.view(nr), format!("room-{nr}"));
-            together.engine.set_max(w.group(), UNLIMITED, &|| false);
+            together.engine.set_max(w.group(), UNLIMITED);
             let file = w.create_with(&path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL).unwrap();
             let size = |size| SetAttr { size: Some(size), ..SetAttr::default() };
             file.setattr(&w.me, &size(bytes - DRAFT_BYTES)).unwrap();
@@ -143,7 +143,7 @@ pub fn check_nothing_left(together: &Arc<Together>) {
     engine.sync_all(Duration::from_secs(60));
     let groups: Vec<Arc<Group>> = lock(&together.groups).drain(..).collect();
     let empty = |group: &Arc<Group>| {
-        engine.drop_caches(DropCaches::Both, &|| false);
+        engine.drop_caches(DropCaches::Both);
         group.usage_exact() == 0
     };
     for group in &groups {

@@ -239,7 +239,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
                 if over == 0 {
                     return true;
                 }
-                let freed = self.reclaimer.reclaim(level, pages_for(0, over), Reason::Direct, &|| false);
+                let freed = self.reclaimer.reclaim(level, pages_for(0, over), Reason::Direct);
                 if freed.pages() == 0 {
                     level.drain_stocks();
                     break;

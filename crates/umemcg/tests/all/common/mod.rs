@@ -20,6 +20,6 @@ pub fn engine(pool_bytes: u64) -> Arc<Engine> {
 
 pub fn group(engine: &Engine, name: &str, limit: u64) -> Arc<Group> {
     let group = engine.create_group(engine.root(), name.as_ref()).unwrap();
-    engine.set_max(&group, limit, &|| false);
+    engine.set_max(&group, limit);
     group
 }

@@ -66,7 +66,7 @@ fn no_value_is_ever_another_keys_and_all_is_given_back() {
                             7 if step % 256 == 0 => {
                                 limit(engine, parent, (2 << 20) + (dice >> 16) % (6 << 20))
                             }
-                            8 if step % 1024 == 0 => engine.drop_caches(DropCaches::Objects, &|| false),
+                            8 if step % 1024 == 0 => engine.drop_caches(DropCaches::Objects),
                             _ => {
                                 if let Some(value) = cache.get(&key) {
                                     assert_eq!(*value % 5000, key);

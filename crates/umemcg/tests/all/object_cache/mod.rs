@@ -34,7 +34,7 @@ pub(crate) fn group(engine: &Engine, parent: &Arc<Group>, name: &str) -> Arc<Gro
 }
 
 pub(crate) fn limit(engine: &Engine, group: &Arc<Group>, bytes: u64) {
-    engine.set_max(group, bytes, &|| false);
+    engine.set_max(group, bytes);
 }
 
 pub(crate) fn builder(engine: &Arc<Engine>) -> ObjectCacheBuilder<u64, Value> {
@@ -59,7 +59,7 @@ impl Log {
 /// Checks that nothing is left of any cache: not in the lists, the figures, the charges.
 pub(crate) fn check_nothing_is_left(engine: &Engine, groups: &[&Arc<Group>]) {
     // Empty lists go when a pass finds them.
-    engine.drop_caches(DropCaches::Objects, &|| false);
+    engine.drop_caches(DropCaches::Objects);
     assert_eq!(engine.reclaimer().nr_list_slots(), 0, "places in lists");
     for group in groups.iter().copied().chain([engine.root()]) {
         let path = group.path();

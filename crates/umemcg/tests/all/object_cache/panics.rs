@@ -226,7 +226,7 @@ impl Ground {
         for n in 100..110 {
             self.one(|cache, tenant| drop(cache.insert(tenant, Key(n), Value::new())));
         }
-        self.one(|_, _| self.engine.drop_caches(DropCaches::Objects, &|| false));
+        self.one(|_, _| self.engine.drop_caches(DropCaches::Objects));
         for n in 200..230 {
             self.one(|cache, tenant| drop(cache.insert(tenant, Key(n), Value::new())));
         }

@@ -92,13 +92,13 @@ fn reclaim_passes_over_what_is_held_and_takes_the_rest() {
             held.push(cache.get_pinned(&key).unwrap());
         }
     }
-    engine.drop_caches(DropCaches::Objects, &|| false);
+    engine.drop_caches(DropCaches::Objects);
     // A fiftieth may stay on probation.
     assert!((50..=51).contains(&cache.len()), "{} objects stay", cache.len());
     assert!((0..200).step_by(4).all(|key| cache.get(&key).is_some()));
     assert_eq!(cache.stats_of(&tenant).pinned_bytes, 0, "none of them has left");
     held.clear();
-    engine.drop_caches(DropCaches::Objects, &|| false);
+    engine.drop_caches(DropCaches::Objects);
     assert!(cache.is_empty());
     drop(cache);
     check_nothing_is_left(&engine, &[&tenant]);
@@ -201,7 +201,7 @@ proptest! {
                 Step::Clone(_) | Step::Unpin(_) => {}
                 Step::Remove(key) => prop_assert_eq!(cache.remove(&key), there.remove(&key)),
                 Step::Reclaim => {
-                    engine.drop_caches(DropCaches::Objects, &|| false);
+                    engine.drop_caches(DropCaches::Objects);
                     there.retain(|_, number| held.iter().any(|pinned| **pinned == *number));
                 }
                 Step::Clear => {

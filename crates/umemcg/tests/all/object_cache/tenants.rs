@@ -197,7 +197,7 @@ fn reclaim_takes_no_more_objects_than_it_asks_bytes_for() {
             }
         }
         // 32 pages are four objects.
-        let progress = engine.reclaimer().reclaim(&tenant, 32, umemcg::internal::Reason::Direct, &|| false);
+        let progress = engine.reclaimer().reclaim(&tenant, 32, umemcg::internal::Reason::Direct);
         assert!((32..=40).contains(&progress.pages()), "{progress:?}");
         assert!((95..=96).contains(&cache.len()), "{} of 100 are left", cache.len());
         cache.clear();
@@ -297,7 +297,7 @@ fn dropping_caches_takes_every_object_and_tells_of_each_once() {
         cache.get(&key);
         cache.get(&key);
     }
-    engine.drop_caches(DropCaches::Objects, &|| false);
+    engine.drop_caches(DropCaches::Objects);
     assert!(cache.is_empty());
     let mut gone = log.take();
     gone.sort();
@@ -318,9 +318,9 @@ fn a_tenant_with_emptied_and_pruned_lists_begins_again() {
             cache.insert(&tenant, round * 1000 + key, key).unwrap();
         }
         assert!(cache.stats_of(&tenant).objects > 100, "round {round}");
-        engine.drop_caches(DropCaches::Objects, &|| false);
+        engine.drop_caches(DropCaches::Objects);
         // The second pass finds the lists empty.
-        engine.drop_caches(DropCaches::Objects, &|| false);
+        engine.drop_caches(DropCaches::Objects);
         assert!(cache.is_empty(), "round {round}: every list is found");
     }
     drop(cache);
