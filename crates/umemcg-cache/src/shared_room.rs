@@ -3,8 +3,10 @@
 //! A claim counts against its group and the groups above, down to the third level; a claim on a
 //! store also counts against the store, and against these groups on this store. Each of these
 //! parties has a limited part of the room; the part of a group is at most half of the part of the
-//! group above it. A request without room waits in the queue of its group and store, and these
-//! queues take turns. So a claim costs the same however many requests of a group wait.
+//! group above it. A request without room waits in the queue of its group and store. Tenants take
+//! turns, and so do the groups in a tenant, level by level, and the stores of a group
+//! ([`TurnQueue`]). So a tenant gains no turns by having many groups, and a claim costs the same
+//! however many requests of a group wait.
 //!
 //! The first claim of a tenant on a store needs no room, so hanging stores take none from the
 //! others. There are at most as many first claims as the room is large. Of these, a group or a
@@ -18,7 +20,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use umemcg_base::{LeafMutex, contained};
-use umemcg_group::{Group, GroupPath};
+use umemcg_group::{Group, GroupPath, TurnQueue};
 
 use crate::store::StoreId;
 
@@ -92,8 +94,8 @@ struct Claims {
     waiting: HashMap<Claimant, VecDeque<Waiter>>,
     /// The number of waiting requests on each store; only stores with any.
     waiting_on: HashMap<StoreId, usize>,
-    /// The keys of `waiting`; the next comes first.
-    turns: VecDeque<Claimant>,
+    /// The keys of `waiting`.
+    turns: TurnQueue<Claimant>,
     /// Claims made for waiters and not handed over yet.
     made: VecDeque<(TakeClaim, Claim)>,
     /// A thread is handing over the claims in `made`.
@@ -163,7 +165,7 @@ impl SharedRoom {
             let is_next = !claims.waiting.contains_key(&claimant);
             if !is_next || !self.has_room(&claims, claimant, nr) {
                 if is_next {
-                    claims.turns.push_back(claimant);
+                    claims.turns.push(claimant.path, claimant);
                 }
                 if let Some(store) = claimant.store {
                     *claims.waiting_on.entry(store).or_default() += 1;
@@ -200,31 +202,33 @@ impl SharedRoom {
         Claim { room: Arc::clone(self), claimant, nr }
     }
 
+    /// Returns whether the next waiting request of a claimant has room.
+    fn next_has_room(&self, claims: &Claims, claimant: Claimant) -> bool {
+        let next = claims.waiting.get(&claimant).and_then(VecDeque::front);
+        next.is_some_and(|waiter| self.has_room(claims, claimant, waiter.nr))
+    }
+
     /// Makes the claims of waiting requests for which there is room now, one from each queue in
     /// turn.
     fn make_awaited(self: &Arc<Self>, claims: &mut Claims) {
-        let mut nr_full = 0;
-        while nr_full < claims.turns.len()
-            && let Some(claimant) = claims.turns.pop_front()
-        {
-            let first = claims.waiting.get(&claimant).and_then(VecDeque::front).map(|waiter| waiter.nr);
-            if first.is_some_and(|nr| self.has_room(claims, claimant, nr)) {
-                nr_full = 0;
-                let waiter = claims.waiting.get_mut(&claimant).and_then(VecDeque::pop_front);
-                if let Some(Waiter { nr, take }) = waiter {
-                    claims.waits_no_more(claimant);
-                    let claim = self.make(claims, claimant, nr);
-                    claims.made.push_back((take, claim));
-                }
-            } else {
-                nr_full += 1;
-            }
-            if claims.waiting.get(&claimant).is_some_and(|queue| !queue.is_empty()) {
-                claims.turns.push_back(claimant);
-            } else {
+        let mut turns = std::mem::take(&mut claims.turns);
+        loop {
+            let next = turns.pop_fitting(&|&claimant| self.next_has_room(claims, claimant));
+            let Some((path, claimant)) = next else { break };
+            let Some(queue) = claims.waiting.get_mut(&claimant) else { continue };
+            let waiter = queue.pop_front();
+            if queue.is_empty() {
                 claims.waiting.remove(&claimant);
+            } else {
+                turns.push(path, claimant);
+            }
+            if let Some(Waiter { nr, take }) = waiter {
+                claims.waits_no_more(claimant);
+                let claim = self.make(claims, claimant, nr);
+                claims.made.push_back((take, claim));
             }
         }
+        claims.turns = turns;
     }
 
     fn give_back(self: &Arc<Self>, claimant: Claimant, nr: u64) {
@@ -410,6 +414,26 @@ mod tests {
         assert_eq!([(); 6].map(|()| next()), [0, 3, 5, 1, 4, 2]);
         assert_eq!(on_stores(), [(29, 0), (30, 0), (3, 0), (2, 0)]);
         drop((full, firsts, waiting));
+        check_empty(&room);
+    }
+
+    #[test]
+    fn a_tenant_with_many_groups_has_every_second_turn() {
+        let room = SharedRoom::new(MAX);
+        let of = |path: &[u64]| Claimant { path: GroupPath::new(path), store: None };
+        let mut full: Vec<_> = (10..14).flat_map(|group| all(&room, of(&[group]))).collect();
+        assert_eq!(full.len() as u64, MAX);
+        let of_many = (100..110).map(|below| of(&[1, below]));
+        let waiting = wait(&room, &of_many.chain([of(&[2]); 4]).collect::<Vec<_>>());
+        let mut given = Vec::new();
+        let mut next = || {
+            drop(full.pop());
+            let (at, claim) = waiting.try_recv().unwrap();
+            given.push(claim);
+            at
+        };
+        assert_eq!([(); 8].map(|()| next()), [0, 10, 1, 11, 2, 12, 3, 13]);
+        drop((full, given, waiting));
         check_empty(&room);
     }
 

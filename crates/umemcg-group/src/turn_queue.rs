@@ -62,7 +62,20 @@ impl<J> TurnQueue<J> {
     /// Takes out the next item for which `may` accepts the group just below its tenant. An item of
     /// the tenant itself needs no consent.
     pub fn pop_of(&mut self, may: &dyn Fn(u64) -> bool) -> Option<(GroupPath, J)> {
-        let next = self.root.pop(0, may);
+        self.pop_from_root(may, &|_| true)
+    }
+
+    /// Takes out the next item accepted by `fits`. Groups without such an item keep their turn.
+    pub fn pop_fitting(&mut self, fits: &dyn Fn(&J) -> bool) -> Option<(GroupPath, J)> {
+        self.pop_from_root(&|_| true, fits)
+    }
+
+    fn pop_from_root(
+        &mut self,
+        may: &dyn Fn(u64) -> bool,
+        fits: &dyn Fn(&J) -> bool,
+    ) -> Option<(GroupPath, J)> {
+        let next = self.root.pop(0, may, fits);
         self.len -= usize::from(next.is_some());
         next
     }
@@ -106,15 +119,23 @@ impl<J> TurnQueue<J> {
 }
 
 impl<J> Level<J> {
-    fn pop(&mut self, depth: usize, may: &dyn Fn(u64) -> bool) -> Option<(GroupPath, J)> {
+    fn pop(
+        &mut self,
+        depth: usize,
+        may: &dyn Fn(u64) -> bool,
+        fits: &dyn Fn(&J) -> bool,
+    ) -> Option<(GroupPath, J)> {
         for at in 0..self.turn.len() {
             let next = self.turn[at];
             let (popped, is_left) = match next {
                 Some(group) if depth == DEPTH_OF_ASKED && !may(group) => continue,
-                None => (self.own.pop_front(), !self.own.is_empty()),
+                None => {
+                    let first = self.own.iter().position(|(_, job)| fits(job));
+                    (first.and_then(|first| self.own.remove(first)), !self.own.is_empty())
+                }
                 Some(group) => {
                     let below = self.below.get_mut(&group)?;
-                    let popped = below.pop(depth + 1, may);
+                    let popped = below.pop(depth + 1, may, fits);
                     let is_left = !below.turn.is_empty();
                     if !is_left {
                         self.below.remove(&group);
@@ -183,6 +204,20 @@ mod tests {
         of(&[1], 20..21, &mut queue);
         assert_eq!([next(&mut queue), next(&mut queue)], [Some(20), None], "of the tenant itself");
         assert_eq!(queue.pop().map(|(_, job)| job), Some(0));
+    }
+
+    #[test]
+    fn an_item_that_does_not_fit_keeps_its_place() {
+        let mut queue = TurnQueue::default();
+        of(&[1, 2], 0..3, &mut queue);
+        of(&[1, 3], 10..11, &mut queue);
+        of(&[4], 20..22, &mut queue);
+        let next = |queue: &mut TurnQueue<u32>, least: u32| {
+            queue.pop_fitting(&|job| *job >= least).map(|(_, job)| job)
+        };
+        let order = [10, 1, 1, 30, 0, 0, 0].map(|least| next(&mut queue, least));
+        assert_eq!(order, [Some(10), Some(20), Some(1), None, Some(21), Some(0), Some(2)]);
+        assert!(queue.is_empty() && queue.root.below.is_empty());
     }
 
     #[test]
