@@ -58,6 +58,9 @@ mod volumes;
 mod watchdog;
 mod writes;
 
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -95,7 +98,10 @@ pub fn run() -> ExitCode {
         Command::Csi(csi) => csi::csi(csi),
         Command::Demo(demo) => demo::demo(demo),
         Command::OrphanGuard(guard) => {
-            let run = |()| umemcg_fuse::orphan_guard::run(&guard.point, &guard.device, guard.daemon);
+            let run = |()| {
+                let abort = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+                umemcg_fuse::orphan_guard::run(abort, &guard.point, &guard.device, guard.daemon)
+            };
             // They may be meant for the daemon and its helpers alike, and the daemon ends last.
             signals::outlast()
                 .and_then(run)

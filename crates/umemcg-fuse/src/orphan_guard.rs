@@ -6,6 +6,9 @@
 //! the thread, and every program using the mount with them, for ever. So a daemon starts a helper,
 //! a program of the caller's choice that calls [`run`]. It waits until the daemon's main thread has
 //! ended, even if other threads remain, and then ends the mount.
+//!
+//! The kernel reuses the number of a connection, perhaps before the helper runs. So the daemon
+//! opens the connection's abort file itself, while it serves the mount, and hands it to the helper.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -30,7 +33,8 @@ use crate::mountinfo::mount_at;
 const LOOK_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// A program that runs the helper. It gets three arguments more: the mount point, the
-/// `major:minor` of the mount, and the daemon's process id. It is to call [`run`] with them.
+/// `major:minor` of the mount, and the daemon's process id. Its standard input is the abort file of
+/// the connection if that can be opened, else `/dev/null`. It is to call [`run`] with all of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuardProgram {
     /// Its name for itself, `argv[0]`.
@@ -46,7 +50,7 @@ pub struct GuardProgram {
 pub(crate) struct OrphanGuard(Child);
 
 impl OrphanGuard {
-    /// Starts the helper for a mount of this process.
+    /// Starts the helper for a mount that this process serves.
     ///
     /// # Errors
     /// When the process cannot be started.
@@ -56,7 +60,9 @@ impl OrphanGuard {
         command.arg(mounted.point()).arg(mounted.device_number()).arg(std::process::id().to_string());
         // In its own process group, so that a Ctrl-C for the daemon does not end the helper first.
         command.current_dir("/").process_group(0);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let abort = open_abort(mounted.device_number());
+        command.stdin(abort.map_or_else(Stdio::null, Stdio::from));
+        command.stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn().map(Self)
     }
 
@@ -67,14 +73,13 @@ impl OrphanGuard {
     }
 }
 
-/// Waits until the main thread of a daemon has ended, then aborts the connection of its mount, or
-/// unmounts it if the connection cannot be reached. Does nothing if the whole daemon has ended
-/// before: a later mount may have the number of its connection by now.
+/// Waits until the main thread of a daemon has ended, then aborts the connection of its mount by
+/// writing to `abort`, or unmounts it if that fails. Does not unmount if the whole daemon has
+/// ended: the kernel has ended its mount, and a later one may have the place and the number by now.
 ///
 /// # Errors
 /// When the daemon's end cannot be watched, or the mount remains.
-pub fn run(point: &Path, device: &str, daemon: u32) -> io::Result<()> {
-    let minor = device.split_once(':').map_or("", |(_, minor)| minor);
+pub fn run(mut abort: impl Write, point: &Path, device: &str, daemon: u32) -> io::Result<()> {
     let process = i32::try_from(daemon).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH);
     let pidfd = match process.and_then(|process| pidfd_open(process, PidfdFlags::empty())) {
         Ok(pidfd) => pidfd,
@@ -82,17 +87,19 @@ pub fn run(point: &Path, device: &str, daemon: u32) -> io::Result<()> {
         Err(Errno::SRCH) => return Ok(()),
         Err(errno) => return Err(errno.into()),
     };
-    let mut abort = open_abort(minor);
-    // Here, too; and the opened file may be that of a later connection with the same number.
-    if ends_within(&pidfd, &Timespec::default())? {
-        return Ok(());
-    }
     // A status that cannot be read says nothing.
     let is_zombie = || read_status(daemon).is_some_and(|status| status.is_zombie);
-    while !is_zombie() && !ends_within(&pidfd, &LOOK_INTERVAL)? {}
-    let is_aborted = abort.as_mut().is_some_and(|abort| abort.write_all(b"1").is_ok());
+    let has_ended = loop {
+        if ends_within(&pidfd, &LOOK_INTERVAL)? {
+            break true;
+        }
+        if is_zombie() {
+            break false;
+        }
+    };
+    let is_aborted = abort.write_all(b"1").is_ok();
     let is_there = || mount_at(point).is_ok_and(|at| at.is_some_and(|mount| mount.device == device));
-    if is_aborted || !is_there() { Ok(()) } else { unmount(point, Unmount::ByForce) }
+    if has_ended || is_aborted || !is_there() { Ok(()) } else { unmount(point, Unmount::ByForce) }
 }
 
 /// Returns whether all threads of a process end within a time.
@@ -104,9 +111,10 @@ fn ends_within(pidfd: &OwnedFd, time: &Timespec) -> io::Result<bool> {
     }
 }
 
-/// Opens the abort file of a connection. The open file refers to this connection even after the
-/// mount is detached; its number may be reused by another connection.
-fn open_abort(minor: &str) -> Option<File> {
+/// Opens the abort file of the connection of a mount, which must be served. The open file refers to
+/// this connection for ever; the number may be reused by another one.
+fn open_abort(device: &str) -> Option<File> {
+    let (_, minor) = device.split_once(':')?;
     let path = format!("/sys/fs/fuse/connections/{minor}/abort");
     File::options().write(true).open(path).ok().or_else(|| {
         // The control file system may not be mounted; it can be used without a mount point.

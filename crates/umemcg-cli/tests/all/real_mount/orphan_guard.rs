@@ -1,8 +1,8 @@
 //! The helper that ends the mount of a killed daemon.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -38,17 +38,30 @@ fn signals_of(process: Pid, mask: &str) -> u64 {
     u64::from_str_radix(mask.trim(), 16).unwrap()
 }
 
+fn device_of(mount: &Mount) -> String {
+    mount_at(&mount.mnt()).unwrap().unwrap().device
+}
+
+/// Starts the helper of a mount, with another process in the place of the daemon.
+fn start_helper(mount: &Mount, daemon: &Child, abort: Stdio) -> Child {
+    let mut helper = Command::new(PROGRAM);
+    helper.arg("__orphan-guard").arg(mount.mnt()).arg(device_of(mount)).arg(daemon.id().to_string());
+    helper.stdin(abort).spawn().unwrap()
+}
+
 #[test]
 fn the_helper_waits_for_the_main_thread_alone() {
     needs_mount!();
     let mut mount = Mount::start();
-    let device = mount_at(&mount.mnt()).unwrap().unwrap().device;
     let mut daemon = Command::new("python3");
     daemon.args(["-c", DAEMON]).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut daemon = daemon.spawn().unwrap();
-    let mut helper = Command::new(PROGRAM);
-    helper.arg("__orphan-guard").arg(mount.mnt()).arg(device).arg(daemon.id().to_string());
-    let mut helper = helper.spawn().unwrap();
+    let device = device_of(&mount);
+    let (_, minor) = device.split_once(':').unwrap();
+    let abort = File::options().write(true).open(format!("/sys/fs/fuse/connections/{minor}/abort"));
+    // Without that file system the helper unmounts.
+    let abort = abort.map_or_else(|_| Stdio::null(), Stdio::from);
+    let mut helper = start_helper(&mount, &daemon, abort);
     daemon.stdin.as_mut().unwrap().write_all(b".").unwrap();
     assert_eq!(daemon.stdout.as_mut().unwrap().read(&mut [0]).unwrap(), 1);
     std::thread::sleep(Duration::from_millis(300));
@@ -78,11 +91,26 @@ fn the_helper_waits_for_the_main_thread_alone() {
 fn a_helper_that_comes_after_its_daemon_ends_no_mount() {
     needs_mount!();
     let mut mount = Mount::start();
-    let device = mount_at(&mount.mnt()).unwrap().unwrap().device;
+    let device = device_of(&mount);
     let mut daemon = Command::new("true").spawn().unwrap();
     assert!(daemon.wait().unwrap().success());
     let (mnt, daemon) = (mount.mnt(), daemon.id().to_string());
     mount.umemcg(&["__orphan-guard", mnt.to_str().unwrap(), &device, &daemon]).good();
+    mount.assert_alive();
+    mount.umount();
+}
+
+#[test]
+fn a_helper_ends_no_later_mount_with_the_number() {
+    needs_mount!();
+    let mut mount = Mount::start();
+    let mut daemon = Command::new("sleep").arg("600").spawn().unwrap();
+    let mut helper = start_helper(&mount, &daemon, Stdio::null());
+    let place = || fs::read_to_string(format!("/proc/{}/wchan", helper.id()));
+    until("it waits for the daemon's end", || place().is_ok_and(|place| place.contains("poll")));
+    daemon.kill().unwrap();
+    assert!(patiently(None, &mut helper).success());
+    daemon.wait().unwrap();
     mount.assert_alive();
     mount.umount();
 }
