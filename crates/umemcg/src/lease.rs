@@ -397,6 +397,13 @@ impl Leases {
     }
 }
 
+impl Drop for Leases {
+    fn drop(&mut self) {
+        // The thread is joined next.
+        self.stop();
+    }
+}
+
 /// Marks a lease as queued, until a worker begins or refuses.
 struct Queued(Arc<Leased>);
 
