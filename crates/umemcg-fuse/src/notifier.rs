@@ -133,12 +133,19 @@ impl Notifier {
         self.forget_name(parent, name, expire_only, None)
     }
 
-    /// Makes the kernel forget a name, and waits until it has done so, at most for `timeout`. Must
-    /// not be called by a thread that serves requests. Returns whether it has.
+    /// Makes the kernel forget a name, and waits until it has done so, at most for `timeout`. If it
+    /// has not by then, or has no room for the notification, all names expire, if the kernel can
+    /// do that. Must not be called by a thread that serves requests. Returns whether the kernel has
+    /// forgotten the name.
     pub fn inval_entry_within(&self, parent: u64, name: &OsStr, timeout: Duration) -> bool {
         let (said, heard) = sync_channel(1);
         assert_may_wait(Rank::Peer, "a wait for a name to be forgotten");
-        self.forget_name(parent, name, false, Some(said)) && heard.recv_timeout(timeout).is_ok()
+        let is_forgotten =
+            self.forget_name(parent, name, false, Some(said)) && heard.recv_timeout(timeout).is_ok();
+        if !is_forgotten && self.can_expire_all() {
+            self.expire_all_now();
+        }
+        is_forgotten
     }
 
     /// Makes the kernel forget these nodes, in this order; nodes in use stay. Does not wait.
@@ -366,7 +373,7 @@ mod tests {
     #[test]
     fn a_directory_that_hangs_holds_up_no_other_volume() {
         const HANGING: u64 = 1 << 44 | 2;
-        let (notifier, go, sent) = gated(|body| body[..8] == HANGING.to_ne_bytes());
+        let (notifier, go, sent) = gated(|body| body.starts_with(&HANGING.to_ne_bytes()));
         for _ in 0..10 {
             assert!(notifier.inval_entry(HANGING, "held".as_ref(), false));
         }
@@ -375,7 +382,18 @@ mod tests {
         let codes: Vec<_> = (0..2).map(|_| sent.recv().unwrap().0.error).collect();
         assert_eq!(codes, [notify::INVAL_ENTRY, notify::PRUNE]);
         assert!(!notifier.inval_entry_within(HANGING, "held".as_ref(), Duration::ZERO));
+        assert_eq!(sent.try_recv().unwrap().0.error, notify::INC_EPOCH, "it expires");
         drop(go);
         (0..11).for_each(|_| assert_eq!(sent.recv().unwrap().1[..8], HANGING.to_ne_bytes()));
+    }
+
+    #[test]
+    fn a_name_without_room_expires_with_all() {
+        const HANGING: u64 = 1 << 44 | 2;
+        let (notifier, go, sent) = gated(|body| body.starts_with(&HANGING.to_ne_bytes()));
+        while notifier.inval_entry(HANGING, "held".as_ref(), false) {}
+        assert!(!notifier.inval_entry_within(HANGING, "gone".as_ref(), Duration::from_secs(60)));
+        assert_eq!(sent.try_recv().unwrap().0.error, notify::INC_EPOCH);
+        drop(go);
     }
 }
