@@ -1,8 +1,10 @@
 //! The memory of thousands of requests on a store that hangs: charged, lent within a bound, and
 //! given back.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
@@ -25,15 +27,33 @@ pub(super) fn start(work: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
     thread::Builder::new().stack_size(128 << 10).spawn(work).unwrap()
 }
 
+/// The directories of this process's threads.
+fn tasks() -> impl Iterator<Item = PathBuf> {
+    fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path())
+}
+
+/// Whether a thread waits for an answer of a file system.
+fn waits(task: &Path) -> bool {
+    let place = fs::read_to_string(task.join("wchan"));
+    place.is_ok_and(|place| place.contains("request_wait_answer"))
+}
+
 /// Threads of this process that wait for an answer of a file system.
 pub(super) fn nr_waiting() -> usize {
-    let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
-    tasks
-        .filter(|task| {
-            let place = fs::read_to_string(task.path().join("wchan"));
-            place.is_ok_and(|place| place.contains("request_wait_answer"))
-        })
-        .count()
+    tasks().filter(|task| waits(task)).count()
+}
+
+/// Waits until all threads that have not been answered wait for an answer. A look at thousands of
+/// threads takes the processors from the daemon: while they arrive, only those not seen waiting yet
+/// are looked at.
+fn until_all_wait(threads: &[JoinHandle<()>]) {
+    let nr_left = || threads.iter().filter(|thread| !thread.is_finished()).count();
+    let mut seen = HashSet::<PathBuf>::new();
+    until("all wait that have not been answered", || {
+        let new: Vec<PathBuf> = tasks().filter(|task| !seen.contains(task) && waits(task)).collect();
+        seen.extend(new);
+        seen.len() >= nr_left() && nr_left() == nr_waiting()
+    });
 }
 
 /// Writes and reads with a thread for each; every request has a place of its own.
@@ -70,9 +90,7 @@ fn requests_that_wait_for_a_store_are_charged_or_bounded() {
 
     let stopped = Stopped::new(&inner);
     let threads = ask(&file, NR_WRITERS, NR_READERS);
-    until("all wait that have not been answered", || {
-        threads.iter().filter(|thread| !thread.is_finished()).count() == nr_waiting()
-    });
+    until_all_wait(&threads);
     let nr = nr_waiting();
     let (held, usage) = (resident().saturating_sub(before), charged());
     drop(stopped);
