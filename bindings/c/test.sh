@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Tests the C library as programs use it: installed, found by pkg-config, compiled as C11 and C++ with warnings as
 # errors; each program as it is, with the sanitizers on its own code, and under valgrind, which looks for leaks.
-# CARGO_TARGET_DIR says where the library is built. Ends with one line: `test result: ok. N passed; M failed`.
+# CARGO_TARGET_DIR is the place of the built library. Ends with one line: `test result: ok. N passed; M failed`.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 built=$CARGO_TARGET_DIR/debug
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# Longest that a program may take; under valgrind they take seconds.
+# Time limit of a program; under valgrind they take seconds.
 SECONDS_MAX=300
 
 "$here/install.sh" "$built" "$work/prefix"
@@ -33,7 +33,7 @@ check() {
 
 soname=$(readelf -d "$work/prefix/lib/libumemcg.so" | sed -n 's/.*SONAME.*\[\(.*\)\]/\1/p')
 check "the soname is a file beside the library" test -e "$work/prefix/lib/$soname"
-# What the library exports is its interface, and nothing else.
+# The library exports its interface and nothing else.
 exported() { nm -D --defined-only "$work/prefix/lib/libumemcg.so" | awk '{ print $3 }' | grep -v '^umemcg_'; }
 check "nothing but the interface is exported" test -z "$(exported)"
 check "the header is C++" g++ -std=c++17 -Wall -Wextra -Wpedantic -Werror "$here/tests/programs/header.cpp" "${flags[@]}" -o "$work/header"

@@ -1,19 +1,19 @@
 /* umemcg: memory cgroups inside one process.
  *
- * An engine has a pool of memory and a tree of groups. What is kept in the pool is charged to a group
- * and to all above it. A group at its limit loses its own memory, not that of other groups.
+ * An engine has a pool of memory and a tree of groups. Memory kept in the pool is charged to a group
+ * and to all groups above it. A group at its limit loses its own memory, not that of other groups.
  *
- * Handles. All objects are known by numbers. A handle that is 0, has been freed (twice, too), names an
- * object of another kind or belongs to another engine gets a code, never undefined behaviour. Handles
- * may be used from many threads at once. Freeing an engine frees all that belongs to it,
- * except values that are held.
+ * Handles. Every object is known by a number. A wrong handle gets an error code, never undefined
+ * behaviour: a handle that is 0, has been freed (twice, too), names an object of another kind or
+ * belongs to another engine. Handles may be used from many threads at once. Freeing an engine frees
+ * everything that belongs to it, except held values.
  *
- * Errors. Functions return a code; umemcg_last_error() tells the thread more: the group that refused,
- * what was wanted, its limit and what is free. A result that cannot be given is 0.
+ * Errors. Functions return a code; umemcg_last_error() gives the calling thread the details: the group
+ * that refused, the requested bytes, its limit and its free bytes. A result that cannot be given is 0.
  *
  * Pointers. A null pointer gets a code, too, unless the function says that it may be null. Strings are
- * UTF-8. A pointer that leads to less memory than the function is told is undefined, as in any C
- * function, and so is an exception or longjmp that leaves a callback.
+ * UTF-8. As in any C function, a pointer to less memory than its length argument says is undefined
+ * behaviour, and so is leaving a callback by an exception or longjmp.
  *
  * Callbacks run with no lock of the library held. Inside one, a function that may sleep or reclaim
  * returns UMEMCG_IN_CALLBACK.
@@ -29,7 +29,7 @@
 #include <stdint.h>
 
 /**
- * The version that the header belongs to.
+ * The version of this header's library.
  */
 #define UMEMCG_VERSION_MAJOR 0
 
@@ -49,7 +49,7 @@
 #define UMEMCG_ABI_VERSION 0
 
 /**
- * No limit; and as a result, none is set.
+ * No limit. As a result: no limit is set.
  */
 #define UMEMCG_UNLIMITED UINT64_MAX
 
@@ -65,7 +65,7 @@
 #define UMEMCG_ENGINE_FLAT_PROTECTION 2
 
 /**
- * Makes what is missing of the path.
+ * Creates the missing groups of the path.
  */
 #define UMEMCG_GROUP_CREATE 1
 
@@ -105,12 +105,12 @@
 #define UMEMCG_REMOVED_REPLACED 3
 
 /**
- * Another value was to take its place and was refused.
+ * The value meant to replace it was refused.
  */
 #define UMEMCG_REMOVED_OUTDATED 4
 
 /**
- * What went wrong. The numbers never change; new ones are added at the end.
+ * The result of a call. The numbers never change; new ones are added at the end.
  */
 enum umemcg_code
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -122,16 +122,16 @@ enum umemcg_code
      */
     UMEMCG_OK = 0,
     /**
-     * An argument is no value of its kind: a null pointer, a size that is negative or too large, a
-     * name that is none, text that is not UTF-8 or a size of a struct that is too small.
+     * An argument is invalid: a null pointer, a negative or too large size, an invalid name, text
+     * that is not UTF-8, or a struct size that is too small.
      */
     UMEMCG_INVALID_ARGUMENT = 1,
     /**
-     * The handle is null, or what it named has been freed.
+     * The handle is null, or its object has been freed.
      */
     UMEMCG_BAD_HANDLE = 2,
     /**
-     * The handle names something of another kind.
+     * The handle names an object of another kind.
      */
     UMEMCG_WRONG_KIND = 3,
     /**
@@ -151,11 +151,11 @@ enum umemcg_code
      */
     UMEMCG_BUSY = 7,
     /**
-     * There is none of that name.
+     * Nothing has that name.
      */
     UMEMCG_NOT_FOUND = 8,
     /**
-     * There is one of that name.
+     * The name is taken.
      */
     UMEMCG_EXISTS = 9,
     /**
@@ -175,11 +175,11 @@ enum umemcg_code
      */
     UMEMCG_NOT_PERMITTED = 13,
     /**
-     * Less could be reclaimed than was asked for.
+     * Less could be reclaimed than requested.
      */
     UMEMCG_AGAIN = 14,
     /**
-     * More was to be given back than is held.
+     * The caller gives back more than is held.
      */
     UMEMCG_NOT_HELD = 15,
     /**
@@ -187,7 +187,7 @@ enum umemcg_code
      */
     UMEMCG_IN_CALLBACK = 16,
     /**
-     * This process is a fork of one that used the library.
+     * This process is a fork of a process that used the library.
      */
     UMEMCG_FORKED = 17,
     /**
@@ -195,7 +195,7 @@ enum umemcg_code
      */
     UMEMCG_ENDING = 18,
     /**
-     * The room that the caller gave is too small for the answer.
+     * The caller's buffer is too small for the answer.
      */
     UMEMCG_TOO_SMALL = 19,
     /**
@@ -211,7 +211,7 @@ enum umemcg_code
      */
     UMEMCG_PANICKED = 22,
     /**
-     * More than the limit of a group, whatever is given back.
+     * The request exceeds the limit of a group, whatever is given back.
      */
     UMEMCG_NEVER = 23,
 };
@@ -232,12 +232,12 @@ typedef struct {
      */
     size_t size;
     /**
-     * What went wrong; `UMEMCG_OK` if no call of this thread has failed.
+     * The code of the failure; `UMEMCG_OK` if no call of this thread has failed.
      */
     umemcg_code code;
     /**
-     * The group that refused, or that the error is about; empty if there is none. Valid until the
-     * next call of this thread that fails.
+     * The path of the group that refused, or of the group concerned; empty if there is none. Valid
+     * until the next failing call of this thread.
      */
     const char *path;
     /**
@@ -245,7 +245,7 @@ typedef struct {
      */
     const char *message;
     /**
-     * Bytes that were asked for.
+     * The requested bytes.
      */
     uint64_t wanted_bytes;
     /**
@@ -253,7 +253,7 @@ typedef struct {
      */
     uint64_t limit_bytes;
     /**
-     * Bytes that the group could still have given.
+     * Bytes still free in the group.
      */
     uint64_t free_bytes;
     /**
@@ -285,7 +285,7 @@ typedef struct {
 } umemcg_engine_config;
 
 /**
- * An engine: a pool of memory and a tree of groups. 0 is none, as with every handle.
+ * An engine: a pool of memory and a tree of groups. As with every handle, 0 is no engine.
  */
 typedef uint64_t umemcg_engine;
 
@@ -295,13 +295,13 @@ typedef uint64_t umemcg_engine;
 typedef uint64_t umemcg_group;
 
 /**
- * A share of the pool that is set aside for a group.
+ * A share of the pool set aside for a group.
  */
 typedef uint64_t umemcg_guarantee;
 
 /**
- * What bytes are charged to: a group, or what is left of a removed one. A handle that is valid as
- * long as bytes are charged; all charges of a group have the same one meanwhile.
+ * The owner of charged bytes: a group, or the remains of a removed group. The handle is valid as
+ * long as the owner has charged bytes; until then all charges of a group share it.
  */
 typedef uint64_t umemcg_owner;
 
@@ -312,36 +312,36 @@ typedef uint64_t umemcg_owner;
 typedef uint64_t umemcg_account;
 
 /**
- * The objects that a call is about. Later versions may have more fields.
+ * The target of a callback. Later versions may have more fields.
  */
 typedef struct {
     /**
-     * The number of the group; not of those below it. See `umemcg_group_id`.
+     * The number of the group; its child groups are not included. See `umemcg_group_id`.
      */
     uint64_t group_id;
     /**
-     * How many objects to look at.
+     * The number of objects to scan.
      */
     uint64_t nr_objects;
     /**
-     * The bytes that are wanted: a scan that has freed as many may stop.
+     * The requested bytes: a scan may stop once it has freed as many.
      */
     uint64_t wanted_bytes;
 } umemcg_shrink_target;
 
 /**
- * Returns how many objects of the group could be freed. 0 says that there are none at all: it is
- * not asked again for that group before `umemcg_shrinker_announce`. A negative number says that
- * nothing can be told now. Must not block.
+ * Returns the number of objects of the group that could be freed. 0 means no objects at all: the
+ * function is not called again for that group before `umemcg_shrinker_announce`. A negative number
+ * means that the number is unknown now. Must not block.
  */
 typedef int64_t (*umemcg_count_fn)(void *user, const umemcg_shrink_target *target);
 
 /**
- * What a scan did.
+ * The result of a scan.
  */
 typedef struct {
     /**
-     * Objects looked at; 0 says that there are no more.
+     * Scanned objects; 0 means that there are no more.
      */
     uint64_t nr_objects;
     /**
@@ -351,14 +351,14 @@ typedef struct {
 } umemcg_scanned;
 
 /**
- * Looks at up to that many objects, frees those that can be freed, uncharges their bytes, and says
- * what it did in `*scanned`, which is zero before. Returns 0, or another number if no progress can
- * be made now.
+ * Scans up to `nr_objects` objects of the target, frees the freeable ones and uncharges their
+ * bytes. Writes the result to `*scanned`, which is zero before. Returns 0, or another number if no
+ * progress can be made now.
  */
 typedef int32_t (*umemcg_scan_fn)(void *user, const umemcg_shrink_target *target, umemcg_scanned *scanned);
 
 /**
- * Is told that a group was removed: its objects belong to the group above from now on.
+ * Called after the removal of a group: its objects belong to the group above from now on.
  */
 typedef void (*umemcg_reparent_fn)(void *user, uint64_t group_id, uint64_t parent_id);
 
@@ -369,7 +369,7 @@ typedef void (*umemcg_free_fn)(void *user);
 
 /**
  * The configuration of a shrinker. Callbacks run on any thread, on several at once, with no lock
- * of the library held, and may call what does not say that it may sleep.
+ * of the library held. They may call functions that neither sleep nor reclaim.
  */
 typedef struct {
     /**
@@ -393,7 +393,7 @@ typedef struct {
      */
     umemcg_reparent_fn reparent;
     /**
-     * What callbacks get.
+     * The first argument of the callbacks.
      */
     void *user;
     /**
@@ -417,8 +417,8 @@ typedef struct {
 typedef uint64_t umemcg_shrinker;
 
 /**
- * Is told of every object that leaves the cache. The bytes are valid until it returns. May run on
- * any thread, with no lock of the library held, and may call what does not say that it may sleep.
+ * Called for every object leaving the cache. The bytes are valid until it returns. Runs on any
+ * thread, with no lock of the library held, and may call functions that neither sleep nor reclaim.
  */
 typedef void (*umemcg_removed_fn)(void *user,
                                   const void *key,
@@ -457,7 +457,7 @@ typedef struct {
      */
     umemcg_removed_fn removed;
     /**
-     * What `removed` gets.
+     * The first argument of `removed`.
      */
     void *user;
     /**
@@ -473,8 +473,7 @@ typedef struct {
 typedef uint64_t umemcg_cache;
 
 /**
- * A value that is held in place: it stays readable until it is freed, even when it leaves the
- * cache.
+ * A value held in place: it stays readable until it is freed, even after leaving the cache.
  */
 typedef uint64_t umemcg_value;
 
@@ -495,7 +494,7 @@ typedef struct {
      */
     uint64_t bytes;
     /**
-     * Bytes of values that have left the cache and are held, which stay charged.
+     * Bytes of held values that have left the cache; they stay charged.
      */
     uint64_t held_bytes;
     /**
@@ -511,7 +510,7 @@ typedef struct {
      */
     uint64_t nr_inserted;
     /**
-     * Objects for which there was no room.
+     * Objects refused for lack of room.
      */
     uint64_t nr_refused;
     /**
@@ -537,8 +536,8 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * Writes the details of the last call of this thread that failed to `*error`. A call that succeeds
- * leaves them as they are. Set `error->size` first. Works in a forked child, too.
+ * Writes the details of this thread's last failed call to `*error`. A successful call leaves them
+ * unchanged. Set `error->size` first. Works in a forked child, too.
  */
 umemcg_code umemcg_last_error(umemcg_error *error);
 
@@ -564,10 +563,9 @@ uint32_t umemcg_abi_version(void);
 umemcg_code umemcg_engine_new(const umemcg_engine_config *config, umemcg_engine *engine);
 
 /**
- * Frees an engine with everything that belongs to it, except values that are held: all those
- * handles name nothing afterwards, and what was charged is given back. Waits for callbacks that
- * are running; no callback runs after it returns, unless another thread is still in a call that
- * uses the engine.
+ * Frees an engine with everything that belongs to it, except held values. The handles of all freed
+ * objects name nothing afterwards, and their charges are given back. Waits for running callbacks.
+ * No callback runs after it returns, unless another thread is still in a call using the engine.
  */
 umemcg_code umemcg_engine_free(umemcg_engine engine);
 
@@ -579,46 +577,47 @@ umemcg_code umemcg_engine_trim(umemcg_engine engine);
 
 /**
  * Opens the group at a path from the root: `/a/b`; `/` is the root. With `UMEMCG_GROUP_CREATE`,
- * makes what is missing; that may reclaim, and so may sleep. Errors: `NOT_FOUND`,
+ * creates the missing groups; this may reclaim, and so may sleep. Errors: `NOT_FOUND`,
  * `INVALID_ARGUMENT`, `REFUSED` when there is no room for the state of a new group.
  */
 umemcg_code umemcg_group_open(umemcg_engine engine, const char *path, uint32_t flags, umemcg_group *group);
 
 /**
- * Closes a handle of a group. The group stays, and so does what is charged to it.
+ * Closes a handle of a group. The group and its charges stay.
  */
 umemcg_code umemcg_group_close(umemcg_group group);
 
 /**
- * Removes a group that has no groups below it. What is charged to it belongs to the group above
- * from then on, and so does what is charged by its handles, which stay open. Errors:
- * `HAS_CHILDREN`, `IS_ROOT`, `GONE`.
+ * Removes a group without children. Its charges move to the group above. Its handles stay open,
+ * and later charges through them go to the group above, too. Errors: `HAS_CHILDREN`, `IS_ROOT`,
+ * `GONE`.
  */
 umemcg_code umemcg_group_remove(umemcg_group group);
 
 /**
- * Tells the number of a group, which callbacks get. No other group of this process has it, ever.
+ * Writes the number of a group to `*id`. Callbacks get this number. No other group of this process
+ * ever has it.
  */
 umemcg_code umemcg_group_id(umemcg_group group, uint64_t *id);
 
 /**
  * Writes the path of a group and a zero byte to `path`, which has room for `room` bytes. `*len`
- * becomes the bytes of it with the zero byte. Errors: `TOO_SMALL`; nothing but `*len` is written
+ * becomes the length of the path with the zero byte. Errors: `TOO_SMALL`; only `*len` is written
  * then.
  */
 umemcg_code umemcg_group_path(umemcg_group group, char *path, size_t room, size_t *len);
 
 /**
- * Reads a control key, such as `memory.current`: bytes or a count. SEMANTICS.md says what the
- * control file of the same name means; no limit is `UMEMCG_UNLIMITED`. Errors: `NOT_FOUND`,
- * `NOT_PERMITTED` for a key that can only be written, `GONE`.
+ * Reads a control key, such as `memory.current`: bytes or a count. SEMANTICS.md defines the
+ * control file of the same name; no limit is `UMEMCG_UNLIMITED`. Errors: `NOT_FOUND`,
+ * `NOT_PERMITTED` for a write-only key, `GONE`.
  */
 umemcg_code umemcg_group_get(umemcg_group group, const char *key, uint64_t *value);
 
 /**
  * Writes a control key, such as `memory.max`. A new limit may reclaim, and so may sleep. Errors:
- * `NOT_FOUND`, `NOT_PERMITTED` for a key that can only be read, `GONE`, `IS_ROOT`, `BUSY`,
- * `AGAIN`, `INVALID_ARGUMENT` for watermarks that do not fit.
+ * `NOT_FOUND`, `NOT_PERMITTED` for a read-only key, `GONE`, `IS_ROOT`, `BUSY`, `AGAIN`,
+ * `INVALID_ARGUMENT` for watermarks that do not fit.
  */
 umemcg_code umemcg_group_set(umemcg_group group, const char *key, uint64_t value);
 
@@ -635,37 +634,37 @@ umemcg_code umemcg_guarantee_new(umemcg_group group, uint64_t bytes, umemcg_guar
 umemcg_code umemcg_guarantee_free(umemcg_guarantee guarantee);
 
 /**
- * Charges `bytes` of the caller's own memory to a group and all above it. If one of them is at its
- * limit, reclaims from that one, and so may sleep. At most one of the flags may be set. Errors:
- * `REFUSED` with the group that has no room, its limit and what is free below it;
+ * Charges `bytes` of the caller's own memory to a group and all groups above it. If one of them is
+ * at its limit, reclaims from that group, and so may sleep. At most one of the flags may be set.
+ * Errors: `REFUSED` with the group without room, its limit and the bytes free below the limit;
  * `INVALID_ARGUMENT` for 0 bytes or a negative number.
  */
 umemcg_code umemcg_charge(umemcg_group group, uint64_t bytes, uint32_t flags, umemcg_owner *owner);
 
 /**
- * Gives back bytes that were charged, in any portions. Never blocks. When nothing is charged to it
- * any more, the owner's handle names nothing. Errors: `NOT_HELD` when that much is not charged;
- * nothing is changed then, and `free_bytes` of the details is what is.
+ * Gives back charged bytes, in any portions. Never blocks. After the last byte, the owner's handle
+ * names nothing. Errors: `NOT_HELD` when fewer bytes are charged; nothing is changed then, and
+ * `free_bytes` of the details is the number of charged bytes.
  */
 umemcg_code umemcg_uncharge(umemcg_owner owner, uint64_t bytes);
 
 /**
- * Opens an account in a group, with nothing in it. When the group is removed, what the account
- * holds belongs to the group above, and so does what it grows by.
+ * Opens an empty account in a group. When the group is removed, the bytes of the account move to
+ * the group above, which is also charged for later growth.
  */
 umemcg_code umemcg_account_new(umemcg_group group, umemcg_account *account);
 
 /**
- * Closes an account, and gives back what it holds.
+ * Closes an account and gives its bytes back.
  */
 umemcg_code umemcg_account_free(umemcg_account account);
 
 /**
- * Grows an account. If a group is full, first reclaims what is missing from caches of that group:
- * about a microsecond for each page, without waiting. Errors: `NEVER` for more than the limit of a
- * group, `REFUSED` for more than is free now, `OVERCOMMITTED` for what is guaranteed to others;
- * the details have the group and the numbers. A refusal is an ordinary answer, and counts no `oom`
- * event.
+ * Grows an account. If a group is full, first reclaims the missing bytes from caches of that
+ * group: about a microsecond for each page, without waiting. Errors: `NEVER` for more than the
+ * limit of a group, `REFUSED` for more than is free now, `OVERCOMMITTED` for bytes guaranteed to
+ * others; the details have the group and the numbers. A refusal is an ordinary answer and counts
+ * no `oom` event.
  */
 umemcg_code umemcg_account_try_grow(umemcg_account account, uint64_t bytes);
 
@@ -676,8 +675,8 @@ umemcg_code umemcg_account_try_grow(umemcg_account account, uint64_t bytes);
 umemcg_code umemcg_account_grow(umemcg_account account, uint64_t bytes);
 
 /**
- * Gives back bytes of an account. Never blocks. Errors: `NOT_HELD` when it holds less; nothing is
- * changed then.
+ * Gives back bytes of an account. Never blocks. Errors: `NOT_HELD` when the account holds less;
+ * nothing is changed then.
  */
 umemcg_code umemcg_account_shrink(umemcg_account account, uint64_t bytes);
 
@@ -688,31 +687,31 @@ umemcg_code umemcg_account_shrink(umemcg_account account, uint64_t bytes);
 umemcg_code umemcg_account_split(umemcg_account account, uint64_t bytes, umemcg_account *part);
 
 /**
- * Tells the bytes that an account holds now.
+ * Writes the current bytes of an account to `*bytes`.
  */
 umemcg_code umemcg_account_bytes(umemcg_account account, uint64_t *bytes);
 
 /**
- * Tells the most bytes that an account ever held.
+ * Writes the peak of an account to `*bytes`: the most bytes it ever held.
  */
 umemcg_code umemcg_account_peak(umemcg_account account, uint64_t *bytes);
 
 /**
- * Registers a shrinker. It is asked for a group from `umemcg_shrinker_announce` on.
+ * Registers a shrinker. Its callbacks run for a group from `umemcg_shrinker_announce` on.
  */
 umemcg_code umemcg_shrinker_new(umemcg_engine engine,
                                 const umemcg_shrinker_config *config,
                                 umemcg_shrinker *shrinker);
 
 /**
- * Says that a shrinker has objects of a group. Called after an object of the group can be counted,
- * each time that there were none before; more often does no harm.
+ * Announces that a shrinker has objects of a group. Call it whenever the group gets its first
+ * object, after the count function can see it. Additional calls do no harm.
  */
 umemcg_code umemcg_shrinker_announce(umemcg_shrinker shrinker, umemcg_group group);
 
 /**
- * Frees a shrinker. Waits for its callbacks that are running on other threads; none runs after it
- * returns, except the one that it is called from.
+ * Frees a shrinker. Waits for its callbacks running on other threads. None runs after it returns,
+ * except the callback that made the call.
  */
 umemcg_code umemcg_shrinker_free(umemcg_shrinker shrinker);
 
@@ -722,7 +721,7 @@ umemcg_code umemcg_shrinker_free(umemcg_shrinker shrinker);
 umemcg_code umemcg_cache_new(umemcg_engine engine, const umemcg_cache_config *config, umemcg_cache *cache);
 
 /**
- * Frees a cache with its objects. Values that are held stay readable.
+ * Frees a cache with its objects. Held values stay readable.
  */
 umemcg_code umemcg_cache_free(umemcg_cache cache);
 
@@ -740,7 +739,7 @@ umemcg_code umemcg_cache_insert(umemcg_cache cache,
 
 /**
  * Copies the value of a key to `value`, which has room for `room` bytes; `*value_len` becomes its
- * length. Errors: `NOT_FOUND`; `TOO_SMALL`, and nothing but `*value_len` is written then.
+ * length. Errors: `NOT_FOUND`, and `TOO_SMALL`, which writes only `*value_len`.
  */
 umemcg_code umemcg_cache_get(umemcg_cache cache,
                              const void *key,
@@ -750,9 +749,9 @@ umemcg_code umemcg_cache_get(umemcg_cache cache,
                              size_t *value_len);
 
 /**
- * Holds the value of a key in place, without a copy: `*data` and `*len` are its bytes, which may
- * be read until `*value` is freed. The value stays charged to its group until then, also when it
- * has left the cache. Errors: `NOT_FOUND`.
+ * Holds the value of a key in place, without a copy: `*data` and `*len` are its bytes, readable
+ * until `*value` is freed. The value stays charged to its group until then, even after leaving the
+ * cache. Errors: `NOT_FOUND`.
  */
 umemcg_code umemcg_cache_hold(umemcg_cache cache,
                               const void *key,
@@ -762,7 +761,7 @@ umemcg_code umemcg_cache_hold(umemcg_cache cache,
                               size_t *len);
 
 /**
- * Lets go of a value that was held.
+ * Releases a held value.
  */
 umemcg_code umemcg_value_free(umemcg_value value);
 
@@ -777,8 +776,8 @@ umemcg_code umemcg_cache_remove(umemcg_cache cache, const void *key, size_t key_
 umemcg_code umemcg_cache_clear(umemcg_cache cache);
 
 /**
- * Writes the statistics of a cache to `*statistics`: of the objects of one group, or of all for
- * the group 0. Set `statistics->size` first.
+ * Writes the statistics of a cache to `*statistics`, for the objects of one group, or for all
+ * objects if `group` is 0. Set `statistics->size` first.
  */
 umemcg_code umemcg_cache_statistics_of(umemcg_cache cache,
                                        umemcg_group group,
@@ -786,15 +785,15 @@ umemcg_code umemcg_cache_statistics_of(umemcg_cache cache,
 
 /**
  * Returns the name of a statistic, such as `reserved_bytes`; null from the number of statistics
- * on. Valid for ever. Names that end in `_bytes` are bytes, the others are counts or pages. A
- * later version of the library may have more of them, at the end.
+ * on. Valid for ever. Names ending in `_bytes` are bytes, the others are counts or pages. A later
+ * version of the library may have more statistics, at the end.
  */
 const char *umemcg_statistic_name(size_t index);
 
 /**
  * Writes the statistics of a group, everything below it included, to `values`, in the order of
- * `umemcg_statistic_name`: as many as there are, and no more than `room`. `*nr` becomes the number
- * that was written. What has no limit is `INT64_MAX`. Takes some microseconds.
+ * `umemcg_statistic_name`, and at most `room` of them. `*nr` becomes the number of written values.
+ * No limit is `INT64_MAX`. Takes some microseconds.
  */
 umemcg_code umemcg_group_statistics(umemcg_group group, int64_t *values, size_t room, size_t *nr);
 

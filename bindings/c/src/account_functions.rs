@@ -13,8 +13,8 @@ use crate::pointers::result_place;
 /// number of threads may grow and shrink it.
 pub type umemcg_account = u64;
 
-/// Opens an account in a group, with nothing in it. When the group is removed, what the account
-/// holds belongs to the group above, and so does what it grows by.
+/// Opens an empty account in a group. When the group is removed, the bytes of the account move to
+/// the group above, which is also charged for later growth.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn umemcg_account_new(group: umemcg_group, account: *mut umemcg_account) -> Code {
     call(|| {
@@ -28,17 +28,17 @@ pub unsafe extern "C" fn umemcg_account_new(group: umemcg_group, account: *mut u
     })
 }
 
-/// Closes an account, and gives back what it holds.
+/// Closes an account and gives its bytes back.
 #[unsafe(no_mangle)]
 pub extern "C" fn umemcg_account_free(account: umemcg_account) -> Code {
     call(|| free::<AccountPart>(account))
 }
 
-/// Grows an account. If a group is full, first reclaims what is missing from caches of that group:
-/// about a microsecond for each page, without waiting. Errors: `NEVER` for more than the limit of a
-/// group, `REFUSED` for more than is free now, `OVERCOMMITTED` for what is guaranteed to others;
-/// the details have the group and the numbers. A refusal is an ordinary answer, and counts no `oom`
-/// event.
+/// Grows an account. If a group is full, first reclaims the missing bytes from caches of that
+/// group: about a microsecond for each page, without waiting. Errors: `NEVER` for more than the
+/// limit of a group, `REFUSED` for more than is free now, `OVERCOMMITTED` for bytes guaranteed to
+/// others; the details have the group and the numbers. A refusal is an ordinary answer and counts
+/// no `oom` event.
 #[unsafe(no_mangle)]
 pub extern "C" fn umemcg_account_try_grow(account: umemcg_account, bytes: u64) -> Code {
     call_outside_callbacks(|| with(account, |part: &AccountPart| part.account.try_grow(bytes)))
@@ -51,8 +51,8 @@ pub extern "C" fn umemcg_account_grow(account: umemcg_account, bytes: u64) -> Co
     call(|| with(account, |part: &AccountPart| part.account.grow(bytes)))
 }
 
-/// Gives back bytes of an account. Never blocks. Errors: `NOT_HELD` when it holds less; nothing is
-/// changed then.
+/// Gives back bytes of an account. Never blocks. Errors: `NOT_HELD` when the account holds less;
+/// nothing is changed then.
 #[unsafe(no_mangle)]
 pub extern "C" fn umemcg_account_shrink(account: umemcg_account, bytes: u64) -> Code {
     call(|| with(account, |part: &AccountPart| part.account.shrink(bytes)))
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn umemcg_account_split(
     })
 }
 
-/// Tells the bytes that an account holds now.
+/// Writes the current bytes of an account to `*bytes`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn umemcg_account_bytes(account: umemcg_account, bytes: *mut u64) -> Code {
     call(|| {
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn umemcg_account_bytes(account: umemcg_account, bytes: *m
     })
 }
 
-/// Tells the most bytes that an account ever held.
+/// Writes the peak of an account to `*bytes`: the most bytes it ever held.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn umemcg_account_peak(account: umemcg_account, bytes: *mut u64) -> Code {
     call(|| {

@@ -20,8 +20,7 @@ use crate::pointers::{SizedStruct, bytes, copy_out, read_sized, result_place, te
 
 /// A cache of bytes by bytes. Each object is charged to the group that inserts it.
 pub type umemcg_cache = u64;
-/// A value that is held in place: it stays readable until it is freed, even when it leaves the
-/// cache.
+/// A value held in place: it stays readable until it is freed, even after leaving the cache.
 pub type umemcg_value = u64;
 
 /// Why an object left a cache: its memory was needed.
@@ -32,11 +31,11 @@ pub const UMEMCG_REMOVED_EXPIRED: i32 = 1;
 pub const UMEMCG_REMOVED_REMOVED: i32 = 2;
 /// Another value took its place.
 pub const UMEMCG_REMOVED_REPLACED: i32 = 3;
-/// Another value was to take its place and was refused.
+/// The value meant to replace it was refused.
 pub const UMEMCG_REMOVED_OUTDATED: i32 = 4;
 
-/// Is told of every object that leaves the cache. The bytes are valid until it returns. May run on
-/// any thread, with no lock of the library held, and may call what does not say that it may sleep.
+/// Called for every object leaving the cache. The bytes are valid until it returns. Runs on any
+/// thread, with no lock of the library held, and may call functions that neither sleep nor reclaim.
 pub type umemcg_removed_fn = Option<
     extern "C" fn(
         user: *mut c_void,
@@ -65,7 +64,7 @@ pub struct umemcg_cache_config {
     pub time_to_idle_ms: u64,
     /// May be null.
     pub removed: umemcg_removed_fn,
-    /// What `removed` gets.
+    /// The first argument of `removed`.
     pub user: *mut c_void,
     /// Called once with `user` when `removed` cannot be called any more; may be null. Not called if
     /// the cache was not made.
@@ -94,7 +93,7 @@ pub struct umemcg_cache_statistics {
     pub nr_objects: u64,
     /// Bytes charged for them.
     pub bytes: u64,
-    /// Bytes of values that have left the cache and are held, which stay charged.
+    /// Bytes of held values that have left the cache; they stay charged.
     pub held_bytes: u64,
     /// Look-ups that found an object.
     pub nr_hits: u64,
@@ -102,7 +101,7 @@ pub struct umemcg_cache_statistics {
     pub nr_misses: u64,
     /// Objects that were inserted.
     pub nr_inserted: u64,
-    /// Objects for which there was no room.
+    /// Objects refused for lack of room.
     pub nr_refused: u64,
     /// Objects that were evicted because memory was needed.
     pub nr_evicted: u64,
@@ -174,7 +173,7 @@ pub unsafe extern "C" fn umemcg_cache_new(
     })
 }
 
-/// Frees a cache with its objects. Values that are held stay readable.
+/// Frees a cache with its objects. Held values stay readable.
 #[unsafe(no_mangle)]
 pub extern "C" fn umemcg_cache_free(cache: umemcg_cache) -> Code {
     call_outside_callbacks(|| free::<CachePart>(cache))
@@ -211,7 +210,7 @@ fn not_found() -> Failure {
 }
 
 /// Copies the value of a key to `value`, which has room for `room` bytes; `*value_len` becomes its
-/// length. Errors: `NOT_FOUND`; `TOO_SMALL`, and nothing but `*value_len` is written then.
+/// length. Errors: `NOT_FOUND`, and `TOO_SMALL`, which writes only `*value_len`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn umemcg_cache_get(
     cache: umemcg_cache,
@@ -235,9 +234,9 @@ pub unsafe extern "C" fn umemcg_cache_get(
     })
 }
 
-/// Holds the value of a key in place, without a copy: `*data` and `*len` are its bytes, which may
-/// be read until `*value` is freed. The value stays charged to its group until then, also when it
-/// has left the cache. Errors: `NOT_FOUND`.
+/// Holds the value of a key in place, without a copy: `*data` and `*len` are its bytes, readable
+/// until `*value` is freed. The value stays charged to its group until then, even after leaving the
+/// cache. Errors: `NOT_FOUND`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn umemcg_cache_hold(
     cache: umemcg_cache,
@@ -265,7 +264,7 @@ pub unsafe extern "C" fn umemcg_cache_hold(
     })
 }
 
-/// Lets go of a value that was held.
+/// Releases a held value.
 #[unsafe(no_mangle)]
 pub extern "C" fn umemcg_value_free(value: umemcg_value) -> Code {
     call(|| free::<ValuePart>(value))
@@ -298,8 +297,8 @@ pub extern "C" fn umemcg_cache_clear(cache: umemcg_cache) -> Code {
     })
 }
 
-/// Writes the statistics of a cache to `*statistics`: of the objects of one group, or of all for
-/// the group 0. Set `statistics->size` first.
+/// Writes the statistics of a cache to `*statistics`, for the objects of one group, or for all
+/// objects if `group` is 0. Set `statistics->size` first.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn umemcg_cache_statistics_of(
     cache: umemcg_cache,

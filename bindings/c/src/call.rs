@@ -16,8 +16,8 @@ pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> Code {
     }
 }
 
-/// Runs the body of a function that may wait or reclaim. Fails inside a callback, which would wait
-/// for itself or recurse into reclaim without end.
+/// Runs the body of a function that may wait or reclaim. Fails inside a callback, where the body
+/// could wait for that callback or recurse into reclaim without end.
 pub(crate) fn call_outside_callbacks(body: impl FnOnce() -> Result<(), Failure>) -> Code {
     call(|| callbacks::check_outside().and_then(|()| body()))
 }
@@ -42,7 +42,7 @@ mod tests {
     #[test]
     fn a_panic_becomes_a_code_and_the_next_call_works() {
         assert_eq!(call(|| panic!("for a test")), Code::Panicked);
-        // SAFETY: All fields are numbers or pointers, for which zero is valid.
+        // SAFETY: All fields are numbers or pointers, and zero is a valid value of both.
         let mut error: umemcg_error = unsafe { std::mem::zeroed() };
         error.size = size_of::<umemcg_error>();
         // SAFETY: It is a local of that size.

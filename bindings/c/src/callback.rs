@@ -22,8 +22,8 @@ pub(crate) struct UserData {
     is_ours: AtomicBool,
 }
 
-// SAFETY: [11] The library never looks behind the pointer. The header says that callbacks run on
-// many threads, and so that what it leads to must bear that.
+// SAFETY: [11] The library never dereferences the pointer. The header says that callbacks run on
+// many threads, so the caller's data must allow it.
 unsafe impl Send for UserData {}
 // SAFETY: [11] As above.
 unsafe impl Sync for UserData {}

@@ -10,8 +10,8 @@ use crate::group_functions::umemcg_group;
 use crate::objects::{GroupPart, Object, OwnerPart, add, free, with};
 use crate::pointers::result_place;
 
-/// What bytes are charged to: a group, or what is left of a removed one. A handle that is valid as
-/// long as bytes are charged; all charges of a group have the same one meanwhile.
+/// The owner of charged bytes: a group, or the remains of a removed group. The handle is valid as
+/// long as the owner has charged bytes; until then all charges of a group share it.
 pub type umemcg_owner = u64;
 
 /// Does not reclaim: fails immediately if there is no room.
@@ -32,9 +32,9 @@ pub(crate) fn check_bytes(bytes: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Charges `bytes` of the caller's own memory to a group and all above it. If one of them is at its
-/// limit, reclaims from that one, and so may sleep. At most one of the flags may be set. Errors:
-/// `REFUSED` with the group that has no room, its limit and what is free below it;
+/// Charges `bytes` of the caller's own memory to a group and all groups above it. If one of them is
+/// at its limit, reclaims from that group, and so may sleep. At most one of the flags may be set.
+/// Errors: `REFUSED` with the group without room, its limit and the bytes free below the limit;
 /// `INVALID_ARGUMENT` for 0 bytes or a negative number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn umemcg_charge(
@@ -75,9 +75,9 @@ fn charge(part: &GroupPart, bytes: u64, flags: u32) -> Result<Charge, Failure> {
     charged.map_err(|error| Failure::charge(&error, bytes))
 }
 
-/// Gives back bytes that were charged, in any portions. Never blocks. When nothing is charged to it
-/// any more, the owner's handle names nothing. Errors: `NOT_HELD` when that much is not charged;
-/// nothing is changed then, and `free_bytes` of the details is what is.
+/// Gives back charged bytes, in any portions. Never blocks. After the last byte, the owner's handle
+/// names nothing. Errors: `NOT_HELD` when fewer bytes are charged; nothing is changed then, and
+/// `free_bytes` of the details is the number of charged bytes.
 #[unsafe(no_mangle)]
 pub extern "C" fn umemcg_uncharge(owner: umemcg_owner, bytes: u64) -> Code {
     call(|| {

@@ -10,10 +10,10 @@ use crate::call::call_outside_callbacks;
 use crate::objects::{EnginePart, Object, add, free_engine, with};
 use crate::pointers::{SizedStruct, read_sized, result_place};
 
-/// An engine: a pool of memory and a tree of groups. 0 is none, as with every handle.
+/// An engine: a pool of memory and a tree of groups. As with every handle, 0 is no engine.
 pub type umemcg_engine = u64;
 
-/// The version that the header belongs to.
+/// The version of this header's library.
 pub const UMEMCG_VERSION_MAJOR: u32 = 0;
 /// See `UMEMCG_VERSION_MAJOR`.
 pub const UMEMCG_VERSION_MINOR: u32 = 1;
@@ -22,7 +22,7 @@ pub const UMEMCG_VERSION_PATCH: u32 = 0;
 /// The number in the library's soname. Programs work with every library of the same number.
 pub const UMEMCG_ABI_VERSION: u32 = 0;
 
-/// No limit; and as a result, none is set.
+/// No limit. As a result: no limit is set.
 pub const UMEMCG_UNLIMITED: u64 = u64::MAX;
 
 /// The pool has watermarks from the start, so that callers usually need not reclaim when it is
@@ -103,10 +103,9 @@ pub unsafe extern "C" fn umemcg_engine_new(
     })
 }
 
-/// Frees an engine with everything that belongs to it, except values that are held: all those
-/// handles name nothing afterwards, and what was charged is given back. Waits for callbacks that
-/// are running; no callback runs after it returns, unless another thread is still in a call that
-/// uses the engine.
+/// Frees an engine with everything that belongs to it, except held values. The handles of all freed
+/// objects name nothing afterwards, and their charges are given back. Waits for running callbacks.
+/// No callback runs after it returns, unless another thread is still in a call using the engine.
 #[unsafe(no_mangle)]
 pub extern "C" fn umemcg_engine_free(engine: umemcg_engine) -> Code {
     call_outside_callbacks(|| free_engine(engine))

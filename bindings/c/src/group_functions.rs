@@ -13,14 +13,14 @@ use crate::pointers::{copy_out, result_place, text};
 
 /// A group of an engine's tree. Several handles may name one group.
 pub type umemcg_group = u64;
-/// A share of the pool that is set aside for a group.
+/// A share of the pool set aside for a group.
 pub type umemcg_guarantee = u64;
 
-/// Makes what is missing of the path.
+/// Creates the missing groups of the path.
 pub const UMEMCG_GROUP_CREATE: u32 = 1;
 
 /// Opens the group at a path from the root: `/a/b`; `/` is the root. With `UMEMCG_GROUP_CREATE`,
-/// makes what is missing; that may reclaim, and so may sleep. Errors: `NOT_FOUND`,
+/// creates the missing groups; this may reclaim, and so may sleep. Errors: `NOT_FOUND`,
 /// `INVALID_ARGUMENT`, `REFUSED` when there is no room for the state of a new group.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn umemcg_group_open(
@@ -43,15 +43,15 @@ pub unsafe extern "C" fn umemcg_group_open(
     })
 }
 
-/// Closes a handle of a group. The group stays, and so does what is charged to it.
+/// Closes a handle of a group. The group and its charges stay.
 #[unsafe(no_mangle)]
 pub extern "C" fn umemcg_group_close(group: umemcg_group) -> Code {
     call(|| free::<GroupPart>(group))
 }
 
-/// Removes a group that has no groups below it. What is charged to it belongs to the group above
-/// from then on, and so does what is charged by its handles, which stay open. Errors:
-/// `HAS_CHILDREN`, `IS_ROOT`, `GONE`.
+/// Removes a group without children. Its charges move to the group above. Its handles stay open,
+/// and later charges through them go to the group above, too. Errors: `HAS_CHILDREN`, `IS_ROOT`,
+/// `GONE`.
 #[unsafe(no_mangle)]
 pub extern "C" fn umemcg_group_remove(group: umemcg_group) -> Code {
     call_outside_callbacks(|| {
@@ -62,7 +62,8 @@ pub extern "C" fn umemcg_group_remove(group: umemcg_group) -> Code {
     })
 }
 
-/// Tells the number of a group, which callbacks get. No other group of this process has it, ever.
+/// Writes the number of a group to `*id`. Callbacks get this number. No other group of this process
+/// ever has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn umemcg_group_id(group: umemcg_group, id: *mut u64) -> Code {
     call(|| {
@@ -74,7 +75,7 @@ pub unsafe extern "C" fn umemcg_group_id(group: umemcg_group, id: *mut u64) -> C
 }
 
 /// Writes the path of a group and a zero byte to `path`, which has room for `room` bytes. `*len`
-/// becomes the bytes of it with the zero byte. Errors: `TOO_SMALL`; nothing but `*len` is written
+/// becomes the length of the path with the zero byte. Errors: `TOO_SMALL`; only `*len` is written
 /// then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn umemcg_group_path(
@@ -94,9 +95,9 @@ pub unsafe extern "C" fn umemcg_group_path(
     })
 }
 
-/// Reads a control key, such as `memory.current`: bytes or a count. SEMANTICS.md says what the
-/// control file of the same name means; no limit is `UMEMCG_UNLIMITED`. Errors: `NOT_FOUND`,
-/// `NOT_PERMITTED` for a key that can only be written, `GONE`.
+/// Reads a control key, such as `memory.current`: bytes or a count. SEMANTICS.md defines the
+/// control file of the same name; no limit is `UMEMCG_UNLIMITED`. Errors: `NOT_FOUND`,
+/// `NOT_PERMITTED` for a write-only key, `GONE`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn umemcg_group_get(group: umemcg_group, key: *const c_char, value: *mut u64) -> Code {
     call(|| {
@@ -108,8 +109,8 @@ pub unsafe extern "C" fn umemcg_group_get(group: umemcg_group, key: *const c_cha
 }
 
 /// Writes a control key, such as `memory.max`. A new limit may reclaim, and so may sleep. Errors:
-/// `NOT_FOUND`, `NOT_PERMITTED` for a key that can only be read, `GONE`, `IS_ROOT`, `BUSY`,
-/// `AGAIN`, `INVALID_ARGUMENT` for watermarks that do not fit.
+/// `NOT_FOUND`, `NOT_PERMITTED` for a read-only key, `GONE`, `IS_ROOT`, `BUSY`, `AGAIN`,
+/// `INVALID_ARGUMENT` for watermarks that do not fit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn umemcg_group_set(group: umemcg_group, key: *const c_char, value: u64) -> Code {
     call_outside_callbacks(|| {

@@ -17,18 +17,18 @@ use crate::pointers::{SizedStruct, write_sized};
 pub struct umemcg_error {
     /// `sizeof(umemcg_error)`; set by the caller.
     pub size: usize,
-    /// What went wrong; `UMEMCG_OK` if no call of this thread has failed.
+    /// The code of the failure; `UMEMCG_OK` if no call of this thread has failed.
     pub code: Code,
-    /// The group that refused, or that the error is about; empty if there is none. Valid until the
-    /// next call of this thread that fails.
+    /// The path of the group that refused, or of the group concerned; empty if there is none. Valid
+    /// until the next failing call of this thread.
     pub path: *const c_char,
     /// A sentence for people; valid as long as `path`.
     pub message: *const c_char,
-    /// Bytes that were asked for.
+    /// The requested bytes.
     pub wanted_bytes: u64,
     /// The limit of the group; `UINT64_MAX` for none.
     pub limit_bytes: u64,
-    /// Bytes that the group could still have given.
+    /// Bytes still free in the group.
     pub free_bytes: u64,
     /// For accounts, bytes of the group's caches that could not be reclaimed now; an estimate.
     pub reclaimable_bytes: u64,
@@ -63,8 +63,8 @@ pub(crate) fn keep(failure: Failure) -> Code {
     code
 }
 
-/// Writes the details of the last call of this thread that failed to `*error`. A call that succeeds
-/// leaves them as they are. Set `error->size` first. Works in a forked child, too.
+/// Writes the details of this thread's last failed call to `*error`. A successful call leaves them
+/// unchanged. Set `error->size` first. Works in a forked child, too.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn umemcg_last_error(error: *mut umemcg_error) -> Code {
     let written = std::panic::catch_unwind(|| {

@@ -15,8 +15,8 @@ pub(crate) trait SizedStruct: Copy {
 /// caller are zero; a newer caller may not set fields unknown to this version.
 ///
 /// # Safety
-/// `from` is null, or points to as many bytes as its first field says, of which all bit patterns of
-/// `T` are valid.
+/// `from` is null, or points to as many bytes as its first field says. Every bit pattern is a valid
+/// `T`.
 pub(crate) unsafe fn read_sized<T: SizedStruct + Default>(from: *const T) -> Result<T, Failure> {
     if from.is_null() || !from.is_aligned() {
         return Err(Failure::invalid("a null pointer where a struct is needed"));
@@ -64,7 +64,7 @@ pub(crate) unsafe fn write_sized<T: SizedStruct>(to: *mut T, value: T) -> Result
 /// Returns the place for a result, filled with `empty` in case the call fails.
 ///
 /// # Safety
-/// `to` is null, or points to a `T` that the caller lets the call write until it returns.
+/// `to` is null, or points to a `T` that the call may write until it returns.
 pub(crate) unsafe fn result_place<'a, T>(to: *mut T, empty: T) -> Result<&'a mut T, Failure> {
     if to.is_null() || !to.is_aligned() {
         return Err(Failure::invalid("a null pointer where a result is to go"));
@@ -105,7 +105,7 @@ pub(crate) unsafe fn bytes<'a>(from: *const c_void, len: usize, len_max: u64) ->
     if len as u64 > len_max.min(isize::MAX as u64) {
         return Err(Failure::invalid(format!("{len} bytes are more than the whole pool")));
     }
-    // SAFETY: [10] As the caller says; the length is one that objects can have.
+    // SAFETY: [10] As the caller says; the length is a possible size of an object.
     Ok(unsafe { std::slice::from_raw_parts(from.cast(), len) })
 }
 
@@ -113,8 +113,7 @@ pub(crate) unsafe fn bytes<'a>(from: *const c_void, len: usize, len_max: u64) ->
 /// small, only writes the length.
 ///
 /// # Safety
-/// `to` is null, or points to `room` bytes that the caller lets the call write; `len` as with
-/// [`result_place`].
+/// `to` is null, or points to `room` bytes that the call may write; `len` as with [`result_place`].
 pub(crate) unsafe fn copy_out(
     all: &[u8],
     to: *mut c_void,

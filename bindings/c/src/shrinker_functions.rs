@@ -19,36 +19,36 @@ use crate::pointers::{SizedStruct, read_sized, result_place, text};
 /// A registered shrinker.
 pub type umemcg_shrinker = u64;
 
-/// The objects that a call is about. Later versions may have more fields.
+/// The target of a callback. Later versions may have more fields.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct umemcg_shrink_target {
-    /// The number of the group; not of those below it. See `umemcg_group_id`.
+    /// The number of the group; its child groups are not included. See `umemcg_group_id`.
     pub group_id: u64,
-    /// How many objects to look at.
+    /// The number of objects to scan.
     pub nr_objects: u64,
-    /// The bytes that are wanted: a scan that has freed as many may stop.
+    /// The requested bytes: a scan may stop once it has freed as many.
     pub wanted_bytes: u64,
 }
 
-/// What a scan did.
+/// The result of a scan.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct umemcg_scanned {
-    /// Objects looked at; 0 says that there are no more.
+    /// Scanned objects; 0 means that there are no more.
     pub nr_objects: u64,
     /// Bytes freed, and uncharged.
     pub freed_bytes: u64,
 }
 
-/// Returns how many objects of the group could be freed. 0 says that there are none at all: it is
-/// not asked again for that group before `umemcg_shrinker_announce`. A negative number says that
-/// nothing can be told now. Must not block.
+/// Returns the number of objects of the group that could be freed. 0 means no objects at all: the
+/// function is not called again for that group before `umemcg_shrinker_announce`. A negative number
+/// means that the number is unknown now. Must not block.
 pub type umemcg_count_fn =
     Option<extern "C" fn(user: *mut c_void, target: *const umemcg_shrink_target) -> i64>;
-/// Looks at up to that many objects, frees those that can be freed, uncharges their bytes, and says
-/// what it did in `*scanned`, which is zero before. Returns 0, or another number if no progress can
-/// be made now.
+/// Scans up to `nr_objects` objects of the target, frees the freeable ones and uncharges their
+/// bytes. Writes the result to `*scanned`, which is zero before. Returns 0, or another number if no
+/// progress can be made now.
 pub type umemcg_scan_fn = Option<
     extern "C" fn(
         user: *mut c_void,
@@ -56,11 +56,11 @@ pub type umemcg_scan_fn = Option<
         scanned: *mut umemcg_scanned,
     ) -> i32,
 >;
-/// Is told that a group was removed: its objects belong to the group above from now on.
+/// Called after the removal of a group: its objects belong to the group above from now on.
 pub type umemcg_reparent_fn = Option<extern "C" fn(user: *mut c_void, group_id: u64, parent_id: u64)>;
 
 /// The configuration of a shrinker. Callbacks run on any thread, on several at once, with no lock
-/// of the library held, and may call what does not say that it may sleep.
+/// of the library held. They may call functions that neither sleep nor reclaim.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct umemcg_shrinker_config {
@@ -74,7 +74,7 @@ pub struct umemcg_shrinker_config {
     pub scan: umemcg_scan_fn,
     /// May be null.
     pub reparent: umemcg_reparent_fn,
-    /// What callbacks get.
+    /// The first argument of the callbacks.
     pub user: *mut c_void,
     /// Called once with `user` when no callback can run any more; may be null. Not called if the
     /// shrinker was not made.
@@ -180,7 +180,7 @@ impl Shrinker for Callbacks {
     }
 }
 
-/// Registers a shrinker. It is asked for a group from `umemcg_shrinker_announce` on.
+/// Registers a shrinker. Its callbacks run for a group from `umemcg_shrinker_announce` on.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn umemcg_shrinker_new(
     engine: umemcg_engine,
@@ -223,8 +223,8 @@ pub unsafe extern "C" fn umemcg_shrinker_new(
     })
 }
 
-/// Says that a shrinker has objects of a group. Called after an object of the group can be counted,
-/// each time that there were none before; more often does no harm.
+/// Announces that a shrinker has objects of a group. Call it whenever the group gets its first
+/// object, after the count function can see it. Additional calls do no harm.
 #[unsafe(no_mangle)]
 pub extern "C" fn umemcg_shrinker_announce(shrinker: umemcg_shrinker, group: umemcg_group) -> Code {
     call(|| {
@@ -237,8 +237,8 @@ pub extern "C" fn umemcg_shrinker_announce(shrinker: umemcg_shrinker, group: ume
     })
 }
 
-/// Frees a shrinker. Waits for its callbacks that are running on other threads; none runs after it
-/// returns, except the one that it is called from.
+/// Frees a shrinker. Waits for its callbacks running on other threads. None runs after it returns,
+/// except the callback that made the call.
 #[unsafe(no_mangle)]
 pub extern "C" fn umemcg_shrinker_free(shrinker: umemcg_shrinker) -> Code {
     call(|| free::<ShrinkerPart>(shrinker))

@@ -11,8 +11,8 @@ use crate::objects::{GroupPart, with};
 use crate::pointers::result_place;
 
 /// Returns the name of a statistic, such as `reserved_bytes`; null from the number of statistics
-/// on. Valid for ever. Names that end in `_bytes` are bytes, the others are counts or pages. A
-/// later version of the library may have more of them, at the end.
+/// on. Valid for ever. Names ending in `_bytes` are bytes, the others are counts or pages. A later
+/// version of the library may have more statistics, at the end.
 #[unsafe(no_mangle)]
 pub extern "C" fn umemcg_statistic_name(index: usize) -> *const c_char {
     static NAMES: LazyLock<Vec<std::ffi::CString>> = LazyLock::new(|| {
@@ -23,8 +23,8 @@ pub extern "C" fn umemcg_statistic_name(index: usize) -> *const c_char {
 }
 
 /// Writes the statistics of a group, everything below it included, to `values`, in the order of
-/// `umemcg_statistic_name`: as many as there are, and no more than `room`. `*nr` becomes the number
-/// that was written. What has no limit is `INT64_MAX`. Takes some microseconds.
+/// `umemcg_statistic_name`, and at most `room` of them. `*nr` becomes the number of written values.
+/// No limit is `INT64_MAX`. Takes some microseconds.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn umemcg_group_statistics(
     group: umemcg_group,

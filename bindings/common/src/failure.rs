@@ -10,19 +10,19 @@ use umemcg::{
     RemoveError,
 };
 
-/// What went wrong. The numbers never change; new ones are added at the end.
+/// The result of a call. The numbers never change; new ones are added at the end.
 #[repr(i32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Code {
     /// Nothing went wrong.
     Ok = 0,
-    /// An argument is no value of its kind: a null pointer, a size that is negative or too large, a
-    /// name that is none, text that is not UTF-8 or a size of a struct that is too small.
+    /// An argument is invalid: a null pointer, a negative or too large size, an invalid name, text
+    /// that is not UTF-8, or a struct size that is too small.
     InvalidArgument = 1,
-    /// The handle is null, or what it named has been freed.
+    /// The handle is null, or its object has been freed.
     BadHandle = 2,
-    /// The handle names something of another kind.
+    /// The handle names an object of another kind.
     WrongKind = 3,
     /// The two handles belong to two engines.
     OtherEngine = 4,
@@ -32,9 +32,9 @@ pub enum Code {
     Overcommitted = 6,
     /// Usage cannot be brought below the new limit; the old one stays.
     Busy = 7,
-    /// There is none of that name.
+    /// Nothing has that name.
     NotFound = 8,
-    /// There is one of that name.
+    /// The name is taken.
     Exists = 9,
     /// The group has groups below it.
     HasChildren = 10,
@@ -44,17 +44,17 @@ pub enum Code {
     IsRoot = 12,
     /// The key can only be read, or only be written.
     NotPermitted = 13,
-    /// Less could be reclaimed than was asked for.
+    /// Less could be reclaimed than requested.
     Again = 14,
-    /// More was to be given back than is held.
+    /// The caller gives back more than is held.
     NotHeld = 15,
     /// Called from inside a callback, where it could wait for itself.
     InCallback = 16,
-    /// This process is a fork of one that used the library.
+    /// This process is a fork of a process that used the library.
     Forked = 17,
     /// The engine or the interpreter is ending.
     Ending = 18,
-    /// The room that the caller gave is too small for the answer.
+    /// The caller's buffer is too small for the answer.
     TooSmall = 19,
     /// Too many handles exist.
     TooMany = 20,
@@ -62,22 +62,22 @@ pub enum Code {
     System = 21,
     /// A defect of the library; nothing else is affected.
     Panicked = 22,
-    /// More than the limit of a group, whatever is given back.
+    /// The request exceeds the limit of a group, whatever is given back.
     Never = 23,
 }
 
 /// An error in a form for crossing a language boundary.
 #[derive(Debug, Clone)]
 pub struct Failure {
-    /// What went wrong.
+    /// The code of the failure.
     pub code: Code,
-    /// The group that refused, or that the error is about; empty if there is none.
+    /// The path of the group that refused, or of the group concerned; empty if there is none.
     pub path: String,
     /// The requested bytes; 0 where the error is about no bytes.
     pub wanted_bytes: u64,
     /// The limit of that group.
     pub limit_bytes: u64,
-    /// Bytes that the group could still have given: below its limit, or left to commit.
+    /// Bytes still free in the group: below its limit, or left to commit.
     pub free_bytes: u64,
     /// Bytes of the group's caches that could not be reclaimed now, but may be later; an estimate,
     /// and known for accounts only.

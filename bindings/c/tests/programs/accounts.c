@@ -1,4 +1,4 @@
-/* Accounts: what they hold, what is refused, and wrong numbers. */
+/* Accounts: their bytes, refused growth, and wrong numbers. */
 #include "check.h"
 
 #include <pthread.h>
@@ -26,7 +26,7 @@ static void an_account_holds_what_it_says(void) {
     CHECK(get(group, "memory.current") >= 8 * MIB);
     OK(umemcg_account_free(account));
     CODE(UMEMCG_BAD_HANDLE, umemcg_account_free(account));
-    /* It stays when its group goes. */
+    /* The account stays after the removal of its group. */
     OK(umemcg_group_remove(group));
     CHECK(bytes_of(part) == 7 * MIB);
     OK(umemcg_account_shrink(part, 7 * MIB));
@@ -82,7 +82,7 @@ static void wrong_numbers_change_nothing(void) {
 #define NR_THREADS 4
 #define NR_ROUNDS 20000
 
-/* Gives back more than it took, so that some of it is refused. */
+/* Gives back more than it took, so some calls are refused. */
 static void *spend(void *user) {
     umemcg_account account = *(umemcg_account *)user;
     uint64_t *kept = calloc(1, sizeof *kept);

@@ -1,4 +1,4 @@
-/* Caches of bytes, values that are held, and what a cache tells about removed objects. */
+/* Caches of bytes, held values, and the callback for removed objects. */
 #include "check.h"
 
 struct heard {
@@ -14,7 +14,7 @@ static void removed(void *user, const void *key, size_t key_len, const void *val
     __atomic_add_fetch(why == UMEMCG_REMOVED_EVICTED ? &heard->nr_evicted : &heard->nr_removed, 1, __ATOMIC_RELAXED);
     if (key == NULL || key_len == 0 || (value == NULL && value_len != 0))
         __atomic_add_fetch(&heard->nr_bad, 1, __ATOMIC_RELAXED);
-    /* What may wait is turned away, what may not works. */
+    /* Functions that may wait fail, the others work. */
     if (heard->cache != 0) {
         int is_right = umemcg_cache_insert(heard->cache, heard->group, "x", 1, "y", 1) == UMEMCG_IN_CALLBACK &&
                        umemcg_charge(heard->group, 1, 0, &owner) == UMEMCG_IN_CALLBACK &&
@@ -72,7 +72,7 @@ static void values_come_and_go(void) {
     CODE(UMEMCG_INVALID_ARGUMENT, umemcg_cache_get(cache, "k", (size_t)-1, value, sizeof value, &len));
     CODE(UMEMCG_INVALID_ARGUMENT, umemcg_cache_get(cache, "k", 1, value, sizeof value, NULL));
 
-    /* Eight times the limit goes through, and the group keeps to its limit. */
+    /* Eight times the limit passes through, and the group stays below its limit. */
     memset(big, 7, sizeof big);
     heard.group = group;
     heard.cache = cache;

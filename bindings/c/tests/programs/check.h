@@ -1,4 +1,4 @@
-/* What the test programs share: a check ends the program with the place and the last error. */
+/* Shared by the test programs: a failed check ends the program with the place and the last error. */
 #ifndef CHECK_H
 #define CHECK_H
 

@@ -39,7 +39,7 @@ static void in_child(umemcg_engine engine, umemcg_group group, umemcg_owner owne
     exit(7);
 }
 
-/* Waits for a child; one that hangs is killed and fails the test. */
+/* Waits for a child; a hanging child is killed and fails the test. */
 static int status_of(pid_t child) {
     int status, at;
     struct timespec moment = {0, 10 * 1000 * 1000};

@@ -1,4 +1,4 @@
-/* Handles and arguments that are wrong in every way that a caller can get them wrong. */
+/* Wrong handles and arguments of every kind. */
 #include "check.h"
 
 static void null_freed_and_wrong_handles(void) {
@@ -130,7 +130,7 @@ static void null_pointers_and_texts(void) {
         CHECK(other == 0);
     }
     {
-        /* A program built with a newer header: what it sets and this version does not know. */
+        /* A program built with a newer header sets a field unknown to this version. */
         struct {
             umemcg_engine_config known;
             uint64_t newer;

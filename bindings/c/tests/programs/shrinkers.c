@@ -1,11 +1,11 @@
-/* A cache of the program's own that gives memory back, and callbacks that misbehave. */
+/* A program's own cache gives memory back; misbehaving callbacks. */
 #include "check.h"
 
 #include <pthread.h>
 
 #define OBJECT_BYTES 4096
 
-/* Objects of one group, and what its callbacks are to do wrong. */
+/* The objects of one group, and the faults of its callbacks. */
 struct objects {
     pthread_mutex_t lock;
     umemcg_owner owner;
@@ -38,7 +38,7 @@ static int32_t scan(void *user, const umemcg_shrink_target *target, umemcg_scann
     if (nr > 0 && umemcg_uncharge(objects->owner, nr * OBJECT_BYTES) != UMEMCG_OK)
         objects->nr_bad++;
     if (objects->is_greedy) {
-        /* Everything that could wait for this callback. */
+        /* All functions that could wait for this callback. */
         umemcg_owner owner;
         umemcg_engine other;
         if (umemcg_charge(objects->group, MIB, 0, &owner) != UMEMCG_IN_CALLBACK ||

@@ -1,4 +1,4 @@
-/* Threads that use, close and free the same things at the same time: codes, and exact accounts. */
+/* Threads use, close and free the same objects at the same time: codes, and exact accounts. */
 #include "check.h"
 
 #include <pthread.h>
@@ -18,7 +18,7 @@ static unsigned next(unsigned *seed) {
     return *seed >> 16;
 }
 
-/* Every code that a call may return while another thread frees what it uses. */
+/* Every code that a call may return while another thread frees its objects. */
 static void expect(umemcg_code code) {
     CHECK(code == UMEMCG_OK || code == UMEMCG_BAD_HANDLE || code == UMEMCG_REFUSED || code == UMEMCG_NOT_FOUND ||
           code == UMEMCG_NOT_HELD || code == UMEMCG_ENDING || code == UMEMCG_HAS_CHILDREN || code == UMEMCG_GONE);
@@ -84,7 +84,7 @@ static void run(int frees_while_used) {
     if (!frees_while_used) {
         OK(umemcg_cache_free(shared.cache));
         OK(umemcg_group_set(shared.group, "memory.force_empty", 0));
-        /* The state of a group that was left below, and nothing else. */
+        /* Only the state of a remaining group below. */
         CHECK(get(shared.group, "memory.current") <= 4096);
         OK(umemcg_engine_free(shared.engine));
     }
