@@ -19,8 +19,8 @@ use umemcg_ballista::{
 #[derive(Debug, Parser)]
 #[command(name = "umemcg-ballista", version)]
 struct Program {
-    /// How much of what Ballista logs is shown: off, error, warn, info, debug or trace. Errors,
-    /// unless set; nothing for `run`, which shows the errors of queries itself.
+    /// The level of Ballista's log: off, error, warn, info, debug or trace. By default errors; for
+    /// `run`, which shows the errors of queries itself, off.
     #[arg(long, value_name = "LEVEL", value_parser = level, global = true)]
     log: Option<LevelFilter>,
     #[command(subcommand)]
@@ -33,16 +33,17 @@ enum Command {
     Scheduler(SchedulerArguments),
     /// Runs an executor.
     Executor(ExecutorArguments),
-    /// Runs a cluster on this machine with queries of two tenants, and shows which holds what.
+    /// Runs a cluster on this machine with queries of two tenants, and shows the memory of each
+    /// tenant.
     Run,
 }
 
 #[derive(Debug, Args)]
 struct SchedulerArguments {
-    /// Where it listens: an address of this host and a port, 0 for a free one.
+    /// The address to listen at: an address of this host and a port, 0 for a free port.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:50050")]
     bind: SocketAddr,
-    /// Executors without which `/readyz` answers that the cluster is not ready.
+    /// The number of executors needed for `/readyz` to answer that the cluster is ready.
     #[arg(long, value_name = "N", default_value_t = 1)]
     executors: usize,
     /// Ends when its standard input does.
@@ -58,13 +59,14 @@ struct ExecutorArguments {
     /// Where the scheduler listens.
     #[arg(long, value_name = "HOST:PORT", value_parser = host_and_port)]
     scheduler: (String, u16),
-    /// Where it serves shuffled data: an address of this host and a port, 0 for a free one.
+    /// The address for serving shuffled data: an address of this host and a port, 0 for a free
+    /// port.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:50051")]
     bind: SocketAddr,
-    /// The name under which clients and other executors reach it, unless that is the address.
+    /// The host name for clients and other executors, if it differs from the address.
     #[arg(long, value_name = "HOST")]
     external_host: Option<String>,
-    /// A directory for what it spills and shuffles. Created if there is none.
+    /// A directory for spilled and shuffled data. Created if missing.
     #[arg(long, value_name = "DIRECTORY")]
     work_dir: PathBuf,
     /// Memory for all tenants together, in MiB.
@@ -76,10 +78,10 @@ struct ExecutorArguments {
     /// Tasks that it runs at the same time.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = at_least_one)]
     vcores: usize,
-    /// Tells on standard output what each tenant holds, this often.
+    /// The interval of reports of each tenant's memory on standard output.
     #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     tell_every_ms: Option<u64>,
-    /// For how long it tries to reach the scheduler at its start.
+    /// The time limit for reaching the scheduler at startup.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..))]
     connect_seconds: u16,
     /// Ends when its standard input does.

@@ -34,7 +34,7 @@ type Scheduler = SchedulerServer<LogicalPlanNode, PhysicalPlanNode>;
 pub struct SchedulerSettings {
     /// Where it listens. Port 0 takes a free one.
     pub bind: SocketAddr,
-    /// Number of executors below which `/readyz` reports that the cluster is not ready.
+    /// The number of executors needed for `/readyz` to report a ready cluster.
     pub nr_executors: usize,
 }
 

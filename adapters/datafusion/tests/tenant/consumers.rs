@@ -68,7 +68,7 @@ fn a_join_gets_what_is_kept_from_sorters() {
     let joined = fill(&join);
     assert!(joined >= 32 * MIB / 5 - STEP as u64, "{joined}");
     assert!(sorted + joined >= 31 * MIB, "{sorted} and {joined}");
-    // What the join holds beyond its part is no longer shared: the sorter spills earlier.
+    // Bytes of the join beyond its part are no longer shared: the sorter spills earlier.
     drop(sorter);
     fill(&join);
     assert!(spillable(&pool).try_grow(MIB as usize).is_err());

@@ -62,7 +62,7 @@ fn a_query_cannot_sit_on_the_guarantee_of_another_tenant() {
     assert!(fill(&late) >= 93 * MIB * 95 / 100, "{} beside {}", late.size(), early.size());
 }
 
-/// Many tenants without a guarantee, each of which fits beside it, together would not.
+/// Many tenants without a guarantee: each alone fits beside the guarantee, all together would not.
 #[test]
 fn tenants_without_a_guarantee_leave_that_of_another() {
     let engine = engine_of(128);
@@ -77,7 +77,7 @@ fn tenants_without_a_guarantee_leave_that_of_another() {
         others.iter().map(|other| -> Arc<dyn MemoryPool> { other.start_query().expect("a query") }).collect();
     let joins: Vec<_> = pools.iter().map(|pool| MemoryConsumer::new("join").register(pool)).collect();
     while joins.iter().any(|join| join.try_grow(STEP).is_ok()) {}
-    // What is left is cached.
+    // The rest is cached.
     others.iter().for_each(|other| fill_metadata(other, 500, 64 << 10));
     let held: usize = joins.iter().map(MemoryReservation::size).sum();
     assert!(held as u64 >= 60 * MIB, "they may use what is not guaranteed, they have {held}");
