@@ -19,7 +19,7 @@ def group(engine: umemcg.Engine) -> umemcg.Group:
 
 @pytest.fixture
 def unraisable(monkeypatch: pytest.MonkeyPatch) -> list:
-    """What callbacks raised."""
+    """The exceptions raised by callbacks."""
     import sys
 
     raised: list = []

@@ -1,4 +1,4 @@
-"""Nothing that was closed or dropped stays."""
+"""Closed and dropped objects leave nothing behind."""
 
 import gc
 import os
@@ -7,7 +7,7 @@ import weakref
 import umemcg
 
 MIB = 1 << 20
-# Heaps grow by fragments; what is looked for is megabytes.
+# Heaps grow by fragments; a leak would be megabytes.
 KEPT_BYTES_MAX = 8 * MIB
 
 

@@ -16,13 +16,13 @@ SECONDS_MAX = 60
 
 def run(program: str) -> subprocess.CompletedProcess:
     """Runs a program of its own, which must end by itself."""
-    # -P: the installed package, not the directory that the tests run in.
+    # -P: the installed package, not the directory of the tests.
     arguments = [sys.executable, "-P", "-X", "faulthandler", "-c", textwrap.dedent(program)]
     return subprocess.run(arguments, capture_output=True, text=True, timeout=SECONDS_MAX)
 
 
 def status_of(child: int) -> int:
-    """Waits for a child; one that hangs is killed, and fails the test."""
+    """Waits for a child; a hanging child is killed, and fails the test."""
     give_up = time.monotonic() + SECONDS_MAX
     while time.monotonic() < give_up:
         pid, status = os.waitpid(child, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""Checked by mypy, not run: the hints say what programs may write."""
+"""Checked by mypy, not run: uses of the package that the hints accept, or reject where marked."""
 
 from typing import Optional
 

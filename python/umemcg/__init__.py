@@ -1,7 +1,7 @@
 """umemcg: memory cgroups inside one process.
 
-An `Engine` has a pool of memory and a tree of groups. What is kept in the pool is charged to a group and
-to all above it. A group at its limit loses its own memory, not that of other groups.
+An `Engine` has a pool of memory and a tree of groups. Memory kept in the pool is charged to a group
+and to all groups above it. A group at its limit loses its own memory, not that of other groups.
 """
 
 import atexit as _atexit

@@ -1,14 +1,14 @@
-"""The exceptions. Each has the group that it is about, and numbers in bytes."""
+"""The exceptions. Each has the group concerned, and numbers in bytes."""
 
 from __future__ import annotations
 
 
 class Error(Exception):
-    """What every exception of this package is.
+    """The base class of this package's exceptions.
 
-    `group` is the path of the group that refused or that the error is about, if there is one. `wanted`,
-    `limit`, `free` and `reclaimable` are bytes: what was asked for, the group's limit (`None` if it has
-    none), what it could still have given, and what of its caches might be reclaimed later.
+    `group` is the path of the group that refused, or of the group concerned, if there is one. `wanted`,
+    `limit`, `free` and `reclaimable` are bytes: the requested bytes, the group's limit (`None` without a
+    limit), its free bytes, and the bytes of its caches that might be reclaimed later.
     """
 
     group: str | None = None
@@ -23,7 +23,7 @@ class Refused(Error, MemoryError):
 
 
 class NeverFits(Refused):
-    """More than the limit of a group, whatever is given back."""
+    """The request exceeds the limit of a group, whatever is given back."""
 
 
 class Overcommitted(Refused):
@@ -31,11 +31,11 @@ class Overcommitted(Refused):
 
 
 class InvalidArgument(Error, ValueError):
-    """An argument is no value of its kind."""
+    """An argument is invalid."""
 
 
 class NotHeld(Error, ValueError):
-    """More was to be given back than is held."""
+    """The caller gives back more than is held."""
 
 
 class OtherEngine(Error, ValueError):
@@ -43,16 +43,16 @@ class OtherEngine(Error, ValueError):
 
 
 class NotFound(Error, LookupError):
-    """There is none of that name."""
+    """Nothing has that name."""
 
 
 class Exists(Error):
-    """There is one of that name."""
+    """The name is taken."""
 
 
 class Busy(Error):
     """The state of the group does not allow it: usage above a new limit, groups below it, too little to
-    reclaim, or a key that can only be read or only be written."""
+    reclaim, or a read-only or write-only key."""
 
 
 class Removed(Error):
@@ -64,8 +64,8 @@ class InCallback(Error, RuntimeError):
 
 
 class Forked(Error, RuntimeError):
-    """This process is a fork of one that used the package. Use it after `exec`, for example with the start
-    method `spawn` of `multiprocessing`."""
+    """This process is a fork of a process that used the package. Use it after `exec`, for example with the
+    start method `spawn` of `multiprocessing`."""
 
 
 class Ending(Error, RuntimeError):

@@ -7,8 +7,7 @@ from typing import Literal, Optional, Self
 from typing_extensions import Buffer
 
 class Engine:
-    """One pool of memory shared by a tree of groups. Its threads end with the last object that belongs to
-    it.
+    """One pool of memory shared by a tree of groups. Its threads end with the last of its objects.
 
     `workers` reclaim in the background for groups with watermarks; 0 means one for each processor, four at
     most. With `pool_marks` the pool itself has watermarks.
@@ -27,9 +26,9 @@ class Engine:
         """The group above all; its limit is the size of the pool."""
 
     def group(self, path: str, *, create: bool = True) -> Group:
-        """Returns the group at a path from the root, such as `/a/b`, and makes what is missing of it.
+        """Returns the group at a path from the root, such as `/a/b`, and creates missing groups.
 
-        Raises `NotFound` without `create`, and `InvalidArgument` for what is no path.
+        Raises `NotFound` without `create`, and `InvalidArgument` for an invalid path.
         """
 
     def stats(self) -> dict[str, Optional[int]]:
@@ -40,38 +39,37 @@ class Engine:
 
 class Group:
     """A group. `group[key]` reads and writes its control keys, such as `memory.max`, in bytes or counts;
-    `None` is no limit. SEMANTICS.md says what the control file of the same name means.
+    `None` is no limit. SEMANTICS.md defines the control file of the same name.
 
-    `with group:` makes it the current group of the task or thread, to which accounts and caches charge
-    what names no other.
+    `with group:` makes it the current group of the task or thread. Accounts and caches charge the current
+    group unless another is given.
     """
 
     @property
     def path(self) -> str: ...
     @property
     def id(self) -> int:
-        """A number that no other group of this process ever has; callbacks of shrinkers get it."""
+        """A number unique among all groups of this process, ever; callbacks of shrinkers get it."""
 
     @property
     def usage(self) -> int:
-        """The bytes charged to it and all below it."""
+        """The bytes charged to it and all groups below it."""
 
     def __getitem__(self, key: str) -> Optional[int]: ...
     def __setitem__(self, key: str, value: Optional[int]) -> None:
         """May reclaim. Raises `Busy` when usage cannot be brought below a limit, and `NotFound`."""
 
     def remove(self) -> None:
-        """Removes it; what is charged to it belongs to the group above. Raises `Busy` if it has groups
-        below it."""
+        """Removes it; its charges move to the group above. Raises `Busy` if it has groups below it."""
 
     def stats(self) -> dict[str, Optional[int]]:
-        """Its statistics with everything below it, by name. Names that end in `_bytes` are bytes."""
+        """Its statistics with everything below it, by name. Names ending in `_bytes` are bytes."""
 
     def account(self) -> Account:
         """Opens an account in it."""
 
     def charge(self, bytes: int, *, force: bool = False) -> Charge:
-        """Charges memory of the program's own. May reclaim and wait; raises `Refused`. With `force`
+        """Charges memory of the program's own. May reclaim and wait; raises `Refused`. With `force`, charges
         whatever the limits are."""
 
     def guarantee(self, bytes: int) -> Guarantee:
@@ -108,7 +106,7 @@ class Charge(_Closable):
     def bytes(self) -> int: ...
 
 class Guarantee(_Closable):
-    """A share of the pool that is set aside for a group until it is closed or collected."""
+    """A share of the pool set aside for a group until it is closed or collected."""
 
     @property
     def bytes(self) -> int: ...
@@ -119,11 +117,11 @@ class Account(_Closable):
 
     def __init__(self, group: Optional[Group] = None) -> None: ...
     def try_grow(self, bytes: int) -> None:
-        """Grows it, reclaiming from caches of a group that is full. Raises `Refused` when there is no room
+        """Grows it, reclaiming from the caches of a full group. Raises `Refused` when there is no room
         now, `NeverFits` and `Overcommitted`; nothing is changed then."""
 
     def grow(self, bytes: int) -> None:
-        """Grows it whatever the limits are, for memory that is in use already."""
+        """Grows it whatever the limits are, for memory already in use."""
 
     def shrink(self, bytes: int) -> None:
         """Gives bytes back. Raises `NotHeld`."""
@@ -141,9 +139,9 @@ Cause = Literal["evicted", "expired", "removed", "replaced", "outdated"]
 class ObjectCache(_Closable):
     """A cache of bytes by bytes. Each object is charged to the group that inserts it.
 
-    Values are read-only views without a copy: they stay as they are while a view exists, also when they
-    leave the cache. Times are in seconds. `listener` is called for each object that leaves the cache; what
-    it raises goes to `sys.unraisablehook`.
+    Values are read-only views without a copy: they stay unchanged while a view exists, even after
+    leaving the cache. Times are in seconds. `listener` is called for each object leaving the cache; its
+    exceptions go to `sys.unraisablehook`.
     """
 
     def __init__(
@@ -165,8 +163,8 @@ class ObjectCache(_Closable):
     def get_or_insert(
         self, key: Buffer, load: Callable[[], Buffer], group: Optional[Group] = None
     ) -> memoryview:
-        """Returns the value, or what `load` returns and stores it. Of several threads that miss a key, one
-        loads and the others wait; Ctrl-C ends a wait. `load` may use the cache, but not ask for this key. The
+        """Returns the value, or stores and returns the result of `load`. If several threads miss a key, one
+        loads and the others wait; Ctrl-C ends a wait. `load` may use the cache, but not request this key. The
         value stays charged as long as a view of it exists, unless there was no room for it in the cache."""
 
     def remove(self, key: Buffer) -> bool:
@@ -175,17 +173,17 @@ class ObjectCache(_Closable):
     def clear(self) -> None: ...
     def __len__(self) -> int: ...
     def stats(self, group: Optional[Group] = None) -> dict[str, int]:
-        """Its statistics: of the objects of one group, or of all."""
+        """Its statistics, for the objects of one group or for all objects."""
 
 class Shrinker(_Closable):
     """A cache of the program's own that gives memory back.
 
-    `count(group_id)` returns how many objects of the group could be freed, 0 for none at all (it is not
-    asked again before `announce`), or `None` when nothing can be told. `scan(group_id, nr, wanted)` looks at
-    up to `nr` objects, frees what can be freed, and returns how many it looked at and the bytes freed, or
-    `None`; it may stop when it has freed the bytes that are wanted.
-    `reparent(group_id, parent_id)` is told that a group was removed. They run on any thread, and must not
-    charge; what they raise goes to `sys.unraisablehook` and counts as `None`.
+    `count(group_id)` returns the number of objects of the group that could be freed: 0 for none at all (then
+    it is not called again before `announce`), or `None` when the number is unknown. `scan(group_id, nr,
+    wanted)` scans up to `nr` objects, frees the freeable ones, and returns the numbers of scanned objects and
+    of freed bytes, or `None`; it may stop once it has freed `wanted` bytes. `reparent(group_id, parent_id)`
+    is called after the removal of a group. The callbacks run on any thread and must not charge; their
+    exceptions go to `sys.unraisablehook` and count as `None`.
     """
 
     def __init__(
@@ -200,6 +198,6 @@ class Shrinker(_Closable):
         batch: int = 128,
     ) -> None: ...
     def announce(self, group: Group) -> None:
-        """Says that it has objects of the group, after they can be counted."""
+        """Announces that it has objects of the group, after `count` can see them."""
 
 def _close() -> None: ...
