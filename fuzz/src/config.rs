@@ -1,11 +1,11 @@
-//! The file of `umemcg mount --config`, applied to a hierarchy up to where something is mounted.
+//! The file of `umemcg mount --config`, applied to a hierarchy up to the step of mounting.
 
 use umemcg_control::Style;
 
 use crate::hierarchy::Hierarchy;
 use crate::outcome::Outcome;
 
-/// Most groups that are worth the time.
+/// Upper bound of the groups: more are not worth the time.
 const NR_GROUPS_MAX: usize = 32;
 
 /// Applies a file. An error must name the place in the file.
@@ -24,7 +24,7 @@ pub fn config(input: &[u8]) -> Outcome {
         Err(error) => {
             let said = error.strip_prefix("fuzz.toml:").unwrap_or_else(|| panic!("names no file: {error}"));
             assert!(said.contains("line ") || said.starts_with(|at: char| at.is_ascii_digit()), "{error}");
-            // Without what the file says itself.
+            // Without words from the file itself.
             let words = said.split(' ').filter(|word| word.bytes().all(|byte| byte.is_ascii_lowercase()));
             outcome.note(words.collect::<Vec<_>>());
         }

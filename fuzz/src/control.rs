@@ -1,7 +1,7 @@
-//! Writes to control files of a real hierarchy, beside all else that a mount would do with them.
+//! Writes to control files of a real hierarchy, and all other operations of a mount on them.
 //!
 //! An input is lines of words, such as `write a/memory.max 1m`. The first may be a style, `v1` or
-//! `v2`. After all of them the accounts must be exact, and everything can go.
+//! `v2`. After all lines the accounts must be exact, and everything must be removable.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -14,7 +14,7 @@ use umemcg_control::{
 use crate::hierarchy::{Hierarchy, find};
 use crate::outcome::Outcome;
 
-/// Most lines of an input that count.
+/// Lines used of an input; further lines are ignored.
 const NR_LINES_MAX: usize = 64;
 /// Largest charge and object.
 const BYTES_MAX: u64 = 1 << 20;
@@ -22,10 +22,10 @@ const BYTES_MAX: u64 = 1 << 20;
 const TID: u32 = 100;
 /// Each of its requests.
 const REQUEST: Request<'_> = Request { tid: TID, nonblocking: false, cancelled: &|| false, accepted: &|| () };
-/// The bytes that one read takes.
+/// The bytes of one read.
 const READ_BYTES: usize = 4096;
 
-/// A tree, the caller, and the files that are open.
+/// A tree, the caller, and the open files.
 struct Session<'a> {
     groups: &'a mut Hierarchy,
     caller: Credentials,

@@ -1,6 +1,5 @@
 //! Runs a target on stable Rust: the seeds of `corpus/NAME`, then mutations of them and of inputs
-//! that led somewhere new, for `FUZZ_SECONDS`. Everything follows from `FUZZ_SEED`, which is
-//! printed.
+//! with a new outcome, for `FUZZ_SECONDS`. Everything follows from `FUZZ_SEED`, which is printed.
 //!
 //! An input fails when a thread panics, when it takes longer than `INPUT_SECONDS_MAX`, or when
 //! memory grows beyond `MEMORY_BYTES_MAX`. It is then written to `artifacts/NAME`, and shrunk if
@@ -19,15 +18,15 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::mutate::{Mutator, Random};
 use crate::outcome::Outcome;
 
-/// Longest that one input may take.
+/// Time limit of one input.
 const INPUT_SECONDS_MAX: u64 = 60;
-/// Most memory that the process may have.
+/// Memory limit of the process.
 const MEMORY_BYTES_MAX: u64 = 2 << 30;
-/// The same after a panic: the thread that would have ended it may be gone.
+/// Time limit after a panic: the thread needed to end the input may be gone.
 const PANICKED_SECONDS_MAX: u64 = 5;
-/// Longest that a failing input is shrunk.
+/// Time limit for shrinking a failing input.
 const SHRINK_SECONDS_MAX: u64 = 10;
-/// Most inputs that are kept to be mutated.
+/// Most inputs kept for mutation.
 const NR_INPUTS_MAX: usize = 4096;
 /// The length of a run if none is given.
 const SECONDS_DEFAULT: u64 = 10;
@@ -53,7 +52,7 @@ fn note_panic(info: &PanicHookInfo<'_>, folders: &Folders) {
     }
 }
 
-/// Runs a target once; where it panicked first, if it did.
+/// Runs a target once. Returns its outcome, or the place of its first panic.
 fn run(target: Target, input: &[u8]) -> Result<Outcome, String> {
     *RUNNING.lock().unwrap() = Some(input.into());
     let outcome = catch_unwind(AssertUnwindSafe(|| target(input)));
@@ -103,7 +102,7 @@ impl Folders {
         paths.iter().map(|path| fs::read(path).unwrap().into()).collect()
     }
 
-    /// Keeps a failing input, and says what is wrong with it.
+    /// Keeps a failing input, and reports its failure.
     fn report(&self, kind: &str, input: &[u8], what: &str) {
         let name = self.name;
         let mut hasher = DefaultHasher::new();
@@ -117,7 +116,7 @@ impl Folders {
     }
 }
 
-/// Ends the process when an input takes too long or too much.
+/// Ends the process when an input takes too much time or memory.
 fn watch(folders: &Folders) {
     let (mut last, mut seconds) = (None::<Arc<[u8]>>, 0);
     loop {

@@ -1,5 +1,5 @@
-//! A tree of groups with its control files, and processes that are numbers in a table. The end of
-//! an input checks that every byte that was charged has come back.
+//! A tree of groups with its control files, and processes as numbers in a table. The end of an
+//! input checks that every charged byte has been given back.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -13,9 +13,9 @@ use umemcg_control::{ControlTree, Credentials, Membership, MembershipError, Node
 
 /// Size of the pool.
 const POOL_BYTES: u64 = 8 << 20;
-/// The bytes that an empty pool uses: nothing, or its page of zeros.
+/// The bytes used by an empty pool: nothing, or its page of zeros.
 const KEPT_BYTES: [u64; 2] = [0, PAGE_SIZE_U64];
-/// Most looks, a millisecond apart, whether background workers are done.
+/// Most checks, a millisecond apart, for the end of the background workers' work.
 const NR_LOOKS_MAX: usize = 10_000;
 /// The threads there are, each with its process.
 const THREADS: [(u32, u32); 4] = [(100, 100), (101, 100), (200, 200), (300, 300)];
@@ -100,14 +100,14 @@ impl Membership for Processes {
     }
 }
 
-/// Groups, control files, processes, and what is charged.
+/// Groups, control files, processes, and charges.
 pub struct Hierarchy {
     pub engine: Arc<Engine>,
     pub tree: Arc<ControlTree>,
     pub processes: Arc<Processes>,
     /// Gives way to reclaim.
     pub objects: ObjectCache<u64, u64>,
-    /// Stays, and has no name in the statistics; by the group that was asked.
+    /// Charges outside reclaim and without a name in the statistics, each with its requested group.
     charges: Vec<(Arc<Group>, Charge)>,
 }
 
@@ -135,8 +135,8 @@ impl Hierarchy {
         }
     }
 
-    /// Checks that what each group uses is what is charged to it and below it. Waits for background
-    /// workers, which are at it now and then.
+    /// Checks that the usage of each group equals the charges to it and to the groups below it.
+    /// Waits for background workers, which change usage now and then.
     pub fn check(&self) {
         let mut groups = vec![Arc::clone(self.engine.root())];
         while let Some(group) = groups.pop() {
@@ -179,8 +179,8 @@ impl Hierarchy {
     }
 }
 
-/// Waits for background workers, but not for ever. Counts looks instead of time, which goes on
-/// while the process is stopped.
+/// Waits for background workers, with a bound. Counts checks, not time: time goes on while the
+/// process is stopped.
 fn wait_until(mut is_so: impl FnMut() -> bool) {
     for _ in 0..NR_LOOKS_MAX {
         if is_so() {

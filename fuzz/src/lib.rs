@@ -1,8 +1,8 @@
-//! Fuzz targets: functions that take any bytes and panic when the product breaks a promise.
+//! Fuzz targets: functions of any bytes. They panic when the product breaks a promise.
 //!
-//! [`driver`] runs them on stable Rust with inputs that it mutates from `corpus/NAME`. libFuzzer
-//! runs the same functions (`cargo fuzz run NAME`). A target returns what the input led to, so that
-//! the driver keeps inputs that lead somewhere new.
+//! [`driver`] runs them on stable Rust with inputs mutated from `corpus/NAME`. libFuzzer runs the
+//! same functions (`cargo fuzz run NAME`). A target returns the outcome of the input, and the
+//! driver keeps inputs with a new outcome.
 #![forbid(unsafe_code)]
 
 mod config;

@@ -1,7 +1,7 @@
-//! Random changes of inputs: of bytes, of numbers in text, of lines, and of words that the seeds
-//! have. The same seed makes the same changes.
+//! Random changes of inputs: of bytes, of numbers in text, of lines, and of words of the seeds. The
+//! same seed makes the same changes.
 
-/// Longest input that is made.
+/// Longest input made.
 const INPUT_BYTES_MAX: usize = 4096;
 /// Most changes of one input.
 const NR_CHANGES_MAX: usize = 6;

@@ -1,4 +1,4 @@
-//! Parsers of `/proc`: of any bytes, and of files whose names, paths and values a tenant chose.
+//! Parsers of `/proc`: of any bytes, and of files with names, paths and values chosen by a tenant.
 
 use umemcg_fuse::{fuzzing, mountinfo};
 

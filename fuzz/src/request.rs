@@ -1,7 +1,8 @@
-//! Requests as the kernel sends them: their parsing, and all that follows from it, with no kernel.
+//! Requests as the kernel sends them: their parsing and their handling, without a kernel.
 //!
-//! An input is lines. The first says what is mounted (`data`, a tmpfs, or `control`) and the minor
-//! number of the protocol. Each further line is a request: its opcode, its node, and its body:
+//! An input is lines. The first names the mounted file system (`data`, a tmpfs, or `control`) and
+//! the minor number of the protocol. Each further line is a request: its opcode, its node, and its
+//! body:
 //!
 //! | word | in the body |
 //! |---|---|
@@ -34,14 +35,14 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::hierarchy::Hierarchy;
 use crate::outcome::Outcome;
 
-/// Most lines of an input that count.
+/// Lines used of an input; further lines are ignored.
 const NR_LINES_MAX: usize = 64;
 /// The limit of a tenant, and the size of its volume.
 const TENANT_BYTES: u64 = 2 << 20;
 /// Longest `*9`.
 const FILLED_BYTES_MAX: u64 = 64 << 10;
 
-/// Parses the input itself as a request, then sends those that its lines describe.
+/// Parses the input itself as a request, then sends the requests described by its lines.
 ///
 /// # Panics
 /// When the product breaks a promise.
@@ -111,7 +112,7 @@ fn parse(input: &[u8]) {
 }
 
 fn shorten(mut header: InHeader, mut beginning: Vec<u8>, dialect: Dialect, expected: &[u8]) {
-    // A write has no extensions that it could lose.
+    // A write has no extensions to lose.
     header.total_extlen = 0;
     shorten_write(&mut header, &mut beginning);
     match Op::parse(&beginning, dialect) {
@@ -120,7 +121,7 @@ fn shorten(mut header: InHeader, mut beginning: Vec<u8>, dialect: Dialect, expec
     }
 }
 
-/// The other end of a session: says what the lines tell it to, one request after the other.
+/// The other end of a session: sends the requests of the lines, one after the other.
 #[derive(Debug)]
 struct Kernel {
     state: Mutex<State>,
@@ -133,7 +134,7 @@ struct State {
     nr_sent: u64,
     /// The request that waits for an answer.
     due: Option<Due>,
-    /// The nodes that answers named.
+    /// The nodes named by answers.
     nodes: Vec<u64>,
     handles: Vec<u64>,
     outcome: Outcome,
@@ -176,7 +177,7 @@ impl Transport for Kernel {
         let header = OutHeader::read_from_bytes(header).expect("an answer begins with its header");
         assert_eq!(header.len as usize, size_of::<OutHeader>() + payload.len(), "length of an answer");
         assert!((-4095..=0).contains(&header.error) || header.unique == 0, "error {}", header.error);
-        // Notifications; and interrupts, which are answered when they are to be repeated.
+        // Notifications, and interrupts. An interrupt is answered only to have it repeated.
         if header.unique == 0 || header.unique & INTERRUPT_BIT != 0 {
             return Ok(());
         }
@@ -195,7 +196,7 @@ impl Transport for Kernel {
 }
 
 impl State {
-    /// Keeps the node and the handle that an answer names.
+    /// Keeps the node and the handle named by an answer.
     fn learn(&mut self, opcode: u32, answer: &[u8]) {
         let entry = EntryOut::read_from_prefix(answer).ok().map(|(entry, _)| entry.nodeid);
         let (node, handle) = match opcode {
@@ -212,7 +213,7 @@ impl State {
         self.handles.extend(handle);
     }
 
-    /// Returns what a line describes; notes that its answer is due.
+    /// Returns the request of a line, and records that its answer is due.
     fn message(&mut self, line: &[u8]) -> Vec<u8> {
         let mut words = line.split(|&byte| byte == b' ').filter(|word| !word.is_empty());
         let first = words.next().unwrap_or_default();
@@ -260,7 +261,7 @@ impl State {
     }
 }
 
-/// Returns the nth of what was learned, or the number itself where there are not so many.
+/// Returns the nth learned number, or `number` itself if there are fewer.
 fn nth(learned: &[u64], number: u64) -> u64 {
     usize::try_from(number).ok().and_then(|at| learned.get(at)).copied().unwrap_or(number)
 }

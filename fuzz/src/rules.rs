@@ -1,4 +1,4 @@
-//! Membership rules: the first line is a rule, each further one a subject that it may match.
+//! Membership rules: the first line is a rule, each further line a subject to match.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -8,7 +8,7 @@ use umemcg_fuse::Rule;
 
 use crate::outcome::Outcome;
 
-/// Places subjects by a rule. Every name that it returns must be one that a group can have.
+/// Places subjects by a rule. Every name returned must be valid for a group.
 ///
 /// # Panics
 /// When the product breaks a promise.
