@@ -1,9 +1,9 @@
-//! Two files served from memory through the crate `fuser`: what a mount can do when it has nothing
-//! to do but answer.
+//! Two files served from memory through the crate `fuser`: the performance of a mount with no work
+//! except its answers.
 //!
 //! `fuser-memory MNT BYTES THREADS` serves `read0.bin` and `read1.bin`, each of BYTES, until it is
-//! unmounted. Both have the contents that `umemcg-bench` checks; files are opened with direct I/O,
-//! so that every read arrives here.
+//! unmounted. Both have the contents expected by `umemcg-bench`. Files are opened with direct I/O,
+//! so every read arrives here.
 #![forbid(unsafe_code)]
 
 use std::ffi::OsStr;

@@ -44,8 +44,8 @@ fn thread_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Runs `operation` in each of the threads, which get a state of their own each; returns
-/// nanoseconds of processor time for an operation of the slower thread.
+/// Runs `operation` in each thread, with a state for each. Returns nanoseconds of processor time
+/// for an operation of the slower thread.
 fn run<S: Side>(side: &S, threads: usize, nr: u64, operation: impl Fn(&S::Holder, u64) + Sync) -> f64 {
     let start = Barrier::new(threads);
     let times = std::thread::scope(|scope| {

@@ -16,7 +16,7 @@ fn is_refused(holder: &MemoryReservation) -> bool {
     holder.try_grow(2 * POOL_BYTES as usize).is_err()
 }
 
-/// The pool that gives to the first to come.
+/// The pool without shares: first come, first served.
 pub struct Greedy(Arc<dyn MemoryPool>);
 
 impl Greedy {
@@ -47,7 +47,7 @@ impl Side for Greedy {
     }
 }
 
-/// The pool that is divided equally among consumers able to spill.
+/// The pool divided equally among spillable consumers.
 pub struct Fair(Arc<dyn MemoryPool>);
 
 impl Fair {

@@ -1,26 +1,26 @@
-//! Our side, behind the four functions that the pools have, too.
+//! Our side, behind the same four functions as the pools.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
 
 use umemcg::{Account, Engine, EngineConfig, Group, Refusal};
 
-/// More than is ever taken.
+/// The pool: larger than all memory ever taken.
 pub const POOL_BYTES: u64 = 4 << 30;
-/// Tenants that take turns in being refused.
+/// Tenants refused in turns.
 const NR_TENANTS: usize = 1024;
 /// Bytes that each of them holds.
 const HELD_BYTES: u64 = 64 << 10;
 
 /// One of the pools.
 pub trait Side: Sync {
-    /// What a thread has of it.
+    /// The state of one thread.
     type Holder;
 
     fn holder(&self) -> Self::Holder;
     fn grow(&self, holder: &Self::Holder, bytes: usize) -> bool;
     fn shrink(&self, holder: &Self::Holder, bytes: usize);
-    /// Asks for more than there is; `at` tells whose turn it is.
+    /// Requests more than there is. `at` selects the tenant whose turn it is.
     fn is_refused(&self, holder: &Self::Holder, at: usize) -> bool;
 }
 
@@ -132,7 +132,7 @@ impl Side for Tenants {
     #[inline]
     fn is_refused(&self, _holder: &(), at: usize) -> bool {
         let at = at % NR_TENANTS;
-        // It does not fit now, and would if the others gave back.
+        // The request does not fit now, and would if the other tenants gave memory back.
         match self.accounts[at].try_grow(2 * 4096) {
             Err(Refusal::NotNow { group, .. }) => Arc::ptr_eq(&group, &self.full[at]),
             _ => false,

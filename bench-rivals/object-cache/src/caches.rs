@@ -45,7 +45,7 @@ impl Foyer {
 impl Side for Foyer {
     #[inline]
     fn get(&self, key: u64) -> Option<u64> {
-        // It lends the value; a clone would only cost it time.
+        // The cache lends the value; a clone would only cost it time.
         self.0.get(&key).map(|entry| entry.value().key)
     }
     #[inline]

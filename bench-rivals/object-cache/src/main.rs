@@ -1,6 +1,6 @@
-//! `ObjectCache` and the crates that a user would take instead, in one process and in turns: all
-//! hits, and Zipf with insert on miss, by one and two threads. Prints one JSON object;
-//! `umemcg-bench object-cache` runs it and judges.
+//! `ObjectCache` and alternative cache crates, in one process and in turns: all hits, and Zipf with
+//! insert on miss, by one and two threads. Prints one JSON object; `umemcg-bench object-cache` runs
+//! it and judges.
 
 #[cfg(feature = "rivals")]
 mod caches;
@@ -20,10 +20,9 @@ use caches::{Foyer, MiniMoka, Moka, QuickCache};
 use sides::{Side, Umemcg, Value};
 use streams::{Zipf, uniform};
 
-/// Values that each cache has room for, at full size.
+/// Capacity of each cache in values, at full size.
 const CAPACITY: usize = 100_000;
-/// Keys that are all there, in tenths of the capacity: room enough for caches whose parts fill
-/// unevenly.
+/// Resident keys, in tenths of the capacity: room enough for caches with unevenly filled parts.
 const RESIDENT_TENTHS: usize = 8;
 /// Keys of Zipf's distribution, as a multiple of the capacity, and its exponent.
 const ZIPF_KEYS: usize = 10;
@@ -34,10 +33,10 @@ const LOOKUPS: usize = 1_000_000;
 const WARM_UP: usize = 4;
 const THREADS_MAX: usize = 2;
 
-/// Measure processor time in place of real time: for machines that are busy with something else.
+/// Measure processor time in place of real time: for machines busy with other work.
 static BY_PROCESSOR: AtomicBool = AtomicBool::new(false);
 
-/// A reading of the clock that is measured by.
+/// A reading of the chosen clock.
 fn now(origin: Instant) -> Duration {
     if BY_PROCESSOR.load(Relaxed) {
         let time = clock_gettime(ClockId::ThreadCPUTime);
@@ -51,7 +50,7 @@ fn now(origin: Instant) -> Duration {
 #[derive(Serialize)]
 struct Row {
     title: String,
-    /// Hits of all look-ups that count, for each side; those of all hits are left out.
+    /// Hit ratio of the counted look-ups, for each side. `None` for the rows of all hits.
     hit_ratios: Option<Vec<f64>>,
     /// Nanoseconds for each look-up of a thread.
     samples: Vec<Vec<f64>>,
@@ -64,7 +63,7 @@ struct Output {
     notes: Vec<String>,
 }
 
-/// A cache with what was counted of it.
+/// A cache with its counts.
 struct Contender {
     name: String,
     cache: Box<dyn Runs>,
@@ -75,7 +74,7 @@ struct Contender {
 
 /// A side whose loops are compiled for it.
 trait Runs: Sync {
-    /// Looks up all keys, inserting those that are not there; returns the hits.
+    /// Looks up all keys and inserts missing ones. Returns the number of hits.
     fn run(&self, keys: &[u32]) -> u64;
     fn finish(&self) -> Option<String>;
 }

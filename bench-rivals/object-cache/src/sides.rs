@@ -1,4 +1,4 @@
-//! Our cache, behind the functions that the others have, too.
+//! Our cache, behind the same functions as the others.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -6,14 +6,14 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use umemcg::{Engine, EngineConfig, Group, ObjectCache};
 
-/// What is cached: 4 KiB, of which the first word says whose it is.
+/// A cached value: 4 KiB. The first word is its key.
 pub struct Value {
     pub key: u64,
     _rest: [u64; 511],
 }
 
 impl Value {
-    /// A new one, every byte of it written.
+    /// Returns a new value with every byte written.
     pub fn make(key: u64) -> Arc<Self> {
         Arc::new(Self { key, _rest: [key; 511] })
     }
@@ -24,9 +24,9 @@ pub trait Side: Sync {
     /// Looks up, and reads the first word of the value.
     fn get(&self, key: u64) -> Option<u64>;
     fn insert(&self, key: u64, value: Arc<Value>);
-    /// Lets it do what it put off.
+    /// Runs deferred work of the cache.
     fn settle(&self) {}
-    /// What it must not have done.
+    /// Returns a description of a broken promise, if there is one.
     fn fault(&self) -> Option<String> {
         None
     }
@@ -34,7 +34,7 @@ pub trait Side: Sync {
 
 type Objects = ObjectCache<u64, Arc<Value>, RandomState>;
 
-/// Ours. Keys are spread over the groups, each of which has its part of the capacity as its limit.
+/// Ours. Keys are spread over the groups. The limit of each group is its part of the capacity.
 pub struct Umemcg {
     cache: Objects,
     groups: Vec<Arc<Group>>,
@@ -75,7 +75,7 @@ impl Side for Umemcg {
 
     #[inline]
     fn insert(&self, key: u64, value: Arc<Value>) {
-        // Declined inserts are counted, and looked at below.
+        // Declined inserts are counted, and checked below.
         let _ = self.cache.insert(self.group_of(key), key, value);
     }
 

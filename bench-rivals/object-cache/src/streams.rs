@@ -1,4 +1,4 @@
-//! The keys that are asked for: the same for every cache.
+//! The requested keys: the same for every cache.
 
 /// xorshift64.
 pub struct Random(u64);
