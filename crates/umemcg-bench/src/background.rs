@@ -3,11 +3,11 @@
 //! library, on a file of the host read and written past the kernel's page cache: below a mount the
 //! kernel's share of each request, ten times that of reclaim, would hide the effect.
 //!
-//! From charge to frame is from when the pages of a request are about to be charged, reclaim for
-//! them included, to when it has their frames. The store also records the time of a request for
-//! data: by then the pages are in the file's index and locked as well, the same work on both sides.
-//! Times count after the group has been full once; until then neither side reclaims, and both touch
-//! memory for the first time.
+//! The time from charge to frame starts before the pages of a request are charged, includes reclaim
+//! for them, and ends when the request has their frames. The store also records the time of a
+//! request for data: by then the pages are in the file's index and locked as well, the same work on
+//! both sides. Times count after the group has been full once; until then neither side reclaims,
+//! and both touch memory for the first time.
 
 use std::cell::Cell;
 use std::fs::File as HostOpenFile;
@@ -255,8 +255,7 @@ fn stalls_note(what: &str, half: usize, with: &[[Half; 2]]) -> String {
     )
 }
 
-/// Returns the number of times a second that the machine visibly withholds a processor from a
-/// runnable thread.
+/// Returns how often a second the machine visibly withholds a processor from a runnable thread.
 fn gaps_each_second() -> f64 {
     const LOOK: Duration = Duration::from_millis(500);
     const GAP: Duration = Duration::from_micros(40);
@@ -375,7 +374,7 @@ fn take_charge_latencies() -> Vec<ChargeLatency> {
     Vec::new()
 }
 
-/// Drops the charge latencies that were measured so far.
+/// Drops the charge latencies measured so far.
 fn forget_charge_latencies() {
     take_charge_latencies();
     TO_STORE.take();

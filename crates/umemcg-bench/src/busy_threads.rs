@@ -24,7 +24,7 @@ const NR_THREADS: [usize; 2] = [1, 2];
 /// Operations of each thread in one sample, at full size.
 const NR_OPERATIONS: usize = 20_000;
 const POOL_BYTES: u64 = 1 << 30;
-/// Limit of a full group: a part of what is read in one sample, and not more than this.
+/// Limit of a full group: a part of the bytes read in one sample, and at most this.
 const FULL_BYTES: u64 = 4 << 20;
 const FULL_SHARE: u64 = 4;
 const PAGES: [StatItem; 2] = [StatItem::ActiveFile, StatItem::InactiveFile];
@@ -129,7 +129,7 @@ impl BusyThreads {
         begun.elapsed()
     }
 
-    /// Checks that full groups were full and no more, and that no page is left.
+    /// Checks that full groups were full and not above their limit, and that no page is left.
     fn finish(self) -> Result<(), Failure> {
         let Self { engine, members, .. } = self;
         for [_, (full, _)] in &members {

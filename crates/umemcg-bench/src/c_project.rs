@@ -1,5 +1,5 @@
-//! A C project that compiles, links and runs: sources with shared headers, and each with text of
-//! its own.
+//! A C project to compile, link and run: sources with shared headers, and each with text of its
+//! own.
 //!
 //! The headers are the working set, read again by almost every compiler; each source's own text,
 //! and the object files, are read or written once. Nothing is random: the same numbers make the

@@ -18,14 +18,14 @@ use crate::stats::{Side, alternate, thread_time};
 
 /// Charges of one thread in one sample, at full size.
 const NR_CHARGES: u64 = 1 << 20;
-/// Bytes of a charge that is looked at while it is held.
+/// Bytes of a charge checked while it is held.
 const HELD_BYTES: u64 = 4096;
 /// Limit of everything: never reached.
 const CAPACITY_BYTES: u64 = 64 << 30;
 
-/// Groups in a thread's cycle, and the most nanoseconds of a charge and its uncharge then.
+/// Groups in a thread's cycle, and the maximum nanoseconds of a charge and its uncharge.
 const CYCLES: [(usize, f64); 4] = [(1, 5.0), (8, 15.0), (64, 15.0), (1024, 30.0)];
-/// The most that an operation may cost with two threads, as a multiple of its cost with one.
+/// The maximum cost of an operation with two threads, as a multiple of its cost with one.
 const TWO_THREADS_RATIO_MAX: f64 = 1.3;
 
 /// Runs the benchmark.
@@ -159,8 +159,8 @@ impl Ground {
         }
     }
 
-    /// Checks that everything counted has been given back, and that a charge is counted at its
-    /// group and at the root as long as it is held.
+    /// Checks that all charges have been given back, and that a held charge is counted at its group
+    /// and at the root.
     fn finish(self) -> Result<(), Failure> {
         let Self { tree, groups, counters, .. } = self;
         // Of all groups together, and of the root with the state of all groups.

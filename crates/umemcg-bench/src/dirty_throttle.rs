@@ -26,13 +26,13 @@ const MIB: u64 = 1 << 20;
 const STORE_RATE: u64 = 16 * MIB;
 const LIMIT_BYTES: u64 = 8 * MIB;
 const BACKGROUND_BYTES: u64 = 4 * MIB;
-/// With more dirty data than this the limit is not kept.
+/// More dirty data than this breaks the limit.
 const DIRTY_BYTES_MAX: u64 = 2 * LIMIT_BYTES;
 const CALL_BYTES: usize = 64 << 10;
 /// The interval of the neighbour's writes of one block: a tenth of the store's bandwidth.
 const NEIGHBOUR_INTERVAL: Duration = Duration::from_millis(40);
-/// The length after which the files start again. The neighbour's has no 8 MiB in sequence, which
-/// would start write-behind.
+/// The length of a file before it starts again. The neighbour's file has no 8 MiB in sequence,
+/// because these would start write-behind.
 const FILE_BYTES: u64 = 32 * MIB;
 const NEIGHBOUR_BYTES: u64 = 4 * MIB;
 /// At scale 1.
@@ -225,7 +225,7 @@ fn run_once(length: Duration) -> Result<Round, Failure> {
     if round.most_dirty > DIRTY_BYTES_MAX {
         return Err(Failure::Wrong(format!("{} bytes were dirty of {LIMIT_BYTES}", round.most_dirty)));
     }
-    // What the neighbour has written goes to the store later.
+    // The neighbour's written data goes to the store later.
     file.write_back().map_err(Failure::at("cannot write a file back"))?;
     // The limit is far below the file's length, so no byte is written again while it is dirty.
     let (accepted, taken) = (accepted.load(Relaxed), store.taken.load(Relaxed));

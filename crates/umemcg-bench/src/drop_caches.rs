@@ -20,11 +20,11 @@ const MAIL_WITHOUT: [f64; NR_PASSES] = [13.78, 5.59, 5.48, 8.35, 8.34];
 const MAIL_WITH: [f64; NR_PASSES] = [1.10, 0.00, 0.01, 0.00, 0.01];
 /// Repeated passes must be this many times faster than without the map…
 const GAIN_MIN: f64 = 548.0;
-/// … with a baseline that is no slower than this for each pair, in nanoseconds.
+/// … with a baseline no slower than this for each pair, in nanoseconds.
 const PAIR_NS_MAX: f64 = 50.0;
 /// The most nanoseconds of an empty pass with 4,000 groups.
 const EMPTY_PASS_NS_MAX: f64 = 200_000.0;
-/// The most that an empty pass may cost with 40,000 groups, as a multiple of its cost with 400.
+/// The maximum cost of an empty pass with 40,000 groups, as a multiple of its cost with 400.
 const GROWTH_MAX: f64 = 2.0;
 
 /// Runs the experiment.

@@ -3,8 +3,8 @@
 //! touch finds the page in the cache, pins it, reads or writes in it and unpins it, like a mapping,
 //! a fault and an unmapping in the kernel. It also does the mount's work for the controller at each
 //! read and write: hits are counted for the group, and a writer checks whether to slow down. No
-//! writer is slowed here: there is less dirty data than any limit. A further mode dirties a clean
-//! page with each write, so that the counts of dirty pages move each time; the pages are cleaned
+//! writer is slowed here: dirty data stays below every limit. A further mode dirties a clean page
+//! with each write, so that the counts of dirty pages move each time; the pages are cleaned
 //! between, off the clock, by a store that accepts everything and does nothing.
 //!
 //! "No controller" is the same code with the counting of pages by group and pool left out, no check
@@ -133,8 +133,8 @@ impl Toucher {
         Ok(())
     }
 
-    /// Checks that the controller counts dirty pages for the group, and that they are counted for
-    /// none without it.
+    /// Checks that the controller counts dirty pages for the group, and that no group has dirty
+    /// pages without the controller.
     fn check_dirty(&self) -> Result<(), Failure> {
         baseline::without_controller(!self.with_controller);
         let is_written = (0..BATCH).all(|page| self.write(&self.files[0], page));

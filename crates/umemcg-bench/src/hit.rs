@@ -35,17 +35,17 @@ const FILL_BYTES: usize = 1 << 20;
 const LIMIT: &str = "plain copy from memory (limit)";
 const PREAD: &str = "pread of the kernel";
 
-/// A copy may cost this much of a plain one.
+/// The maximum cost of a copy, as a multiple of a plain copy.
 const COPY_RATIO_MAX: f64 = 1.15;
-/// The kernel's `pread` must cost this much of ours.
+/// The minimum cost of the kernel's `pread`, as a multiple of ours.
 const PREAD_RATIO_MIN: f64 = 2.0;
 /// Nanoseconds for 8 bytes in place.
 const LOAD_NS_MAX: f64 = 60.0;
 /// Our scaling to two threads, as a part of the plain copy's.
 const SCALING_MIN: f64 = 0.97;
 
-/// A random walk over the pages (xorshift). It continues from sample to sample, so that no sample
-/// profits from lines that the previous one left in the processor's caches.
+/// A random walk over the pages (xorshift). It continues from sample to sample, so no sample
+/// profits from the previous sample's lines in the processor's caches.
 #[derive(Clone, Copy)]
 struct Walk {
     state: u64,

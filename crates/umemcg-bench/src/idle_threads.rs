@@ -27,7 +27,7 @@ use crate::store::{Generated, is_right};
 
 const NR_THREADS: [usize; 5] = [4, 16, 64, 256, 1024];
 const NR_DIRTY_GROUPS: [usize; 4] = [1, 100, 1000, 8000];
-/// The dearest may cost this much of the cheapest.
+/// The maximum cost of the dearest side, as a multiple of the cheapest.
 const SPREAD_MAX: f64 = 1.2;
 const POOL_BYTES: u64 = 1 << 30;
 /// Pages of the file for hits.

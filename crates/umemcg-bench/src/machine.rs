@@ -5,7 +5,7 @@ use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-/// The facts about the machine needed by the reader of a figure.
+/// The facts about the machine needed to read a figure.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Machine {
     /// Processors available to this process.
@@ -18,8 +18,8 @@ pub struct Machine {
     pub kernel: String,
     /// Load average of the last minute when the run started: other work makes figures worse.
     pub load: f64,
-    /// A thread of the kernel's DAMON runs. It may page out what has been idle for a while, which
-    /// no counter of `/proc/vmstat` shows.
+    /// A thread of the kernel's DAMON runs. It may page out memory idle for a while, and no counter
+    /// of `/proc/vmstat` shows it.
     #[serde(default)]
     pub has_damon: bool,
 }

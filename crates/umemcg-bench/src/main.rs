@@ -94,8 +94,8 @@ enum Benchmark {
     /// Accounts of queries: 4 KiB taken and given back, and refusals, against DataFusion's greedy
     /// and fair pools
     Account(account::Program),
-    /// A file written and read in a group with marks and without: which threads reclaim, and what
-    /// the calls cost
+    /// A file written and read in a group with marks and without: the reclaiming threads, and the
+    /// cost of the calls
     Background,
     /// Charging 4 KiB and 100 B to groups and everything above them, against bare atomics and no
     /// accounting
@@ -114,23 +114,22 @@ enum Benchmark {
     /// controller
     #[cfg(feature = "experiments")]
     Faults,
-    /// 255 idle groups with volumes beside one under pressure: what asking shrinkers costs, with
+    /// 255 idle groups with volumes beside one under pressure: the cost of asking shrinkers, with
     /// the map and without
     #[cfg(feature = "experiments")]
     ForkBomb,
-    /// Two thousand groups with marks that stream at once, and then do nothing: which groups
-    /// progress, and what the workers take
+    /// Two thousand groups with marks, streaming at once and then idle: the progress of each group,
+    /// and the processor time of the workers
     ManyGroups,
     /// The mount as programs see it: reads, writes and names, against passthrough_hp and fuser
     Fuse(fuse::Programs),
-    /// A share that is guaranteed and lent: how long it takes to get it back from the groups that
-    /// have borrowed it
+    /// A guaranteed share, lent to other groups: the time to get it back from the borrowers
     Guarantee,
     /// Reads of cached pages: 4 KiB copied and 8 bytes in place, against memcpy and the kernel's
     /// page cache
     Hit,
-    /// What the kernel holds for tenants with `--page-cache kernel`, what a neighbour notices, and
-    /// what taking it back costs
+    /// Pages of tenants in the kernel's cache with `--page-cache kernel`: their number, the effect
+    /// on a neighbour, and the cost of taking them back
     KernelPages(fuse::Programs),
     /// A file written and read on a mount whose pages the kernel keeps, with marks and without; and
     /// a stream beyond a soft limit of 0 beside a tenant that holds nearly everything
@@ -143,13 +142,13 @@ enum Benchmark {
     KernelSoftLimit,
     /// The figures of 10,000 tenants: one snapshot, and group by group
     Metrics,
-    /// A tenant that reads what fits its share, beside one that streams, writes or walks names:
-    /// what it notices
+    /// A tenant reading a file that fits its share, beside a tenant that streams, writes or walks
+    /// names: the effect on its reads
     Neighbour(neighbour_choice::Choice),
     /// A tenant of `neighbour`
     #[command(hide = true)]
     NeighbourLoad(neighbour_load::Load),
-    /// What one tenant notices of another that presses: with hundreds of threads and groups, a hung
+    /// The effect of a pressing tenant on another: with hundreds of threads and groups, a hung
     /// store, pinned names, renames, events, rewrites
     Tenants(footprint::Program),
     /// tar, grep, git, rm, dd and fio on the mount, on the plain directory and on passthrough_hp
@@ -172,8 +171,8 @@ enum Benchmark {
     /// full
     #[cfg(feature = "experiments")]
     SoftLimit,
-    /// A group that streams through its soft limit beside one that holds nearly everything, against
-    /// what came before the mail
+    /// A group streaming through its soft limit beside a group holding nearly everything, against
+    /// the mechanism from before the mail
     #[cfg(feature = "experiments")]
     SoftStream,
     /// The same with up to 8,000 idle groups beside it, and reclaim beside 100,000 when no group

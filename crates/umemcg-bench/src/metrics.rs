@@ -53,7 +53,7 @@ fn make_tenants(engine: &Arc<Engine>) -> Result<Vec<Account>, Failure> {
     Ok(accounts)
 }
 
-/// Returns the sum of what tenants hold by the text of a scrape.
+/// Returns the sum of the tenants' bytes in the text of a scrape.
 fn shown_bytes(text: &str) -> f64 {
     let rows = text.lines().filter_map(|line| line.strip_prefix(HELD_ROW)?.rsplit(' ').next());
     rows.filter_map(|value| value.parse::<f64>().ok()).sum()

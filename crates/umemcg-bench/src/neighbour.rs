@@ -60,7 +60,7 @@ const KEPT_MIN: f64 = 0.97;
 /// The same for a time.
 const P99_MAX: f64 = 1.03;
 const HIT_POINTS_MAX: f64 = 0.5;
-/// If A finds less of what fits its share, B has taken some of it.
+/// The minimum percentage of A's reads found in the cache: below it, B has taken part of A's share.
 const FOUND_PERCENT_MIN: f64 = 90.0;
 
 const SIDES: [&str; 6] = [
@@ -132,8 +132,8 @@ impl KernelGroups {
             let group = groups.0.join(name);
             fs::create_dir(&group).ok()?;
             let _ = fs::write(group.join("memory.use_hierarchy"), "1");
-            // No writer is slowed there: where all that a tenant has is under write-back, its call
-            // is to be refused, and not the tenant killed.
+            // No writer is slowed there. When all memory of a tenant is under write-back, its call
+            // must be refused, and the tenant must not be killed.
             let _ = fs::write(group.join("memory.oom_control"), "1");
             fs::write(group.join("memory.limit_in_bytes"), limit.to_string()).ok()?;
         }

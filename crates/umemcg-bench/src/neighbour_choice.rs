@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Its further options.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Choice {
-    /// Only rows in which B does this; may be given several times
+    /// Only rows with this work of B; may be given several times
     #[arg(long, value_enum)]
     only: Vec<Row>,
     /// Only the sides that targets compare: two groups with marks, and B without a cache
@@ -14,7 +14,7 @@ pub struct Choice {
     /// Seconds of a sample, whatever the scale
     #[arg(long, value_name = "SECONDS")]
     sample: Option<f64>,
-    /// Calls that A makes in a second, instead of half of what it does alone
+    /// Calls of A in a second, instead of half its rate alone
     #[arg(long, value_name = "CALLS")]
     pub rate: Option<f64>,
 }

@@ -70,7 +70,7 @@ pub struct Load {
     /// The work
     #[arg(value_enum)]
     work: Work,
-    /// With which file, or below which directory
+    /// The file, or the directory of the files
     path: PathBuf,
     /// Bytes of the file, or number of the files
     #[arg(long)]

@@ -45,7 +45,7 @@ const BEFORE: &str = "umemcg before";
 const PLAIN: &str = "plain directory";
 const RIVAL: &str = "passthrough_hp";
 
-/// What is compared, and with which work.
+/// The compared sides, and the chosen work.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Choice {
     #[command(flatten)]

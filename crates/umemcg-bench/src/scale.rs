@@ -27,8 +27,8 @@ const NR_VISITED: usize = 1000;
 /// Numbers of groups to compare.
 const FEW: usize = 1;
 const MANY: usize = 3;
-/// The most that an operation may cost with 100,000 groups, as a multiple of its cost with 100, if
-/// that is a microsecond or more.
+/// The maximum cost of an operation with 100,000 groups, as a multiple of its cost with 100, if the
+/// latter is a microsecond or more.
 const GROWTH_MAX: f64 = 1.5;
 const COLD_CHARGE_NS_MAX: f64 = 250.0;
 const STAT_NS_MAX: f64 = 50_000.0;

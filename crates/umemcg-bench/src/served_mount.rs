@@ -99,7 +99,7 @@ impl ServedMount {
     }
 }
 
-/// Serves a directory that this process may have served before. Threads that dropped pages for the
+/// Serves a directory, perhaps one served by this process before. Threads dropping pages for the
 /// previous daemon may keep the directory for another moment; this retries for a bounded time.
 ///
 /// # Errors

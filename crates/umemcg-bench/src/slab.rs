@@ -243,8 +243,8 @@ struct Built {
 }
 
 impl Built {
-    /// Checks that the group was kept near its limit, which is below what it takes without one, and
-    /// that reclaim has left the neighbour alone.
+    /// Checks that the group stayed near its limit, if the limit is below its usage without one,
+    /// and that reclaim has left the neighbour alone.
     fn check(&self, mode: Mode, limit: u64, free_bytes: u64) -> Result<(), Failure> {
         if limit < free_bytes && self.usage_bytes > limit.midpoint(free_bytes) {
             return Err(Failure::Wrong(format!("{} bytes are used, the limit is {limit}", self.usage_bytes)));

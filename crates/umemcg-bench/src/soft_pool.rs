@@ -1,5 +1,6 @@
-//! A pool in which A streams a file of four times the pool through a soft limit of 0, and B holds
-//! the pool less an eighth (mail soft-limit-rework); with any number of empty groups beside them.
+//! A pool with two tenants (mail soft-limit-rework): A streams a file of four times the pool
+//! through a soft limit of 0, and B holds the pool less an eighth. Any number of empty groups is
+//! beside them.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::FileExt;

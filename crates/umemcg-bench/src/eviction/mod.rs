@@ -33,11 +33,11 @@ use traces::{Placement, Trace};
 /// The allowed distance of the kernel's pages from the best of the others, in points of hit ratio.
 const POINTS_BEHIND_MAX: f64 = 3.0;
 
-/// What is compared, and with what.
+/// The traces, and the reference for LRU and S3-FIFO.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Yardstick {
-    /// A Python interpreter that has the package libcachesim (../oracle/bin/python from this
-    /// program if that is there)
+    /// A Python interpreter with the package libcachesim (by default ../oracle/bin/python from this
+    /// program, if it exists)
     #[arg(long, value_name = "FILE")]
     pub oracle: Option<PathBuf>,
     /// Replay only traces whose names contain this

@@ -32,7 +32,8 @@ use super::ground::{A, B, Ground, LITTLE, MIB, STREAM_FACTOR};
 /// read-ahead, and the stock of threads.
 const SLACK_BYTES: u64 = 4 * MIB;
 const LEFT_MIN: f64 = 0.99;
-/// Beyond these parts no limit is kept: of A's, in excess of it, and of what B holds.
+/// The bounds of a working limit, as divisors: A's excess is at most this part of its limit, and B
+/// keeps at least this part of its pages.
 const EXCESS_SHARE: u64 = 4;
 const HELD_SHARE: u64 = 2;
 const P99_MAX: f64 = 1.1;

@@ -15,7 +15,7 @@ use crate::options::Failure;
 /// The longest wait for an event.
 const HEARD_WITHIN: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
 
-/// What B does.
+/// The work of B.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ask {
     /// It asks for attributes, and reads a page that is not cached.

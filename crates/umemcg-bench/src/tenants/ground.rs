@@ -26,8 +26,8 @@ pub const NR_GROUPS: usize = 150;
 const EVENTS_LIMIT: u64 = 256 << 10;
 /// A's `memory.high`.
 const HIGH: u64 = MIB;
-/// The size of the files that A and B read; sparse, so that the device behind matters little, and
-/// far larger than the pool, so that hardly any page is cached.
+/// The size of the files read by A and B. The files are sparse, so the device behind them matters
+/// little, and far larger than the pool, so hardly any page is cached.
 pub const COLD_FILE: u64 = 1 << 40;
 /// The size of the file that A's groups write together.
 pub const WRITE_FILE: u64 = 256 * MIB;
@@ -39,12 +39,12 @@ pub const SHARED_FILE: u64 = 16 * MIB;
 const WRITER_LIMIT: u64 = 32 * MIB;
 /// The limit of B's group whose events are heard of.
 const HEARER_LIMIT: u64 = MIB;
-/// At full size: names that A pins, other names that B looks up, A's asynchronous reads.
+/// At full size: names pinned by A, other names looked up by B, A's asynchronous reads.
 const NR_PINNED: usize = 16_000;
 const NR_WALKED: usize = 30_000;
 const NR_READS: usize = 30_000;
 const NR_MIN: usize = 1_000;
-/// What a name costs.
+/// The cost of a name.
 const NAME_BYTES: u64 = 344;
 const NAMES_PER_DIRECTORY: usize = 1_000;
 /// The time limit for the daemon to be there, and for the store to stand still.
@@ -162,7 +162,7 @@ impl Ground {
         self.directory.path().join(name)
     }
 
-    /// Returns the path of a name that A pins, or else that B walks.
+    /// Returns the path of a name pinned by A or walked by B.
     pub fn name(&self, nr: usize) -> PathBuf {
         self.at("local").join(name(nr))
     }
@@ -184,7 +184,7 @@ impl Ground {
         Ok(stopped)
     }
 
-    /// Ends the mounts, and checks what A has written.
+    /// Ends the mounts, and checks A's written data.
     pub fn end(mut self) -> Result<(), Failure> {
         self.mount.take().map_or(Ok(()), Mount::end)?;
         self.store.take().map_or(Ok(()), Mount::end)?;
@@ -282,7 +282,7 @@ fn make_files(directory: &Path, nr_names: usize) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Returns the byte of which each mebibyte of a file is full, if it is.
+/// Returns the byte filling each mebibyte of a file; `None` for a mebibyte of different bytes.
 fn pieces_of(path: &Path, len: u64) -> Result<Vec<Option<u8>>, Failure> {
     let failed = "cannot read what A wrote";
     let file = File::open(path).map_err(Failure::at(failed))?;

@@ -1,9 +1,10 @@
-//! `tenants`: what tenant B notices of a tenant A that presses in one of ten ways. B makes its
-//! calls one at a time: alone, beside processors that spin, and beside A.
+//! `tenants`: the effect on tenant B of a tenant A pressing in one of ten ways. B makes its calls
+//! one at a time: alone, beside processors that spin, and beside A.
 //!
 //! One daemon serves all sides. On the side of the spinning processors as many threads spin as A
 //! has, at most one for each processor: the processors are as busy, and the daemon has no other
-//! work. The figures are the latencies of B's calls. Each call is checked, and so is what A writes.
+//! work. The figures are the latencies of B's calls. Each call is checked, and so is A's written
+//! data.
 
 mod asking;
 mod event_file;
@@ -49,7 +50,7 @@ const ROWS: [(Press, Ask); 10] = [
     (Press::Rewrites, Ask::Writes),
 ];
 
-/// What is beside B.
+/// The load beside B.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Beside {
     A,
@@ -199,7 +200,7 @@ fn asked(
     let mut may_ask = may_go.recv().is_ok();
     let started = Instant::now();
     while may_ask {
-        // Also a call that began before, if it is as long as that.
+        // Also counts a call begun in the warm-up, if it ends after the warm-up.
         asker.turn(&mut |call, took| {
             if started.elapsed() >= WARM {
                 latencies[call].note(took);

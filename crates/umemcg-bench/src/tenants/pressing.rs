@@ -1,4 +1,4 @@
-//! Tenant A of `tenants`: the ways in which it presses, each with threads of its own.
+//! Tenant A of `tenants`: its ways of pressing, each with threads of its own.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -23,7 +23,7 @@ const GOES_ON: Duration = Duration::from_millis(10);
 /// A look without a wait.
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// What A does.
+/// The work of A.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Press {
     /// Two hundred threads of one group read and write mebibytes at its limit.
@@ -77,7 +77,7 @@ impl Press {
         }
     }
 
-    /// Begins what is there before its threads, and stays until the end of the sample.
+    /// Sets up the state that exists before the threads start, until the end of the sample.
     pub fn begin(self, ground: &Ground) -> Result<Held, Failure> {
         match self {
             Self::Pins => std::thread::scope(|scope| {
@@ -136,8 +136,8 @@ impl Press {
 /// Reads or writes a mebibyte at random; returns its place if it was written.
 type UsePiece = Box<dyn FnMut(&mut Random) -> Result<Option<usize>, Failure>>;
 
-/// Returns the call that reads mebibytes of one file, or for an odd number the call that writes
-/// those of another file of this length.
+/// Returns the call of a thread: for an even number it reads mebibytes of one file, for an odd
+/// number it writes mebibytes of another file of this length.
 fn mebibytes(
     ground: &Ground,
     at: usize,
@@ -165,8 +165,8 @@ fn mebibytes(
     }))
 }
 
-/// Uses mebibytes until the end; `note` gets the places of those that were written. Returns how
-/// many were used.
+/// Uses mebibytes until the end; `note` gets the places of the written ones. Returns the number of
+/// used ones.
 fn use_pieces(
     mut use_piece: UsePiece,
     random: &mut Random,
@@ -239,7 +239,7 @@ fn high(ground: &Ground, at: usize, random: &mut Random, goes_on: &dyn Fn() -> b
     Ok(nr)
 }
 
-/// What A holds during a sample.
+/// The resources held by A during a sample.
 #[derive(Default)]
 pub struct Held {
     _descriptors: Vec<OwnedFd>,
