@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds what `umemcg-bench fuse`, `object-cache` and `account` compare with, into TARGET/rivals:
+# Builds the rivals of `umemcg-bench fuse`, `object-cache` and `account` into TARGET/rivals:
 #   account-rivals  Account and DataFusion's memory pools, in one program (some minutes)
 #   object-cache-rivals  ObjectCache and the cache crates, in one program
 #   fuser-memory    two files served from memory through the crate fuser: the limit
 #   passthrough_hp  libfuse's example, whose source belongs to libfuse: it is taken from the installed documentation, from
 #                   PASSTHROUGH_HP_SOURCE, or fetched as Debian's source package, and never kept here
-# What cannot be built is said on stderr and left out; the benchmark then says that it is missing.
+# A rival whose build fails is reported on stderr and left out; the benchmark then reports it as missing.
 set -euo pipefail
 cd "$(dirname "$0")"
 target=$(realpath -m "${TARGET:-../target}")

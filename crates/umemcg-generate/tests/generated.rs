@@ -1,5 +1,4 @@
-//! The pages and completions that the crate writes: complete, the same each time, and accepted by
-//! the programs that read them.
+//! The written pages and completions: complete, the same each time, and accepted by their readers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,7 +8,7 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 use umemcg_cli::definitions;
 
-/// Returns a directory with everything that is generated.
+/// Returns a directory with all generated files.
 fn generated() -> TempDir {
     let directory = TempDir::new().unwrap();
     umemcg_generate::generate(directory.path()).unwrap();
@@ -29,7 +28,7 @@ fn files(directory: &Path) -> BTreeMap<String, String> {
     found
 }
 
-/// Runs a program; without it the test has nothing to run, which is a failure in CI.
+/// Runs a program. A missing program is a failure in CI, and skips the test elsewhere.
 fn run(program: &str, arguments: &[&str]) -> Option<Output> {
     match Command::new(program).args(arguments).output() {
         Ok(output) => Some(output),
@@ -42,7 +41,7 @@ fn run(program: &str, arguments: &[&str]) -> Option<Output> {
     }
 }
 
-/// Returns the names of all pages of commands that are not hidden.
+/// Returns the names of the pages of all visible commands.
 fn pages_of(command: &clap::Command, name: &str) -> BTreeSet<String> {
     let visible = command.get_subcommands().filter(|below| !below.is_hide_set());
     let below = visible.flat_map(|below| pages_of(below, &format!("{name}-{}", below.get_name())));
@@ -92,7 +91,7 @@ fn section_heading(name: &str) -> String {
     if name.contains(' ') { format!(".SH \"{name}\"\n") } else { format!(".SH {name}\n") }
 }
 
-/// A page that another one names exists, or is one of other projects.
+/// Every page named by a page exists, or belongs to another project.
 #[test]
 fn pages_name_only_pages_that_exist() {
     let directory = generated();
@@ -150,7 +149,7 @@ fn groff_warns_of_nothing_in_any_page() {
     }
 }
 
-/// Returns the keys that the parser names when it meets one that it does not know.
+/// Returns the keys named by the parser's message about an unknown key.
 fn keys_in(message: &str) -> BTreeSet<String> {
     let (_, list) = message.split_once("expected one of ").expect(message);
     list.split('`').skip(1).step_by(2).map(str::to_owned).collect()

@@ -1,4 +1,4 @@
-//! What a scrape says, and how it is served.
+//! The text of a scrape, and its server.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -309,7 +309,7 @@ fn clients_that_do_not_read_share_what_is_kept_for_them() {
             stream
         })
         .collect();
-    // On a slow machine some are told to come again.
+    // On a slow machine some clients get 503.
     let mut starts = Vec::new();
     for mut stream in silent {
         let mut start = [0; 12];
@@ -374,7 +374,7 @@ fn a_socket_is_its_owners_and_replaces_only_a_dead_one() {
     std::fs::write(&path, "a file").unwrap();
     assert!(MetricsListener::bind(&address).is_err());
     assert_eq!(std::fs::read(&path).unwrap(), b"a file");
-    // One that is never served goes, too.
+    // The socket of a listener that never serves is removed, too.
     std::fs::remove_file(&path).unwrap();
     drop(MetricsListener::bind(&address).unwrap());
     assert!(!path.exists());
