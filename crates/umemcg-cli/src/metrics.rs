@@ -9,7 +9,7 @@ use umemcg_metrics::{
     VolumeFigures, WorkFigures, exposition,
 };
 use umemcg_vfs::VolumeKind;
-use umemcg_vfs::object::{LATENCY_BOUNDS_MS, StoreState, StoreTraffic};
+use umemcg_vfs::bucket::{LATENCY_BOUNDS_MS, StoreState, StoreTraffic};
 
 use crate::args::MetricsArguments;
 use crate::client::{DaemonAddress, unexpected};

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use umemcg_vfs::VolumeSpec;
-use umemcg_vfs::object::{self, BucketFigures, Freshness, STAGING_BYTES, StagingConfig};
+use umemcg_vfs::bucket::{self, BucketFigures};
+use umemcg_vfs::object::{Freshness, STAGING_BYTES, StagingConfig};
 
 use crate::duration::parse_duration;
 use crate::writes::Writes;
@@ -144,7 +145,7 @@ pub struct StagedFile {
 
 impl StoreSource {
     /// Returns the source of a volume in the daemon.
-    pub fn of(known: &object::StoreState) -> Self {
+    pub fn of(known: &bucket::StoreState) -> Self {
         let BucketFigures {
             gets,
             heads,
@@ -182,8 +183,8 @@ impl StoreSource {
     }
 }
 
-fn staged_file(known: &object::StagedFile) -> StagedFile {
-    let object::StagedFile { key, path, bytes, is_lost } = known.clone();
+fn staged_file(known: &bucket::StagedFile) -> StagedFile {
+    let bucket::StagedFile { key, path, bytes, is_lost } = known.clone();
     StagedFile { key, path, bytes, is_lost }
 }
 
@@ -301,16 +302,16 @@ mod tests {
             throttled_ms: 13,
             failures: 10,
         };
-        let known = object::StoreState {
+        let known = bucket::StoreState {
             url: "s3://b".into(),
             endpoint: None,
             trouble: None,
             figures,
             traffic: None,
-            work: object::StoreWork::default(),
+            work: bucket::StoreWork::default(),
             hidden_keys: Vec::new(),
             has_more_hidden: false,
-            staged: vec![object::StagedFile {
+            staged: vec![bucket::StagedFile {
                 key: "k".into(),
                 path: "/staging/1".into(),
                 bytes: 11,

@@ -296,7 +296,7 @@ mod tests {
         let error = std::io::ErrorKind::NotFound.into();
         assert_eq!(code(AddVolumeError::Directory { dir: dir.clone(), error }), 1);
         assert_eq!(code(of_volume(VolumeError::Open { dir: dir.clone(), errno })), 1);
-        let error = umemcg_vfs::object::BucketError::Unavailable("no answer".into());
+        let error = umemcg_vfs::bucket::BucketError::Unavailable("no answer".into());
         assert_eq!(code(of_volume(VolumeError::Bucket { url: "s3://b".into(), error })), 1);
         assert_eq!(code(of_volume(VolumeError::InUse { dir })), 5);
     }

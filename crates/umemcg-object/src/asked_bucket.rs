@@ -14,7 +14,7 @@ use object_store::path::Path;
 use object_store::{Attributes, Error, GetOptions, GetRange, ListResult, MultipartId, ObjectMeta};
 use tokio::runtime::Handle;
 use umemcg_vfs::Timestamp;
-use umemcg_vfs::object::{BucketError, ObjectInfo};
+use umemcg_vfs::bucket::{BucketError, ObjectInfo};
 
 use crate::amendment::{AMENDMENT, Amendment};
 use crate::checksum::{ASKS_SUM, RunningSum, TOLD_SUM};

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use http::header::{HeaderName, HeaderValue};
 use object_store::{CopyMode, CopyOptions, Error};
-use umemcg_vfs::object::{BucketError, Expected, ObjectInfo, ObjectSource};
+use umemcg_vfs::bucket::{BucketError, Expected, ObjectInfo, ObjectSource};
 
 use crate::amendment::{AMENDMENT, Amendment};
 use crate::asked_bucket::{AskedBucket, Found, Place, strong_etag};

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use object_store::ObjectStoreExt;
-use umemcg_vfs::object::{BucketError, Expected, ObjectInfo};
+use umemcg_vfs::bucket::{BucketError, Expected, ObjectInfo};
 
 use crate::amendment::{AMENDMENT, Amendment};
 use crate::asked_bucket::{AskedBucket, Place};

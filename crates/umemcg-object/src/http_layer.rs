@@ -18,7 +18,7 @@ use object_store::client::{
     HttpService,
 };
 use umemcg_base::LeafMutex;
-use umemcg_vfs::object::{BucketFigures, UNREADABLE, asking_tenant};
+use umemcg_vfs::bucket::{BucketFigures, UNREADABLE, current_tenant};
 
 use crate::amendment::{Signer, amend};
 use crate::answer::{check_listing, error_code, is_of_change, is_of_object};
@@ -45,7 +45,7 @@ tokio::task_local! {
 
 /// Returns a task with this thread's tenant, whichever thread runs it.
 pub(crate) fn for_this_tenant<T>(task: impl Future<Output = T>) -> impl Future<Output = T> {
-    TENANT.scope(asking_tenant(), task)
+    TENANT.scope(current_tenant(), task)
 }
 
 /// Counts of the requests to one bucket, by request on the wire. Relaxed: the numbers stand alone.
@@ -234,7 +234,7 @@ impl HttpService for CountingService {
         let request = amend(request, &self.signer).await?;
         let kind = RequestKind::of(&request);
         if kind != RequestKind::Other {
-            let tenant = TENANT.try_with(|tenant| *tenant).unwrap_or_else(|_| asking_tenant());
+            let tenant = TENANT.try_with(|tenant| *tenant).unwrap_or_else(|_| current_tenant());
             self.counts.waited(self.counts.traffic.turn(&self.lanes[kind as usize], tenant).await);
         }
         let key = hash_of_path(&request);

@@ -1,5 +1,5 @@
 //! Buckets of S3, Google Cloud Storage and Azure, or local directories in their place, as stores of
-//! volumes ([`umemcg_vfs::object::Bucket`]).
+//! volumes ([`umemcg_vfs::bucket::Bucket`]).
 //!
 //! `location` parses a URL and finds credentials (`file_credentials`). `store_bucket` turns
 //! requests into calls of the crate `object_store` (`store`), including an `upload`, an upload in

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use object_store::Attributes;
 use umemcg_vfs::Timestamp;
-use umemcg_vfs::object::{BucketError, Expected, ObjectInfo};
+use umemcg_vfs::bucket::{BucketError, Expected, ObjectInfo};
 
 use crate::asked_bucket::{AskedBucket, Found};
 

@@ -9,7 +9,7 @@ use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::path::Path;
 use object_store::{BackoffConfig, ClientOptions, ObjectStoreScheme, RetryConfig};
 use thiserror::Error;
-use umemcg_vfs::object::Bucket;
+use umemcg_vfs::bucket::Bucket;
 use url::Url;
 
 use crate::amendment::{Keys, Signer};

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use object_store::{Attribute, Attributes};
-use umemcg_vfs::object::{Metadata, UNREADABLE, UPLOAD_MARK};
+use umemcg_vfs::bucket::{Metadata, UNREADABLE, UPLOAD_MARK};
 
 /// The headers of an object kept when its bytes change, and their names among its metadata: no user
 /// metadata name has a colon.

@@ -11,7 +11,7 @@ use object_store::multipart::{MultipartStore, PartId};
 use object_store::{Error, MultipartId, MultipartUpload};
 use tokio::task::JoinHandle;
 use umemcg_base::LeafMutex;
-use umemcg_vfs::object::{
+use umemcg_vfs::bucket::{
     BucketError, Expected, Metadata, ObjectInfo, ObjectSource, PartBytes, PartEnd, PartedUpload, UploadNote,
 };
 

@@ -5,7 +5,7 @@ use std::error::Error as _;
 
 use http::StatusCode;
 use object_store::Error;
-use umemcg_vfs::object::BucketError;
+use umemcg_vfs::bucket::BucketError;
 
 /// See the module text.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use http::header::{
     HeaderValue,
 };
 use object_store::{Attribute, CopyOptions, Error};
-use umemcg_vfs::object::{BucketError, Expected, Metadata, ObjectInfo};
+use umemcg_vfs::bucket::{BucketError, Expected, Metadata, ObjectInfo};
 
 use crate::amendment::{AMENDMENT, Amendment};
 use crate::asked_bucket::{AskedBucket, Found, Place, strong_etag};

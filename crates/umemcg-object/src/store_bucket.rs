@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use object_store::ObjectStore;
 use object_store::path::Path;
 use tokio::runtime::Handle;
-use umemcg_vfs::object::{
+use umemcg_vfs::bucket::{
     Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, ObjectBody, ObjectInfo,
     ObjectSource, PartedUpload, StoreTraffic, UNKNOWN_UPLOAD, UploadNote,
 };

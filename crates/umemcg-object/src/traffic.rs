@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use umemcg_base::LeafMutex;
-use umemcg_vfs::object::{LATENCY_BOUNDS_MS, LatencyFigures, StoreTraffic};
+use umemcg_vfs::bucket::{LATENCY_BOUNDS_MS, LatencyFigures, StoreTraffic};
 use umemcg_vfs::volume::{StoreId, next_store_id};
 
 use crate::pace::{Lane, Pace};

@@ -25,7 +25,7 @@ use object_store::{
 };
 use tokio::task::JoinHandle;
 use umemcg_vfs::Timestamp;
-use umemcg_vfs::object::{
+use umemcg_vfs::bucket::{
     BucketError, Expected, Metadata, ObjectInfo, ObjectSource, PartBytes, UNKNOWN_UPLOAD,
 };
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::object::BucketError;
+use crate::bucket::BucketError;
 use crate::volume_config::IoMode;
 use umemcg::files::FileError;
 

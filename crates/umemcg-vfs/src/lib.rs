@@ -3,12 +3,14 @@
 //! and never outside the volume's directory. This crate is independent of FUSE and of process ids.
 //!
 //! The map: [`volume`] has the operations, `host`, [`tmpfs`] and [`object`] the kinds of volume,
-//! [`volumes`] the volumes of one mount. `kernel_cache` has a volume's requests to the kernel: to
-//! forget names, and to drop cached pages (`kernel_pages`).
+//! [`volumes`] the volumes of one mount. [`bucket`] is the interface to a store of objects.
+//! `kernel_cache` has a volume's requests to the kernel: to forget names, and to drop cached pages
+//! (`kernel_pages`).
 #![forbid(unsafe_code)]
 
 mod allowance;
 pub mod attr;
+pub mod bucket;
 mod caller;
 pub mod error;
 mod handle_charge;
@@ -28,6 +30,7 @@ mod page_windows;
 mod privileges;
 mod slab;
 mod streams;
+mod tenant;
 pub mod tmpfs;
 pub mod volume;
 pub mod volume_config;

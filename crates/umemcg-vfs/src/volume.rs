@@ -18,12 +18,12 @@ use rustix::fs::{FallocateFlags, OFlags, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
 use crate::attr::{Attr, Entry, FileKind, NodeId, SetAttr, StatFs};
+use crate::bucket::StoreState;
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::kernel_cache::KernelCache;
 use crate::kernel_io::{KernelCaching, KernelIo};
 use crate::kernel_listing::ListedPart;
-use crate::object::StoreState;
 use crate::volume_config::IoMode;
 use umemcg::Group;
 pub use umemcg::files::StoreId;

@@ -11,7 +11,7 @@ use umemcg::{Engine, EngineConfig};
 use umemcg_control::Style;
 use umemcg_fuse::{ProcessClassifier, Tracking};
 use umemcg_vfs::VolumeSpec;
-use umemcg_vfs::object::Bucket;
+use umemcg_vfs::bucket::Bucket;
 
 use super::arguments::DoctorArguments;
 use crate::config::Config;

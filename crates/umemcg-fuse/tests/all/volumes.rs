@@ -13,7 +13,8 @@ use crate::object_pages::staged;
 use rustix::io::Errno;
 use umemcg::{Engine, EngineConfig};
 use umemcg_fuse::{AddVolumeError, Daemon, DaemonConfig, RemoveVolumeError, RootOnly};
-use umemcg_vfs::object::{BucketError, StagingConfig};
+use umemcg_vfs::bucket::BucketError;
+use umemcg_vfs::object::StagingConfig;
 use umemcg_vfs::volumes::{AddError, RemoveError, Syncing};
 use umemcg_vfs::{TmpfsConfig, VolumeConfig, VolumeSpec};
 

@@ -3,7 +3,7 @@
 use crate::servers::proxy::{Fault, Proxy};
 use crate::servers::source::{Source, bytes_of};
 use crate::servers::{Moto, SeaweedFs, Server, bucket_at};
-use umemcg_vfs::object::{Bucket, BucketError, Expected, Metadata};
+use umemcg_vfs::bucket::{Bucket, BucketError, Expected, Metadata};
 
 const LEN: usize = 300_000;
 

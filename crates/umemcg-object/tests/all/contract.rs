@@ -10,7 +10,7 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use umemcg_object::{ObjectOptions, StoreBucket, open};
-use umemcg_vfs::object::{Bucket, BucketError, ListedName};
+use umemcg_vfs::bucket::{Bucket, BucketError, ListedName};
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)

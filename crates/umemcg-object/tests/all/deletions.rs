@@ -3,7 +3,7 @@
 use crate::servers::proxy::{Fault, Proxy};
 use crate::servers::source::{Source, bytes_of};
 use crate::servers::{Moto, SeaweedFs, Server, bucket_at};
-use umemcg_vfs::object::{Bucket, BucketError, Expected, Metadata, ObjectInfo};
+use umemcg_vfs::bucket::{Bucket, BucketError, Expected, Metadata, ObjectInfo};
 
 fn put(bucket: &dyn Bucket, key: &str, bytes: &[u8]) -> ObjectInfo {
     bucket.upload(key, &Source::of(bytes), &Metadata::new(), &Expected::Anything).unwrap()

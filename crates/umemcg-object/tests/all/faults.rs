@@ -7,7 +7,7 @@ use crate::servers::proxy::{Fault, Proxy};
 use crate::servers::{Moto, Server, bucket_at};
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
-use umemcg_vfs::object::{Bucket, BucketError, ObjectBody};
+use umemcg_vfs::bucket::{Bucket, BucketError, ObjectBody};
 
 const LEN: usize = 600_000;
 

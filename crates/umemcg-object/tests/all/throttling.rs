@@ -7,7 +7,7 @@ use crate::servers::proxy::Proxy;
 use crate::servers::{Moto, Server, bucket_at, client_at};
 use object_store::path::Path;
 use object_store::{BackoffConfig, ObjectStoreExt, RetryConfig};
-use umemcg_vfs::object::{Bucket, BucketError, ObjectBody, ObjectInfo};
+use umemcg_vfs::bucket::{Bucket, BucketError, ObjectBody, ObjectInfo};
 
 const LEN: u64 = 100_000;
 const NR: usize = 60;

@@ -8,7 +8,7 @@ use crate::servers::source::{Source, bytes_of};
 use crate::servers::{Azurite, Moto, SeaweedFs, Server};
 use object_store::memory::InMemory;
 use umemcg_object::{ObjectOptions, StoreBucket, open};
-use umemcg_vfs::object::{
+use umemcg_vfs::bucket::{
     Bucket, BucketError, Expected, Metadata, ObjectInfo, PartBytes, PartEnd, PartedUpload, UNKNOWN_UPLOAD,
     UPLOAD_MARK, UploadNote,
 };

@@ -7,7 +7,7 @@ use crate::servers::proxy::{Fault, Proxy};
 use crate::servers::source::{Source, bytes_of};
 use crate::servers::{Moto, SeaweedFs, Server, bucket_at};
 use crate::write_contract::without_headers;
-use umemcg_vfs::object::{Bucket, BucketError, Expected, Metadata, ObjectInfo, UPLOAD_MARK};
+use umemcg_vfs::bucket::{Bucket, BucketError, Expected, Metadata, ObjectInfo, UPLOAD_MARK};
 
 const PART: usize = 8 << 20;
 

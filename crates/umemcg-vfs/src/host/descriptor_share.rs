@@ -27,6 +27,8 @@ use umemcg::files::StoreId;
 use umemcg_base::sync::Instant;
 use umemcg_base::{Condvar, LeafMutex, Rank, assert_may_wait};
 
+use crate::tenant::tenant;
+
 /// The most members of a ring looked at by one call.
 const NR_LOOKS_MAX: usize = 64;
 /// After this many looks, recently used members give back as well.
@@ -199,12 +201,6 @@ impl Shares {
 /// Returns a group and its ancestors.
 fn path(group: &Arc<Group>) -> impl Iterator<Item = &Arc<Group>> {
     std::iter::successors(Some(group), |at| at.parent())
-}
-
-/// Returns the tenant of a group: its ancestor just below the root, or the root for the root
-/// itself.
-pub(crate) fn tenant(group: &Arc<Group>) -> &Arc<Group> {
-    path(group).filter(|at| at.parent().is_some()).last().unwrap_or(group)
 }
 
 fn address(group: &Arc<Group>) -> usize {

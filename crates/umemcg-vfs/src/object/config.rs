@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::bucket::Bucket;
 use super::upload_room::WAIT;
+use crate::bucket::Bucket;
 
 /// How long an answer of the store is believed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -12,10 +12,9 @@ use umemcg::{ChargeEffort, Engine, Group, OwnerId};
 use umemcg_arena::{Arena, Segment};
 use umemcg_base::{ErrorSequence, LeafMutex};
 
-use super::bucket::{Bucket, BucketError, ObjectBody, ObjectInfo, read_placed};
 use super::draft::Draft;
 use super::failure_log::FailureLog;
-use super::file_attributes::FileAttributes;
+use crate::bucket::{Bucket, BucketError, FileAttributes, ObjectBody, ObjectInfo, read_placed};
 use crate::error::VfsError;
 use crate::kernel_io::ContentFiles;
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};

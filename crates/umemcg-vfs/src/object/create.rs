@@ -14,15 +14,15 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::ObjectVolume;
-use super::bucket::{BucketError, Expected, ObjectInfo, ObjectSource};
 use super::content::Content;
-use super::file_attributes::{DIRECTORY, FileAttributes, REGULAR, SYMLINK, SYMLINK_BYTES_MAX};
 use super::key_parts::key_part;
 use super::node::{Facts, KEY_BYTES_MAX, NodeCharge, Told};
 use super::open_file::OpenFile;
 use super::tree::Tree;
 use super::turns::Claim;
 use crate::attr::{Entry, FileKind, NodeId, Timestamp};
+use crate::bucket::file_attributes::{DIRECTORY, FileAttributes, REGULAR, SYMLINK, SYMLINK_BYTES_MAX};
+use crate::bucket::{BucketError, Expected, ObjectInfo, ObjectSource};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;

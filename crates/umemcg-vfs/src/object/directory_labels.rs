@@ -3,11 +3,11 @@
 use rustix::io::Errno;
 
 use super::ObjectVolume;
-use super::bucket::{BucketError, Expected, Metadata};
 use super::create::Bytes;
 use super::file_labels::{FileLabels, LabelChange};
 use super::node::Facts;
 use crate::attr::NodeId;
+use crate::bucket::{BucketError, Expected, Metadata};
 use crate::error::VfsError;
 
 impl ObjectVolume {

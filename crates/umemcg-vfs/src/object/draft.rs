@@ -39,13 +39,13 @@ use umemcg::Group;
 use umemcg::files::File;
 use umemcg_base::LeafMutex;
 
-use super::bucket::ObjectInfo;
 use super::draft_progress::{Before, Fate, Progress, number_of};
 use super::draft_record::{DraftRecord, DraftState};
 use super::file_labels::{FileLabels, LabelChange};
 use super::staging::Staging;
 use super::staging_room::RoomClaim;
 use crate::attr::{NodeId, Timestamp};
+use crate::bucket::ObjectInfo;
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
 use crate::host::store::{HostStore, StoreFds};

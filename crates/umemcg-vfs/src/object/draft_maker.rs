@@ -7,7 +7,6 @@ use rustix::io::Errno;
 use umemcg::files::{BackingStore, File};
 use umemcg::{ChargeEffort, Engine, Group};
 
-use super::bucket::ObjectInfo;
 use super::draft::{Draft, errno_of};
 use super::draft_progress::Progress;
 use super::draft_record::DraftRecord;
@@ -15,6 +14,7 @@ use super::file_labels::FileLabels;
 use super::staging::Staging;
 use super::staging_room::RoomClaim;
 use crate::attr::NodeId;
+use crate::bucket::ObjectInfo;
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
 use crate::host::descriptor_share::{DescriptorShare, Purpose};

@@ -1,9 +1,9 @@
 //! The progress of a draft: how many changes were made and stored, and the state to write to its
 //! record.
 
-use super::bucket::ObjectInfo;
 use super::draft_record::DraftState;
 use super::file_labels::FileLabels;
+use crate::bucket::ObjectInfo;
 
 /// The fate of a draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

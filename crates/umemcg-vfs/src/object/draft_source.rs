@@ -7,8 +7,8 @@ use std::sync::Arc;
 use rustix::fs::Advice;
 use rustix::io::Errno;
 
-use super::bucket::ObjectSource;
 use super::draft::Draft;
+use crate::bucket::ObjectSource;
 use crate::host::store::StoreFds;
 
 /// See the module text.

@@ -8,13 +8,12 @@ use rustix::io::Errno;
 use umemcg::Group;
 use umemcg_base::assert_no_locks_held;
 
-use super::asking::Asking;
-use super::bucket::{BucketError, Expected, ObjectInfo, UPLOAD_MARK};
 use super::draft::{Draft, Upload};
 use super::draft_progress::Before;
 use super::draft_source::DraftSource;
 use super::objects::Objects;
 use super::upload_room::UploadRoom;
+use crate::bucket::{BucketError, Expected, ObjectInfo, TenantScope, UPLOAD_MARK};
 
 /// Why an upload failed.
 pub(super) enum UploadError {
@@ -49,7 +48,7 @@ impl DraftUpload<'_> {
         (key, expected): (&str, Option<Expected>),
     ) -> Result<ObjectInfo, UploadError> {
         assert_no_locks_held("an upload");
-        let _asking = Asking::of(self.group);
+        let _scope = TenantScope::of(self.group);
         let (objects, draft) = (self.objects, self.draft);
         // Before the record names another key.
         end_noted_upload(objects, draft)?;

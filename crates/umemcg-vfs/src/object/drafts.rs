@@ -8,23 +8,23 @@ use rustix::io::Errno;
 use umemcg::Group;
 use umemcg_base::{LeafMutex, assert_no_locks_held};
 
-use super::asking::{Asking, number_of_tenant};
-use super::bucket::{BucketError, Expected, ObjectInfo, read_placed, store_of};
 use super::config::{RETRY_PAUSE, StagingConfig};
 use super::content::{Content, Place};
 use super::draft::{Changing, Draft, Upload, errno_of};
 use super::draft_maker::DraftMaker;
 use super::draft_upload::{DraftUpload, UploadError, end_noted_upload};
-use super::file_attributes::FileAttributes;
 use super::file_labels::FileLabels;
 use super::objects::Objects;
 use super::open_streams::OpenStreams;
 use super::retries::{Retries, RetryUpload};
-use super::staged_file::StagedFile;
 use super::staging::Staging;
 use super::turns::{Claim, TurnGuard, Turns};
 use super::upload_room::WAIT;
 use crate::attr::{NodeId, Timestamp};
+use crate::bucket::{
+    BucketError, Expected, FileAttributes, ObjectInfo, StagedFile, TenantScope, read_placed, store_of,
+    tenant_number,
+};
 use crate::error::{VfsError, VolumeError};
 use crate::handle_charge::HandleCharge;
 use crate::host::store::StoreFds;
@@ -135,7 +135,7 @@ impl Drafts {
         }
         let maker = self.maker(node, group)?;
         let turn = self.turn(node);
-        let _asking = Asking::of(group);
+        let _scope = TenantScope::of(group);
         if content.draft().is_none() {
             let place = content.place();
             let len = place.info.size.min(keep);
@@ -315,7 +315,7 @@ impl Drafts {
             tracing::error!(key, %errno, path = %draft.path().display(), "a staged file may not be durable");
         }
         let group = draft.group().unwrap_or_else(|| self.objects.engine.root());
-        self.retries.add(draft.serial(), number_of_tenant(group));
+        self.retries.add(draft.serial(), tenant_number(group));
     }
 
     /// Returns the prefix of the upload marks of one file.

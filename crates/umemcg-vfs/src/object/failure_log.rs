@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use umemcg_base::RateLimit;
 use umemcg_base::clock::{Clock, SystemClock};
 
-use super::bucket::BucketError;
+use crate::bucket::BucketError;
 
 /// The failures of one volume.
 #[derive(Debug)]

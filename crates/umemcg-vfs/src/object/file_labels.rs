@@ -12,8 +12,8 @@ use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
-use super::bucket::{Metadata, UNREADABLE, UPLOAD_MARK};
-use super::file_attributes::{FileAttributes, NAMES};
+use crate::bucket::file_attributes::{FileAttributes, NAMES};
+use crate::bucket::{Metadata, UNREADABLE, UPLOAD_MARK};
 
 /// Most bytes of metadata: S3's limit.
 const BYTES_MAX: usize = 2 << 10;
@@ -136,9 +136,9 @@ impl FileLabels {
 
 #[cfg(test)]
 mod tests {
-    use super::super::file_attributes::REGULAR;
     use super::*;
     use crate::attr::Timestamp;
+    use crate::bucket::file_attributes::REGULAR;
 
     fn usual() -> FileAttributes {
         FileAttributes::new(REGULAR | 0o644, (7, 8), Timestamp::default())

@@ -19,10 +19,10 @@
 use rustix::io::Errno;
 use umemcg_base::assert_no_locks_held;
 
-use super::bucket::{Bucket, BucketError, ListedName, ObjectInfo};
 use super::listing_place::{ListingPlace, Listings};
 use super::node::Facts;
 use super::shown_attributes::ShownAttributes;
+use crate::bucket::{Bucket, BucketError, ListedName, ObjectInfo};
 
 /// Names requested to classify a key: names between `key` and `key/` come first.
 const NR_NAMES: usize = 10;

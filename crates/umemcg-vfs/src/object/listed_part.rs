@@ -12,9 +12,9 @@ use std::time::Instant;
 
 use umemcg_base::LeafMutex;
 
-use super::bucket::ListedName;
 use super::node::Told;
 use crate::attr::NodeId;
+use crate::bucket::ListedName;
 use crate::handle_charge::HandleCharge;
 
 /// Most handles of a directory, those opened last, whose parts are searched: a look-up must not
@@ -184,7 +184,7 @@ impl OpenListings {
 mod tests {
     use super::*;
     use crate::attr::Timestamp;
-    use crate::object::ObjectInfo;
+    use crate::bucket::ObjectInfo;
 
     fn listed(name: &str) -> ListedName {
         let modified = Timestamp { seconds: 1, nanoseconds: 0 };

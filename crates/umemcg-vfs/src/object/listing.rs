@@ -16,8 +16,6 @@ use std::time::Instant;
 use rustix::io::Errno;
 use umemcg_base::LeafMutex;
 
-use super::asking::Asking;
-use super::bucket::{ListedName, ListedPart, ObjectInfo};
 use super::key_parts::is_path_name;
 use super::key_search::may_mark_directory;
 use super::listed_part::ListedNames;
@@ -26,6 +24,7 @@ use super::node::{Facts, Told};
 use super::objects::Objects;
 use super::same_names::SameNames;
 use crate::attr::{FileKind, NodeId};
+use crate::bucket::{ListedName, ListedPart, ObjectInfo, TenantScope};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
@@ -100,7 +99,7 @@ impl Listing {
             self.new_names = objects.tree.lock().new_names(node);
         }
         let text = HandleCharge::take(objects.charge_effort(), &objects.engine, group, PART_BYTES)?;
-        let _asking = Asking::of(group);
+        let _scope = TenantScope::of(group);
         let ListedPart { mut names, hidden, .. } =
             self.place.next_part(objects.listings(), prefix, NR_NAMES)?;
         hidden.iter().for_each(|key| objects.hidden.add(key));

@@ -2,9 +2,9 @@
 
 use rustix::io::Errno;
 
-use super::bucket::{Bucket, BucketError, ListedPart};
 use super::failure_log::FailureLog;
 use super::listed_part::ListedNames;
+use crate::bucket::{Bucket, BucketError, ListedPart};
 
 /// Most empty parts in a row.
 const NR_EMPTY_PARTS_MAX: u32 = 100;

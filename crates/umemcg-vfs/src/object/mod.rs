@@ -6,9 +6,10 @@
 //! (`a` and `a/b`), an empty one marks the directory; else the object is shown and the keys below
 //! are not. They are counted as hidden, as are keys with an empty name, `.` or `..` in them.
 //!
-//! `bucket` is the seam to the store. `objects` holds the state of a volume and asks the store for
-//! more, `tree` holds the known names. `listing` is an open directory, `content` the cached bytes
-//! of an object in one version, `kernel_copy` the kernel's pages of it, `open_file` an open object.
+//! [`crate::bucket`] is the seam to the store. `objects` holds the state of a volume and requests
+//! more from the store, `tree` holds the known names. `listing` is an open directory, `content` the
+//! cached bytes of an object in one version, `kernel_copy` the kernel's pages of it, `open_file` an
+//! open object.
 //!
 //! Writes go to a `draft`, whose bytes are in the `staging` directory; `drafts` holds the drafts of
 //! a volume, and `retries` retries their failed uploads. Without a staging directory they can go to
@@ -17,8 +18,6 @@
 //! a volume. `create`, `names` and `rename` change names.
 
 mod absent_names;
-mod asking;
-mod bucket;
 mod config;
 mod content;
 mod create;
@@ -31,13 +30,11 @@ mod draft_source;
 mod draft_upload;
 mod drafts;
 mod failure_log;
-mod file_attributes;
 mod file_labels;
 mod hidden_keys;
 mod kernel_copy;
 mod key_parts;
 mod key_search;
-mod latency;
 mod listed_part;
 mod listing;
 mod listing_place;
@@ -47,7 +44,6 @@ mod node;
 mod objects;
 mod open_file;
 mod open_streams;
-mod part_bytes;
 mod parts_under_way;
 mod relabeling;
 mod rename;
@@ -56,7 +52,6 @@ mod retry_queue;
 mod same_names;
 mod shown_attributes;
 mod side_by_side;
-mod staged_file;
 mod staging;
 mod staging_room;
 mod stored_names;
@@ -79,6 +74,8 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::attr::{Attr, Entry, FileKind, NodeId, SetAttr, StatFs};
+use crate::bucket::file_attributes::{FileAttributes, SYMLINK_BYTES_MAX, changes_attributes};
+use crate::bucket::{StoreState, StoreWork, read_placed};
 use crate::caller::Caller;
 use crate::error::{VfsError, VolumeError};
 use crate::handle_charge::HandleCharge;
@@ -86,26 +83,14 @@ use crate::kernel_cache::KernelCache;
 use crate::kernel_page_lists::KernelPageLists;
 use crate::name::NAME_MAX;
 use crate::volume::{Attributes, Lookup, Open, Volume, VolumeDir, VolumeFile, VolumeKind, next_store_id};
-pub use asking::asking_tenant;
-use bucket::read_placed;
-pub use bucket::{
-    Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, NoNote, ObjectBody,
-    ObjectInfo, ObjectSource, PartEnd, PartedUpload, StoreState, UNKNOWN_UPLOAD, UNREADABLE, UPLOAD_MARK,
-    UploadNote,
-};
 pub use config::{Freshness, ObjectConfig, STAGING_BYTES, StagingConfig};
 use drafts::Drafts;
-pub use file_attributes::FileAttributes;
-use file_attributes::{SYMLINK_BYTES_MAX, changes_attributes};
 use file_labels::FileLabels;
 use key_parts::key_part;
-pub use latency::{LATENCY_BOUNDS_MS, LatencyFigures, StoreTraffic, StoreWork};
 use listing::OpenDirectory;
 use node::Facts;
 use objects::Objects;
 use open_file::{OpenFile, wants_to_write};
-pub use part_bytes::{Chunk, PartBytes};
-pub use staged_file::StagedFile;
 use staging::Staging;
 use streams::Streams;
 use umemcg::Engine;

@@ -10,7 +10,6 @@ use rustix::fs::RenameFlags;
 use rustix::io::Errno;
 
 use super::ObjectVolume;
-use super::bucket::{BucketError, ObjectInfo};
 use super::create::new_key_part;
 use super::key_parts::key_part;
 use super::key_search::may_mark_directory;
@@ -21,6 +20,7 @@ use super::rename::{Renaming, left_alone};
 use super::tree::Tree;
 use super::turns::Claim;
 use crate::attr::{Entry, FileKind, NodeId};
+use crate::bucket::{BucketError, ObjectInfo};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::volume::{Lookup, Names};

@@ -6,12 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::bucket::ObjectInfo;
 use super::content::Content;
-use super::file_attributes::FileAttributes;
 use super::kernel_copy::KernelCopy;
 use super::stream::Stream;
 use crate::attr::{FileKind, NodeId};
+use crate::bucket::{FileAttributes, ObjectInfo};
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
 use crate::name_lists::{Asking, ListEntry, NameLists};
 use crate::name_reclaim::LeaveOutcome;

@@ -10,8 +10,6 @@ use umemcg::{ChargeEffort, Engine, Group};
 use umemcg_base::{Rank, RankedMutex, assert_no_locks_held};
 
 use super::absent_names::AbsentNames;
-use super::asking::Asking;
-use super::bucket::{Bucket, ListedName, ObjectInfo};
 use super::config::{Freshness, ObjectConfig};
 use super::content::Content;
 use super::failure_log::FailureLog;
@@ -25,6 +23,7 @@ use super::node::{Facts, KEY_BYTES_MAX, Node, NodeCharge, Told};
 use super::shown_attributes::ShownAttributes;
 use super::tree::{Removed, Tree};
 use crate::attr::{Attr, Entry, NodeId, Timestamp};
+use crate::bucket::{Bucket, ListedName, ObjectInfo, TenantScope};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::kernel_cache::KernelCache;
@@ -193,7 +192,7 @@ impl Objects {
         parent: NodeId,
         name: &str,
     ) -> Result<Entry, VfsError> {
-        let _asking = Asking::of(&caller.group);
+        let _scope = TenantScope::of(&caller.group);
         for nr in 0..NR_LOOKUPS_MAX {
             match self.lookup_once(caller, (parent, name), nr == 0) {
                 // A name was removed here while the store was asked.
@@ -439,7 +438,7 @@ impl Objects {
         if let Some(content) = self.open_removed(node) {
             return Ok(content);
         }
-        let _asking = Asking::of(&caller.group);
+        let _scope = TenantScope::of(&caller.group);
         self.tree.lock().pin(node)?;
         let opened = self.content_of(caller, node);
         if opened.is_err() {

@@ -9,17 +9,16 @@ use umemcg::Group;
 use umemcg::files::{File, PinnedPages, ReadStep, Readahead, StartedRead};
 use umemcg_base::ErrorCursor;
 
-use super::asking::Asking;
 use super::content::Content;
 use super::draft::Draft;
 use super::drafts::Drafts;
-use super::file_attributes::FileAttributes;
 use super::file_labels::FileLabels;
 use super::kernel_copy::KernelCopy;
 use super::node::Facts;
 use super::objects::Objects;
 use super::relabeling::Relabeling;
 use crate::attr::{Attr, NodeId, SetAttr};
+use crate::bucket::{FileAttributes, TenantScope};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
@@ -260,11 +259,11 @@ impl VolumeFile for OpenFile {
         Some(pages)
     }
     fn read(&self, group: &Arc<Group>, offset: u64, len: usize) -> Result<PinnedPages<'_>, VfsError> {
-        let (_asking, window_end) = (Asking::of(group), self.window_end(offset, len));
+        let (_scope, window_end) = (TenantScope::of(group), self.window_end(offset, len));
         Ok(self.content.file().read_within(group, (offset, len), &self.readahead, window_end)?)
     }
     fn step_read(&self, group: &Arc<Group>, read: StartedRead) -> Result<ReadStep<'_>, VfsError> {
-        let _asking = Asking::of(group);
+        let _scope = TenantScope::of(group);
         let window_end = self.window_end(read.offset(), read.len());
         // A read begun before there was a draft goes on with the object.
         Ok(self.content.file_of(&read).step_read(group, read.within(window_end), &self.readahead)?)

@@ -6,10 +6,10 @@ use std::sync::{Arc, Weak};
 
 use umemcg_base::LeafMutex;
 
-use super::bucket::ObjectInfo;
 use super::file_labels::FileLabels;
 use super::stream::Stream;
 use crate::attr::NodeId;
+use crate::bucket::ObjectInfo;
 
 /// See the module text. The charge of an open file pays for its entry.
 #[derive(Debug, Default)]

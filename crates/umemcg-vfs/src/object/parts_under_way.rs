@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use umemcg_base::{Condvar, LeafMutex};
 
-use super::bucket::{BucketError, PartEnd};
+use crate::bucket::{BucketError, PartEnd};
 
 /// See the module text.
 #[derive(Debug, Default)]

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use umemcg::Group;
 
-use super::bucket::ObjectInfo;
 use super::content::Content;
 use super::drafts::Drafts;
 use super::file_labels::LabelChange;
 use crate::attr::NodeId;
+use crate::bucket::ObjectInfo;
 use crate::error::VfsError;
 
 /// A change of the labels of a file.

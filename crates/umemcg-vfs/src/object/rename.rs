@@ -9,7 +9,6 @@ use umemcg::Group;
 use umemcg_base::LeafMutex;
 
 use super::ObjectVolume;
-use super::bucket::{BucketError, Expected, ObjectInfo};
 use super::content::Content;
 use super::draft_upload::has_own;
 use super::listing_place::ListingPlace;
@@ -18,6 +17,7 @@ use super::side_by_side::side_by_side;
 use super::tree::Tree;
 use super::turns::Claim;
 use crate::attr::{Entry, NodeId};
+use crate::bucket::{BucketError, Expected, ObjectInfo};
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
 

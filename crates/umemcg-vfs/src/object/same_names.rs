@@ -4,8 +4,8 @@
 //! be between (`a`, `a-1`, `a/`). An empty object only marks the directory. So it is decided late
 //! whether it is shown: with a later part of the listing, if need be.
 
-use super::bucket::{ListedName, ObjectInfo};
 use super::node::Told;
+use crate::bucket::{ListedName, ObjectInfo};
 
 /// See the module text. Goes with one reader through the parts of a listing.
 #[derive(Debug, Default)]

@@ -1,11 +1,11 @@
 //! How the files of a volume are shown: with attributes stored with their objects, or all with the
 //! same.
 
-use super::bucket::{Metadata, ObjectInfo};
-use super::file_attributes::{DIRECTORY, FileAttributes, REGULAR, changes_attributes};
 use super::file_labels::FileLabels;
 use super::node::Facts;
 use crate::attr::{Attr, SetAttr, Timestamp};
+use crate::bucket::file_attributes::{DIRECTORY, FileAttributes, REGULAR, changes_attributes};
+use crate::bucket::{Metadata, ObjectInfo};
 
 /// Preferred size of a request, in bytes.
 const BLOCK_BYTES: u32 = 128 << 10;

@@ -10,7 +10,7 @@ use std::thread;
 use umemcg::Group;
 use umemcg_base::LeafMutex;
 
-use super::asking::Asking;
+use crate::bucket::TenantScope;
 
 /// Most helping threads of an operation.
 const NR_HELPERS_MAX: usize = 7;
@@ -50,7 +50,7 @@ pub(super) fn side_by_side<T: Sync, E: Send>(
     // Relaxed: each item is taken once; the end of the threads orders their results.
     let (next, failure) = (AtomicUsize::new(0), LeafMutex::new(None));
     let work = || {
-        let _asking = Asking::of(group);
+        let _scope = TenantScope::of(group);
         while failure.lock().is_none() {
             let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) else { return };
             if let Err(error) = act(item) {

@@ -26,11 +26,10 @@ use umemcg::files::StoreId;
 use umemcg_base::LeafMutex;
 use umemcg_base::own_directory::make_own;
 
-use super::bucket::Bucket;
 use super::draft_record::{DraftRecord, DraftState};
 use super::failure_log::FailureLog;
-use super::staged_file::StagedFile;
 use super::staging_room::StagingRoom;
+use crate::bucket::{Bucket, StagedFile};
 use crate::error::VolumeError;
 use crate::host::directory::HostDirectory;
 use crate::volume_config::{IoMode, Resolve, VolumeConfig};

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use umemcg::Group;
 use umemcg_base::LeafMutex;
 
-use crate::host::descriptor_share::tenant;
+use crate::tenant::tenant;
 
 /// The least charge of a draft: its file and its record.
 const DRAFT_BYTES_MIN: u64 = 8 << 10;

@@ -19,17 +19,17 @@ use rustix::io::Errno;
 use umemcg::{ChargeEffort, Engine, Group};
 use umemcg_base::{LeafMutex, assert_no_locks_held};
 
-use super::bucket::{
-    Bucket, BucketError, Expected, NoNote, ObjectInfo, ObjectSource, PartedUpload, UPLOAD_MARK,
-};
 use super::content::Content;
 use super::draft_progress::number_of;
 use super::file_labels::{FileLabels, LabelChange};
-use super::part_bytes::{ChunkCharge, PartBytes};
 use super::parts_under_way::PartsUnderWay;
 use super::upload_notes::UploadNotes;
 use super::upload_room::{UploadCharge, UploadRoom};
 use crate::attr::{NodeId, Timestamp};
+use crate::bucket::{
+    Bucket, BucketError, ChunkCharge, Expected, NoNote, ObjectInfo, ObjectSource, PartBytes, PartedUpload,
+    UPLOAD_MARK,
+};
 use crate::handle_charge::HandleCharge;
 use crate::slab::Slab;
 
@@ -364,23 +364,23 @@ impl Stream {
             && *left >= bytes
         {
             *left -= bytes;
-            return Ok(ChunkCharge::OfPart { _room: Arc::clone(charge) });
+            return Ok(Arc::clone(charge) as ChunkCharge);
         }
         assert_no_locks_held("room for a part");
         loop {
             match payer.engine.charge_with(payer.group, bytes as u64, ChargeEffort::Opportunistic) {
-                Ok(charge) => return Ok(ChunkCharge::Own { _slab: Slab::of(charge) }),
+                Ok(charge) => return Ok(Arc::new(Slab::of(charge))),
                 Err(_) if self.under_way.wait_for_one() => {}
                 Err(_) => break,
             }
         }
         if let Ok(charge) = payer.engine.charge(payer.group, bytes as u64) {
-            return Ok(ChunkCharge::Own { _slab: Slab::of(charge) });
+            return Ok(Arc::new(Slab::of(charge)));
         }
         let taken = UploadRoom::of_streams().take(payer.effort, payer.engine, payer.group, rest as u64)?;
         let charge = Arc::new(taken);
         *room = Some((Arc::clone(&charge), rest - bytes));
-        Ok(ChunkCharge::OfPart { _room: charge })
+        Ok(charge)
     }
 
     /// Begins to send the full part.

@@ -9,7 +9,6 @@ use umemcg::Group;
 
 use super::ObjectVolume;
 use super::create::NewFile;
-use super::file_attributes::FileAttributes;
 use super::node::Facts;
 use super::open_file::wants_to_write;
 use super::stream::Stream;
@@ -17,6 +16,7 @@ use super::stream_file::{STREAM_BYTES, StreamFile};
 use super::streams::Streams;
 use super::tree::Tree;
 use crate::attr::{Attr, NodeId, SetAttr};
+use crate::bucket::FileAttributes;
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;

@@ -14,17 +14,15 @@ use rustix::io::Errno;
 use umemcg::Group;
 use umemcg_base::LeafMutex;
 
-use super::asking::Asking;
-use super::bucket::{BucketError, ObjectInfo};
 use super::content::Content;
 use super::drafts::Drafts;
-use super::file_attributes::FileAttributes;
 use super::file_labels::{FileLabels, LabelChange};
 use super::node::Facts;
 use super::objects::Objects;
 use super::stream::{Payer, Stream, StreamError, StreamFate};
 use super::upload_notes::UploadNotes;
 use crate::attr::{NodeId, SetAttr};
+use crate::bucket::{BucketError, FileAttributes, ObjectInfo, TenantScope};
 use crate::error::VfsError;
 
 /// See the module text.
@@ -206,7 +204,7 @@ impl Streams {
         (data, kill_set_id): (&[u8], bool),
     ) -> Result<usize, VfsError> {
         let _turn = self.drafts.turn(stream.node);
-        let _asking = Asking::of(group);
+        let _scope = TenantScope::of(group);
         let is_elsewhere = offset.is_some_and(|offset| offset != stream.size());
         if is_elsewhere && stream.fate() == StreamFate::Open {
             return Err(self.objects().needs_staging(stream.node).into());
@@ -247,7 +245,7 @@ impl Streams {
         if !stream.is_unsaved() {
             return Ok(());
         }
-        let _asking = Asking::of(group);
+        let _scope = TenantScope::of(group);
         let key = self.objects().tree.lock().path(stream.node);
         let Ok(key) = key else {
             let gone = BucketError::Changed("it has no name any more".into());

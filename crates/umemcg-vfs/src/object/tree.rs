@@ -11,13 +11,13 @@ use std::time::Instant;
 use rustix::io::Errno;
 use umemcg::OwnerId;
 
-use super::bucket::ObjectInfo;
 use super::content::Content;
 use super::kernel_copy::KernelCopy;
 use super::node::{Cached, Facts, Node, NodeCharge, Told, ino_of};
 use super::stored_names::StoredNames;
 use super::stream::Stream;
 use crate::attr::{FileKind, NodeId};
+use crate::bucket::ObjectInfo;
 use crate::name_lists::NameLists;
 
 /// The remains of names without references; dropped without the lock.

@@ -22,10 +22,10 @@ use umemcg::Group;
 use umemcg_base::LeafMutex;
 use umemcg_base::own_directory::{check_own, make_own_with_parents};
 
-use super::bucket::{Bucket, BucketError, UploadNote};
 use super::draft_record::DraftRecord;
 use super::failure_log::FailureLog;
 use super::staging::subdirectory_of;
+use crate::bucket::{Bucket, BucketError, UploadNote};
 use crate::host::descriptor_share::{DescriptorShare, Purpose};
 
 /// The extension of a record's file name.
@@ -209,7 +209,7 @@ mod tests {
     use umemcg::{Engine, EngineConfig};
 
     use super::*;
-    use crate::object::UNKNOWN_UPLOAD;
+    use crate::bucket::UNKNOWN_UPLOAD;
 
     #[derive(Default)]
     struct Store {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::common::memory_bucket::{ChangeFault, MemoryBucket};
 use crate::common::object_world::{World, config, errno, pattern};
 use rustix::io::Errno;
-use umemcg_vfs::object::BucketError;
+use umemcg_vfs::bucket::BucketError;
 use umemcg_vfs::{
     Attr, Attributes, Caller, Create, DirEntry, FileKind, NodeId, OFlags, ObjectVolume, Open, RenameFlags,
     SetAttr, SetTime, Timestamp, VfsError, VolumeFile, XattrFlags, Xattrs,

@@ -7,7 +7,7 @@ use crate::common::memory_bucket::ChangeFault;
 use crate::common::object_world::{World, errno, pattern};
 use crate::common::page_kernel::{Kernel, PAGE, kept};
 use rustix::io::Errno;
-use umemcg_vfs::object::BucketError;
+use umemcg_vfs::bucket::BucketError;
 use umemcg_vfs::{
     Attributes, FallocateFlags, KernelCaching, Lookup, NodeId, OFlags, Open, SetAttr, Volume, VolumeFile,
 };

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use crate::common::memory_bucket::ChangeFault;
 use crate::common::object_world::{World, config, errno, wait_for};
 use rustix::io::Errno;
-use umemcg_vfs::object::{BucketError, Freshness, ObjectConfig};
+use umemcg_vfs::bucket::BucketError;
+use umemcg_vfs::object::{Freshness, ObjectConfig};
 use umemcg_vfs::{Lookup, NodeId, OFlags, ObjectVolume, Open, RenameFlags, Volume, VolumeDir};
 
 const NR_OBJECTS: usize = 1500;

@@ -12,7 +12,7 @@ use crate::common::labels::{Change, Labels};
 use crate::common::memory_bucket::ChangeFault;
 use crate::common::object_world::{World, errno};
 use rustix::io::Errno;
-use umemcg_vfs::object::BucketError;
+use umemcg_vfs::bucket::BucketError;
 use umemcg_vfs::{
     Attributes, Create, Lookup, NodeId, OFlags, RenameFlags, SetAttr, VfsError, Volume, VolumeFile,
 };

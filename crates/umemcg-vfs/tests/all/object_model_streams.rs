@@ -13,7 +13,7 @@ use crate::common::labels::{Change, Labels};
 use crate::common::memory_bucket::{ChangeFault, MemoryBucket};
 use crate::common::object_world::{World, errno};
 use rustix::io::Errno;
-use umemcg_vfs::object::BucketError;
+use umemcg_vfs::bucket::BucketError;
 use umemcg_vfs::{OFlags, RenameFlags, SetAttr, VfsError, Volume, VolumeFile};
 
 const NAMES: [&str; 5] = ["a", "b", "c", "d/a", "d/b"];

@@ -9,7 +9,7 @@ use crate::common::gate::Gate;
 use crate::common::memory_bucket::ChangeFault;
 use crate::common::object_world::{World, errno, pattern, wait_for};
 use rustix::io::Errno;
-use umemcg_vfs::object::BucketError;
+use umemcg_vfs::bucket::BucketError;
 use umemcg_vfs::{Attributes, Names, NodeId, OFlags, RenameFlags, Volume};
 
 const NEW: OFlags = OFlags::RDWR.union(OFlags::CREATE);

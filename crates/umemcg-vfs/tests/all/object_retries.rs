@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::common::memory_bucket::ChangeFault;
 use crate::common::object_world::{World, errno, wait_for};
 use rustix::io::Errno;
-use umemcg_vfs::object::BucketError;
+use umemcg_vfs::bucket::BucketError;
 
 fn refused() -> ChangeFault {
     ChangeFault::Refused(BucketError::Unavailable("503".into()))

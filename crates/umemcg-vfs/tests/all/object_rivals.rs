@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use umemcg_vfs::object::BucketError;
+use umemcg_vfs::bucket::BucketError;
 use umemcg_vfs::{OFlags, ObjectVolume, RenameFlags, SetAttr};
 
 const BOUND: Duration = Duration::from_secs(60);

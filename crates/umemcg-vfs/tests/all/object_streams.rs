@@ -7,7 +7,7 @@ use crate::common::memory_bucket::{ChangeFault, PART_BYTES};
 use crate::common::object_world::{World, errno, pattern};
 use rustix::io::Errno;
 use umemcg::StatItem;
-use umemcg_vfs::object::BucketError;
+use umemcg_vfs::bucket::BucketError;
 use umemcg_vfs::{FallocateFlags, OFlags, RenameFlags, SetAttr, SetTime, Timestamp, Volume};
 
 const NEW: OFlags = OFlags::WRONLY.union(OFlags::CREATE);

@@ -1,10 +1,10 @@
-//! Requests tell a store's client for which tenant they are, so that tenants can take turns.
+//! Requests carry the tenant on whose behalf they are sent, so that tenants can take turns.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use crate::common::object_world::{World, pattern};
-use umemcg_vfs::object::asking_tenant;
+use umemcg_vfs::bucket::current_tenant;
 
 /// Returns the tenants and methods of the requests that something makes.
 fn asked(w: &World, act: impl FnOnce()) -> (BTreeSet<usize>, BTreeSet<String>) {
@@ -12,7 +12,7 @@ fn asked(w: &World, act: impl FnOnce()) -> (BTreeSet<usize>, BTreeSet<String>) {
     let here = Arc::clone(&seen);
     w.bucket.on_request(move |method, _| {
         let mut seen = here.lock().unwrap();
-        seen.0.insert(asking_tenant());
+        seen.0.insert(current_tenant());
         seen.1.insert(method.to_owned());
     });
     act();
@@ -37,5 +37,5 @@ fn requests_are_of_the_tenant_that_asks() {
         assert!(of_one.len() == 1 && of_other.len() == 1, "{of_one:?} {of_other:?}");
         assert!(of_one.is_disjoint(&of_other) && !of_one.contains(&0), "{of_one:?} {of_other:?}");
     }
-    assert_eq!(asking_tenant(), 0);
+    assert_eq!(current_tenant(), 0);
 }

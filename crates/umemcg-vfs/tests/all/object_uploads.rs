@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::common::memory_bucket::{ChangeFault, PART_BYTES};
 use crate::common::object_world::{World, errno, pattern};
 use rustix::io::Errno;
-use umemcg_vfs::object::BucketError;
+use umemcg_vfs::bucket::BucketError;
 use umemcg_vfs::{RenameFlags, Volume, VolumeFile};
 
 /// Begins an upload that stays, of a new file.

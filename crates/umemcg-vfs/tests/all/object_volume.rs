@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use crate::common::memory_bucket::MemoryBucket;
 use rustix::io::Errno;
 use umemcg::{Engine, EngineConfig, Group};
-use umemcg_vfs::object::{BucketError, Freshness, ObjectConfig};
+use umemcg_vfs::bucket::BucketError;
+use umemcg_vfs::object::{Freshness, ObjectConfig};
 use umemcg_vfs::volumes::{Syncing, Volumes};
 use umemcg_vfs::{
     Attributes, Caller, FileKind, Lookup, NodeId, OFlags, ObjectVolume, Open, VfsError, Volume, VolumeDir,

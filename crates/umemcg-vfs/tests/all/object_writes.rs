@@ -7,7 +7,7 @@ use crate::common::memory_bucket::{ChangeFault, PART_BYTES};
 use crate::common::object_world::{World, config, errno, pattern};
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
-use umemcg_vfs::object::BucketError;
+use umemcg_vfs::bucket::BucketError;
 use umemcg_vfs::{
     Attributes, FallocateFlags, OFlags, ObjectVolume, RenameFlags, SetAttr, SetTime, Timestamp, Volume,
     VolumeError, Xattrs,

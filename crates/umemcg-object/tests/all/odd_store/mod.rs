@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use umemcg_object::{ObjectOptions, open};
-use umemcg_vfs::object::Bucket;
+use umemcg_vfs::bucket::Bucket;
 
 use http::{Form, Request};
 pub use s3::State;

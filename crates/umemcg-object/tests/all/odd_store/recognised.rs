@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use umemcg_vfs::object::{
+use umemcg_vfs::bucket::{
     Bucket, BucketError, Expected, Metadata, ObjectInfo, PartedUpload, UNKNOWN_UPLOAD, UNREADABLE, UploadNote,
 };
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use object_store::azure::{MicrosoftAzure, MicrosoftAzureBuilder};
 use umemcg_object::{ObjectOptions, open};
-use umemcg_vfs::object::Bucket;
+use umemcg_vfs::bucket::Bucket;
 
 use super::Running;
 use super::weed::{free_pairs, installed};

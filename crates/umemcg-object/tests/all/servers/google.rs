@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use umemcg_object::{ObjectOptions, open};
-use umemcg_vfs::object::Bucket;
+use umemcg_vfs::bucket::Bucket;
 
 use super::Running;
 use super::weed::{free_pairs, installed};

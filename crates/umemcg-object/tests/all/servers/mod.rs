@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use umemcg_object::{ObjectOptions, open};
-use umemcg_vfs::object::Bucket;
+use umemcg_vfs::bucket::Bucket;
 use weed::{KEY, SECRET, Weed, free_pairs, installed};
 
 // Not all tests that have these servers use all of them.

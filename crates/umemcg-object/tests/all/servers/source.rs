@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Mutex;
 
-use umemcg_vfs::object::{Bucket, BucketError, ObjectSource};
+use umemcg_vfs::bucket::{Bucket, BucketError, ObjectSource};
 
 type Hook = Box<dyn Fn() -> io::Result<()> + Send + Sync>;
 

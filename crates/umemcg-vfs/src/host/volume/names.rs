@@ -17,12 +17,13 @@ use crate::attr::{Entry, FileKind, NodeId};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::host::content::{NamePin, Opening};
-use crate::host::descriptor_share::{DescriptorShare, Purpose, tenant};
+use crate::host::descriptor_share::{DescriptorShare, Purpose};
 use crate::host::inode_names::{NameCharge, is_long};
 use crate::host::inode_table::Loss;
 use crate::host::syscalls::{self, InodeKey};
 use crate::name::component;
 use crate::privileges::SET_GID;
+use crate::tenant::tenant;
 use crate::volume::Names;
 
 /// An inode about to lose a name.

@@ -1,6 +1,6 @@
 //! How a change of a bucket in memory fails.
 
-use umemcg_vfs::object::BucketError;
+use umemcg_vfs::bucket::BucketError;
 
 /// What becomes of a change.
 #[derive(Debug, Clone)]

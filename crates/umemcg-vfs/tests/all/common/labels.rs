@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use percent_encoding::percent_decode_str;
-use umemcg_vfs::object::Metadata;
+use umemcg_vfs::bucket::Metadata;
 use umemcg_vfs::{Attr, Lookup, SetAttr, SetTime, Timestamp, VfsError, XattrFlags, Xattrs};
 
 use super::object_world::World;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use umemcg_vfs::Timestamp;
-use umemcg_vfs::object::{
+use umemcg_vfs::bucket::{
     Bucket, BucketError, BucketFigures, Expected, ListedName, ListedPart, Metadata, ObjectBody, ObjectInfo,
     ObjectSource, PartBytes, PartEnd, PartedUpload, UNKNOWN_UPLOAD, UploadNote,
 };

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use umemcg::{Engine, EngineConfig, Group};
-use umemcg_vfs::object::{Freshness, ObjectConfig, StagedFile, StagingConfig};
+use umemcg_vfs::bucket::StagedFile;
+use umemcg_vfs::object::{Freshness, ObjectConfig, StagingConfig};
 use umemcg_vfs::{
     Attr, Attributes, Caller, Create, Entry, Lookup, Names, NodeId, OFlags, ObjectVolume, Open, RenameFlags,
     SetAttr, VfsError, Volume, VolumeError, VolumeFile, VolumeKind,

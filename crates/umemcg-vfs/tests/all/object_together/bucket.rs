@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use umemcg_vfs::object::{
+use umemcg_vfs::bucket::{
     Bucket, BucketError, BucketFigures, Expected, ListedPart, Metadata, ObjectBody, ObjectInfo, ObjectSource,
     PartedUpload, UploadNote,
 };

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use umemcg_vfs::object::{BucketError, ObjectInfo, PartBytes, PartEnd, PartedUpload};
+use umemcg_vfs::bucket::{BucketError, ObjectInfo, PartBytes, PartEnd, PartedUpload};
 
 use crate::object_together::bucket::FaultyBucket;
 use crate::object_together::lock;

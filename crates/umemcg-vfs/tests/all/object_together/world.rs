@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use umemcg::files::{ReadStep, StartedRead};
 use umemcg::{ChargeEffort, Engine, EngineConfig, Group, StatItem};
-use umemcg_vfs::object::{Freshness, ObjectConfig, StagedFile, StagingConfig};
+use umemcg_vfs::bucket::StagedFile;
+use umemcg_vfs::object::{Freshness, ObjectConfig, StagingConfig};
 use umemcg_vfs::{
     Caller, IdleInode, KernelCache, Lookup, NodeId, ObjectVolume, Open, PageDrop, VfsError, Volume,
     VolumeError, VolumeFile,

@@ -1,220 +1,41 @@
 //! The seam between a volume of objects and its store: keys in, bytes out. No asynchronous type
 //! crosses it.
+//!
+//! A store implements [`Bucket`]; `umemcg-object` is the product's. `object_info` has the facts
+//! about an object, with mode, owner and times in `file_attributes`; `error` the failures of
+//! requests. `part_bytes` are the bytes of a part on their way to the store. `tenant_scope` says
+//! for which tenant a thread sends requests. `store_state`, `staged_file` and `latency` are for
+//! display. Nothing here depends on a kind of volume.
+
+mod error;
+pub(crate) mod file_attributes;
+mod latency;
+mod object_info;
+mod part_bytes;
+mod staged_file;
+mod store_state;
+mod tenant_scope;
 
 use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use rustix::io::Errno;
-use thiserror::Error;
+use umemcg::files::StoreId;
 
-use super::file_attributes::FileAttributes;
-use super::latency::{StoreTraffic, StoreWork};
-use super::part_bytes::PartBytes;
-use super::staged_file::StagedFile;
-use crate::attr::Timestamp;
-use crate::volume::StoreId;
-
-/// The facts about one object.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ObjectInfo {
-    /// Length in bytes.
-    pub size: u64,
-    /// When it was stored.
-    pub modified: Timestamp,
-    /// The ETag of this version; `None` from a store without ETags.
-    pub etag: Option<Arc<str>>,
-    /// The user metadata; `None` in a listing, which does not include them.
-    pub metadata: Option<Arc<Metadata>>,
-    /// Mode, owner and times from the metadata. Filled in by the volume, not by a bucket.
-    pub attributes: Option<FileAttributes>,
-}
-
-/// The user metadata of an object: names, in small letters and without the store's prefix, and
-/// values (s3fs's keys: `mode`, `uid`, `gid`, `mtime`, `ctime`, `atime`). Names beginning with a
-/// colon are a bucket's own: headers such as the type of the content, which stay as they are.
-pub type Metadata = Vec<(String, String)>;
-
-impl ObjectInfo {
-    /// Returns a copy to keep with a name, without metadata. The charge of a name has no room for
-    /// them: another program may give an object kilobytes.
-    pub(crate) fn without_metadata(&self) -> Self {
-        let Self { size, modified, attributes, .. } = *self;
-        Self { size, modified, etag: self.etag.clone(), metadata: None, attributes }
-    }
-
-    /// Returns the mark of the upload that stored it, if the metadata are known.
-    pub(crate) fn mark(&self) -> Option<&str> {
-        let metadata = self.metadata.as_ref()?;
-        metadata.iter().find(|(name, _)| name == UPLOAD_MARK).map(|(_, value)| value.as_str())
-    }
-
-    /// Returns whether both describe the same bytes: the same length and the same ETag. If an ETag
-    /// is missing, the second of modification is compared, since some answers have nothing else. A
-    /// weak ETag and a strong one are compared by their values (RFC 9110, 8.8.3.2): a compressing
-    /// proxy makes strong ones weak.
-    pub fn is_same(&self, other: &Self) -> bool {
-        fn value(etag: &str) -> &str {
-            etag.strip_prefix("W/").unwrap_or(etag)
-        }
-        let is_one_version = match (&self.etag, &other.etag) {
-            (Some(ours), Some(theirs)) => value(ours) == value(theirs),
-            _ => self.modified.seconds == other.modified.seconds,
-        };
-        is_one_version && self.size == other.size
-    }
-
-    /// Returns whether an object in a listing without ETags may be this version, although its time
-    /// is another: a version stored from here has the time of this machine's clock until the store
-    /// has reported its own.
-    pub(crate) fn may_be(&self, listed: &Self) -> bool {
-        let lacks_etag = self.etag.is_some() && listed.etag.is_none();
-        lacks_etag && self.size == listed.size && self.modified.seconds != listed.modified.seconds
-    }
-}
-
-/// One name below a prefix.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ListedName {
-    /// The name, without the prefix and without a slash.
-    pub name: String,
-    /// The object of this name; `None` for a prefix of further keys.
-    pub object: Option<ObjectInfo>,
-}
-
-/// A part of a listing.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ListedPart {
-    /// The names, in the order of their keys.
-    pub names: Vec<ListedName>,
-    /// Keys that are no path: they contain an empty name, `.`, `..` or control characters.
-    pub hidden: Vec<String>,
-    /// Where the next part begins; `None` after the last.
-    pub next: Option<String>,
-}
-
-/// The name, among the metadata, of a marker: the object has further metadata that cannot be read.
-/// Storing the object anew would lose them.
-pub const UNREADABLE: &str = "umemcgunreadable";
-
-/// The name, among the metadata, of a text unique to one upload. It identifies an upload whose
-/// answer was lost. A bucket adds one to metadata without. A caller that uploads the same bytes
-/// again, unsure whether they are there, passes the same text, and the upload succeeds if they are.
-/// S3, Google and Azure allow the name.
-pub const UPLOAD_MARK: &str = "umemcgupload";
+pub use error::BucketError;
+pub use file_attributes::FileAttributes;
+pub use latency::{LATENCY_BOUNDS_MS, LatencyFigures, StoreTraffic, StoreWork};
+pub use object_info::{Expected, ListedName, ListedPart, Metadata, ObjectInfo, UNREADABLE, UPLOAD_MARK};
+pub(crate) use part_bytes::ChunkCharge;
+pub use part_bytes::{Chunk, PartBytes};
+pub use staged_file::StagedFile;
+pub use store_state::{BucketFigures, StoreState};
+pub use tenant_scope::current_tenant;
+pub(crate) use tenant_scope::{TenantScope, tenant_number};
 
 /// A multipart upload of unknown id: it may be beginning.
 pub const UNKNOWN_UPLOAD: &str = "?";
-
-/// The condition under which a change takes effect.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Expected {
-    /// There is no object of this key.
-    Absent,
-    /// The object is still this one.
-    Same(ObjectInfo),
-    /// Whatever is there.
-    Anything,
-}
-
-impl Expected {
-    /// Returns whether the condition holds for the present object, `there`.
-    pub fn is_met_by(&self, there: Option<&ObjectInfo>) -> bool {
-        match self {
-            Self::Absent => there.is_none(),
-            Self::Same(info) => there.is_some_and(|there| there.is_same(info)),
-            Self::Anything => true,
-        }
-    }
-}
-
-/// Why a request to a store failed. The texts name the store and the key.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum BucketError {
-    /// There is no such object.
-    #[error("{0}")]
-    NotFound(String),
-    /// The object is no longer the requested version.
-    #[error("{0}")]
-    Changed(String),
-    /// The credentials are wrong or have expired, or do not allow this.
-    #[error("{0}")]
-    Denied(String),
-    /// The store did not answer, or answered with errors until the time for it was over.
-    #[error("{0}")]
-    Unavailable(String),
-    /// The answer makes no sense, or its bytes are not those of the object.
-    #[error("{0}")]
-    Corrupt(String),
-    /// The bytes to store cannot be read, or an upload cannot be noted.
-    #[error("{0}")]
-    Source(String),
-}
-
-impl BucketError {
-    /// Returns the error number expected by a POSIX caller.
-    pub fn errno(&self) -> Errno {
-        match self {
-            Self::NotFound(_) => Errno::NOENT,
-            Self::Changed(_) => Errno::STALE,
-            Self::Denied(_) => Errno::ACCESS,
-            Self::Unavailable(_) | Self::Corrupt(_) | Self::Source(_) => Errno::IO,
-        }
-    }
-}
-
-/// Counts of the requests to a bucket so far.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct BucketFigures {
-    /// Requests for bytes of an object.
-    pub gets: u64,
-    /// Requests for the facts about an object.
-    pub heads: u64,
-    /// Requests for a part of a listing.
-    pub lists: u64,
-    /// Requests to store an object or a part of one, and to begin or complete a multipart upload.
-    pub puts: u64,
-    /// Requests to copy an object.
-    pub copies: u64,
-    /// Requests to remove an object or to abort a multipart upload.
-    pub deletes: u64,
-    /// Bytes of objects received from the store.
-    pub read_bytes: u64,
-    /// Bytes of objects accepted by the store.
-    pub written_bytes: u64,
-    /// Requests refused or not answered by the store; most are sent again.
-    pub refusals: u64,
-    /// Requests refused because they came too fast.
-    pub throttles: u64,
-    /// How long requests were held back so as not to come too fast, in total, in milliseconds.
-    pub throttled_ms: u64,
-    /// Operations that failed in the end, except because an object was missing or had changed.
-    pub failures: u64,
-}
-
-/// The state of a store as far as it is known.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StoreState {
-    /// Bucket and prefix, without credentials.
-    pub url: String,
-    /// The server; none for the usual one.
-    pub endpoint: Option<String>,
-    /// The last failure, if the store has not answered since.
-    pub trouble: Option<String>,
-    /// The requests to the store so far.
-    pub figures: BucketFigures,
-    /// Requests of all volumes of the bucket; `None` where they are not counted.
-    pub traffic: Option<StoreTraffic>,
-    /// Reads and uploads waiting for the store or under way.
-    pub work: StoreWork,
-    /// Keys found in listings that cannot be shown as paths.
-    pub hidden_keys: Vec<String>,
-    /// There are more hidden keys.
-    pub has_more_hidden: bool,
-    /// Files on the staging disk whose content is not in the store.
-    pub staged: Vec<StagedFile>,
-}
 
 /// The receiver of the bytes of a read.
 pub trait ObjectBody: Send + fmt::Debug {
@@ -434,7 +255,7 @@ pub trait Bucket: Send + Sync + fmt::Debug {
 }
 
 /// Returns the name of a store: the bucket, and its server.
-pub(super) fn store_of(bucket: &dyn Bucket) -> Arc<str> {
+pub(crate) fn store_of(bucket: &dyn Bucket) -> Arc<str> {
     let url = bucket.url();
     let name = url.split_once("://").and_then(|(kind, rest)| {
         let name = rest.split('/').next().filter(|name| !name.is_empty())?;
@@ -446,7 +267,7 @@ pub(super) fn store_of(bucket: &dyn Bucket) -> Arc<str> {
 
 /// Reads as [`Bucket::read`] does, and once more if the bytes came damaged. Passes `take` the
 /// offset of the bytes, too; bytes of the second read replace those of the first.
-pub(super) fn read_placed(
+pub(crate) fn read_placed(
     bucket: &dyn Bucket,
     (key, info): (&str, &ObjectInfo),
     range: Range<u64>,

@@ -1,28 +1,17 @@
 //! The bytes of a part of an object on their way to the store, in chunks. A chunk is shared, not
 //! copied, and is charged for as long as anything holds it, a store's client too.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
-
-use super::upload_room::UploadCharge;
-use crate::slab::Slab;
 
 /// Shortest chunk. Each further one is as long as all before it.
 const CHUNK_BYTES_MIN: usize = 4 << 10;
 /// Longest chunk.
 const CHUNK_BYTES_MAX: usize = 256 << 10;
 
-/// The charge of a chunk.
-#[derive(Debug)]
-pub(super) enum ChunkCharge {
-    Own {
-        _slab: Slab,
-    },
-    /// A share in the charge for the whole rest of a part, for a group without room.
-    OfPart {
-        _room: Arc<UploadCharge>,
-    },
-}
+/// The charge of a chunk, its own or a share in a larger one, given back when dropped.
+pub(crate) type ChunkCharge = Arc<dyn Any + Send + Sync>;
 
 /// See the module text.
 #[derive(Debug, Clone, Default)]
@@ -90,19 +79,19 @@ impl PartBytes {
     }
 
     /// Returns the length of the next chunk, in bytes.
-    pub(super) fn next_chunk_bytes(&self) -> usize {
+    pub(crate) fn next_chunk_bytes(&self) -> usize {
         self.len.clamp(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
     }
 
     /// Adds room for so many bytes.
-    pub(super) fn add_room(&mut self, bytes: usize, charge: ChunkCharge) {
+    pub(crate) fn add_room(&mut self, bytes: usize, charge: ChunkCharge) {
         let held = Held { bytes: Vec::with_capacity(bytes), _charge: Some(charge) };
         self.chunks.push(Chunk(Arc::new(held)));
     }
 
     /// Takes as many bytes as there is room for. Returns their number. A chunk held elsewhere has
     /// no room.
-    pub(super) fn fill(&mut self, bytes: &[u8]) -> usize {
+    pub(crate) fn fill(&mut self, bytes: &[u8]) -> usize {
         let last = self.chunks.last_mut().and_then(|chunk| Arc::get_mut(&mut chunk.0));
         let Some(held) = last else { return 0 };
         let len = bytes.len().min(held.bytes.capacity() - held.bytes.len());

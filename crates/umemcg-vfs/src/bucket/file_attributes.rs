@@ -6,40 +6,40 @@ use rustix::io::Errno;
 use crate::attr::{FileKind, SetAttr, SetTime, Timestamp};
 
 /// Linux's `PATH_MAX`: the bound of a symbolic link's target with a zero byte at its end.
-pub(super) const SYMLINK_BYTES_MAX: usize = 4096;
+pub(crate) const SYMLINK_BYTES_MAX: usize = 4096;
 
 const SET_ID: u32 = 0o6000;
 const PERMISSIONS: u32 = 0o7777;
 const KIND: u32 = 0o170_000;
-pub(super) const REGULAR: u32 = 0o100_000;
-pub(super) const DIRECTORY: u32 = 0o040_000;
-pub(super) const SYMLINK: u32 = 0o120_000;
+pub(crate) const REGULAR: u32 = 0o100_000;
+pub(crate) const DIRECTORY: u32 = 0o040_000;
+pub(crate) const SYMLINK: u32 = 0o120_000;
 
 /// The names of the attributes among the metadata.
-pub(super) const NAMES: [&str; 6] = ["mode", "uid", "gid", "atime", "mtime", "ctime"];
+pub(crate) const NAMES: [&str; 6] = ["mode", "uid", "gid", "atime", "mtime", "ctime"];
 
 /// Mode, owner and times of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileAttributes {
     /// Kind and permissions.
-    pub(super) mode: u32,
-    pub(super) uid: u32,
-    pub(super) gid: u32,
-    pub(super) atime: Timestamp,
-    pub(super) mtime: Timestamp,
-    pub(super) ctime: Timestamp,
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) atime: Timestamp,
+    pub(crate) mtime: Timestamp,
+    pub(crate) ctime: Timestamp,
 }
 
 impl FileAttributes {
     /// Returns the attributes of a file last changed at a time.
-    pub(super) fn new(mode: u32, (uid, gid): (u32, u32), time: Timestamp) -> Self {
+    pub(crate) fn new(mode: u32, (uid, gid): (u32, u32), time: Timestamp) -> Self {
         Self { mode, uid, gid, atime: time, mtime: time, ctime: time }
     }
 
     /// Returns the attributes in the metadata of an object; missing ones are as in `usual`. An
     /// object is a regular file or a symbolic link, and a directory stays one whatever its metadata
     /// are.
-    pub(super) fn of(metadata: &[(String, String)], usual: &Self) -> Self {
+    pub(crate) fn of(metadata: &[(String, String)], usual: &Self) -> Self {
         let value = |wanted: &str| metadata.iter().find(|(name, _)| name == wanted).map(|(_, value)| value);
         let number = |name, usual| value(name).and_then(|text| text.parse().ok()).unwrap_or(usual);
         let time = |name, usual| value(name).and_then(|text| time_of(text)).unwrap_or(usual);
@@ -59,19 +59,19 @@ impl FileAttributes {
     }
 
     /// Returns them as metadata.
-    pub(super) fn to_metadata(self) -> Vec<(String, String)> {
+    pub(crate) fn to_metadata(self) -> Vec<(String, String)> {
         let Self { mode, uid, gid, atime, mtime, ctime } = self;
         let numbers = [mode, uid, gid].map(|number| number.to_string());
         let times = [atime, mtime, ctime].map(|time| format!("{}.{:09}", time.seconds, time.nanoseconds));
         NAMES.map(str::to_owned).into_iter().zip(numbers.into_iter().chain(times)).collect()
     }
 
-    pub(super) fn kind(&self) -> FileKind {
+    pub(crate) fn kind(&self) -> FileKind {
         FileKind::from_mode(self.mode).unwrap_or(FileKind::Regular)
     }
 
     /// Applies a change, except of the length.
-    pub(super) fn change(&mut self, change: &SetAttr) {
+    pub(crate) fn change(&mut self, change: &SetAttr) {
         let now = Timestamp::now();
         let at = |time| match time {
             SetTime::Now => now,
@@ -94,7 +94,7 @@ impl FileAttributes {
     ///
     /// # Errors
     /// `EPERM`.
-    pub(super) fn check_unchanged(&self, change: &SetAttr) -> Result<(), Errno> {
+    pub(crate) fn check_unchanged(&self, change: &SetAttr) -> Result<(), Errno> {
         let is_as_before = change.mode.is_none_or(|mode| (mode ^ self.mode) & PERMISSIONS == 0)
             && change.uid.is_none_or(|uid| uid == self.uid)
             && change.gid.is_none_or(|gid| gid == self.gid);
@@ -102,14 +102,14 @@ impl FileAttributes {
     }
 
     /// Clears the set-id bits: that for the group only if its members may execute the file.
-    pub(super) fn kill_set_id(&mut self) {
+    pub(crate) fn kill_set_id(&mut self) {
         let is_for_group = self.mode & 0o010 != 0;
         self.mode &= if is_for_group { !SET_ID } else { !0o4000 };
     }
 }
 
 /// Returns whether anything but the length is to change.
-pub(super) fn changes_attributes(change: &SetAttr) -> bool {
+pub(crate) fn changes_attributes(change: &SetAttr) -> bool {
     let SetAttr { size: _, mode, uid, gid, atime, mtime, kill_set_id } = *change;
     mode.is_some() || uid.is_some() || gid.is_some() || atime.is_some() || mtime.is_some() || kill_set_id
 }
