@@ -1,7 +1,6 @@
 //! The state shared by all requests to a bucket: the store, the key prefix, and counters. Also maps
 //! errors of `object_store` to `BucketError`.
 
-use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,12 +15,14 @@ use tokio::runtime::Handle;
 use umemcg_vfs::Timestamp;
 use umemcg_vfs::bucket::{BucketError, ObjectInfo};
 
-use crate::amendment::{AMENDMENT, Amendment};
-use crate::checksum::{ASKS_SUM, RunningSum, TOLD_SUM};
-use crate::http_layer::{HIDDEN, Hidden, RequestCounts, chain};
+use crate::checksum::{ASKS_SUM, ExpectedChecksum, RunningSum};
+use crate::http_layer::{RequestCounts, chain};
+use crate::listing_filter::{HiddenKeys, ListingPrefix};
 use crate::metadata::{mark_of, metadata_of};
 use crate::pace::{PATIENCE, RETRY_TIMEOUT};
 use crate::refusal::{Refusal, says_no_upload};
+use crate::request_extensions::{Tenant, uncarried};
+use crate::request_patch::RequestPatch;
 use crate::store::Store;
 use crate::upload_list::uploads_of;
 
@@ -70,8 +71,8 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    pub(crate) fn amendment(&self) -> Amendment {
-        Amendment { after_key: self.last_slash, ..Amendment::default() }
+    pub(crate) fn patch(&self) -> RequestPatch {
+        RequestPatch { after_key: self.last_slash, ..RequestPatch::default() }
     }
 }
 
@@ -136,9 +137,9 @@ impl AskedBucket {
 
     /// Sends a HEAD for an object; [`BucketError::NotFound`] if there is none.
     pub(crate) fn find(&self, key: &str, place: &Place) -> Result<Found, BucketError> {
-        let options = GetOptions { head: true, ..GetOptions::default() };
-        let answer = self.store.objects.get_opts(&place.path, options);
-        let answer = self.in_time("HEAD", key, AMENDMENT.scope(place.amendment(), answer))?;
+        let extensions = Tenant::current().extensions_with(place.patch());
+        let options = GetOptions { head: true, extensions, ..GetOptions::default() };
+        let answer = self.in_time("HEAD", key, self.store.objects.get_opts(&place.path, options))?;
         Ok(found_of(&answer.meta, &answer.attributes))
     }
 
@@ -258,17 +259,14 @@ impl AskedBucket {
                     delimiter: Some("/".into()),
                     max_keys: Some(max),
                     page_token: from.map(str::to_owned),
+                    extensions: Tenant::current().extensions_with(ListingPrefix(prefix.to_owned())),
                     ..PaginatedListOptions::default()
                 };
-                let hidden = Hidden { prefix: prefix.to_owned(), keys: Vec::new() };
-                let listing = async {
-                    let asked = Some(prefix).filter(|prefix| !prefix.is_empty());
-                    let listed = store.list_paginated(asked, options).await?;
-                    let keys = HIDDEN.with(|hidden| std::mem::take(&mut hidden.borrow_mut().keys));
-                    check_prefix(prefix, &listed.result, &keys)?;
-                    Ok((listed.result, listed.page_token, keys))
-                };
-                HIDDEN.scope(RefCell::new(hidden), listing).await
+                let asked = Some(prefix).filter(|prefix| !prefix.is_empty());
+                let mut listed = store.list_paginated(asked, options).await?;
+                let HiddenKeys(hidden) = listed.result.extensions.remove().unwrap_or_default();
+                check_prefix(prefix, &listed.result, &hidden)?;
+                Ok((listed.result, listed.page_token, hidden))
             }
             None => {
                 let directory = prefix.rsplit_once('/').map_or("", |(directory, _)| directory);
@@ -284,7 +282,7 @@ impl AskedBucket {
     /// Returns the unfinished multipart uploads of a key; none for a store without such lists.
     pub(crate) fn uploads(&self, key: &str, place: &Place) -> Result<Vec<String>, BucketError> {
         let Some(lists) = self.upload_lists() else { return Ok(Vec::new()) };
-        self.in_time("LIST", key, uploads_of(lists, place.path.as_ref()))
+        self.in_time("LIST", key, uploads_of(Tenant::current(), lists, place.path.as_ref()))
     }
 
     fn upload_lists(&self) -> Option<&dyn PaginatedListStore> {
@@ -295,17 +293,19 @@ impl AskedBucket {
     /// a gateway that has lost its route.
     pub(crate) async fn abort(
         &self,
+        tenant: Tenant,
         store: &Arc<dyn MultipartStore>,
         path: &Path,
         upload: &MultipartId,
     ) -> Result<(), Error> {
-        let error = match store.abort_multipart(path, upload).await {
+        let aborted = uncarried(tenant.extensions(), store.abort_multipart(path, upload));
+        let error = match aborted.await {
             Err(error @ Error::NotFound { .. }) => error,
             ended => return ended,
         };
         let is_over = match self.upload_lists() {
             _ if says_no_upload(&error) => true,
-            Some(lists) => !uploads_of(lists, path.as_ref()).await?.contains(upload),
+            Some(lists) => !uploads_of(tenant, lists, path.as_ref()).await?.contains(upload),
             None => false,
         };
         if is_over { Ok(()) } else { Err(error) }
@@ -315,6 +315,7 @@ impl AskedBucket {
     /// mismatch if the store reports a checksum.
     pub(crate) async fn read(
         &self,
+        tenant: Tenant,
         key: &str,
         info: &ObjectInfo,
         range: Range<u64>,
@@ -322,7 +323,7 @@ impl AskedBucket {
     ) -> Result<(), BucketError> {
         let path = self.place(key)?.path;
         let wanted = range.end - range.start;
-        let read = TOLD_SUM.scope(RefCell::default(), self.read_range(&path, info, range, take));
+        let read = self.read_range(tenant, &path, info, range, take);
         let read = tokio::time::timeout(READ_TIMEOUT, read).await;
         let read =
             read.unwrap_or_else(|elapsed| Err(Error::Generic { store: "GET", source: Box::new(elapsed) }));
@@ -345,6 +346,7 @@ impl AskedBucket {
     /// checksum, or a description of an unexpected response.
     async fn read_range(
         &self,
+        tenant: Tenant,
         path: &Path,
         info: &ObjectInfo,
         range: Range<u64>,
@@ -356,15 +358,16 @@ impl AskedBucket {
         // A range has no checksum. S3 also sends none for a range that covers the whole object.
         let is_whole = wanted == info.size;
         let range = (!is_whole).then_some(GetRange::Bounded(range));
-        let options = GetOptions { if_match, range, ..GetOptions::default() };
         let headers = Vec::from_iter((is_whole && self.store.takes_conditions).then_some(ASKS_SUM));
-        let asked = self.store.objects.get_opts(path, options);
-        let answer = AMENDMENT.scope(Amendment { headers, ..Amendment::default() }, asked).await?;
+        let extensions = tenant.extensions_with(RequestPatch { headers, ..RequestPatch::default() });
+        let options = GetOptions { if_match, range, extensions, ..GetOptions::default() };
+        let mut answer = self.store.objects.get_opts(path, options).await?;
         let found = info_of(&answer.meta);
         if !found.is_same(info) {
             return Ok(Err(format!("the store sent {:?} in place of {:?}", found.etag, info.etag)));
         }
-        let mut sum = TOLD_SUM.with(RefCell::take).filter(|_| is_whole).map(RunningSum::new);
+        let expected = answer.extensions.remove::<ExpectedChecksum>();
+        let mut sum = expected.filter(|_| is_whole).map(RunningSum::new);
         let (mut body, mut len) = (answer.into_stream(), 0);
         // A store sending more than was requested may never end.
         while len <= wanted

@@ -4,19 +4,12 @@
 //! MD5 where there is one. Each covers the whole object, so a range cannot be checked. Neither can
 //! S3's composite checksum, a checksum of the parts' checksums.
 
-use std::cell::RefCell;
-
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use crc_fast::CrcAlgorithm;
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 use md5::{Digest, Md5};
-
-tokio::task_local! {
-    /// The checksum reported for the whole object read by this task.
-    pub(crate) static TOLD_SUM: RefCell<Option<ToldSum>>;
-}
 
 /// Makes S3 report a checksum.
 pub(crate) const ASKS_SUM: (HeaderName, HeaderValue) =
@@ -47,14 +40,14 @@ const S3_SUMS: [(HeaderName, Algorithm); 5] = [
     (HeaderName::from_static("x-amz-checksum-sha256"), Algorithm::Sha256),
 ];
 
-/// See the module text.
+/// The checksum reported for a whole object: an extension of the response.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ToldSum {
+pub(crate) struct ExpectedChecksum {
     algorithm: Algorithm,
     bytes: Vec<u8>,
 }
 
-impl ToldSum {
+impl ExpectedChecksum {
     /// Returns the whole object's checksum from the headers of its response.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
         let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
@@ -96,7 +89,7 @@ impl Algorithm {
 
 /// The checksum of the bytes received so far.
 pub(crate) struct RunningSum {
-    told: ToldSum,
+    expected: ExpectedChecksum,
     state: State,
 }
 
@@ -107,8 +100,8 @@ enum State {
 }
 
 impl RunningSum {
-    pub(crate) fn new(told: ToldSum) -> Self {
-        let state = match told.algorithm {
+    pub(crate) fn new(expected: ExpectedChecksum) -> Self {
+        let state = match expected.algorithm {
             Algorithm::Crc32 => State::Crc(crc_fast::Digest::new(CrcAlgorithm::Crc32IsoHdlc)),
             Algorithm::Crc32c => State::Crc(crc_fast::Digest::new(CrcAlgorithm::Crc32Iscsi)),
             Algorithm::Crc64Nvme => State::Crc(crc_fast::Digest::new(CrcAlgorithm::Crc64Nvme)),
@@ -118,7 +111,7 @@ impl RunningSum {
             Algorithm::Sha256 => State::Sha(ring::digest::Context::new(&ring::digest::SHA256)),
             Algorithm::Md5 => State::Md5(Md5::new()),
         };
-        Self { told, state }
+        Self { expected, state }
     }
 
     pub(crate) fn take(&mut self, bytes: &[u8]) {
@@ -134,7 +127,7 @@ impl RunningSum {
     /// # Errors
     /// A text with both checksums.
     pub(crate) fn end(self) -> Result<(), String> {
-        let ToldSum { algorithm, bytes } = self.told;
+        let ExpectedChecksum { algorithm, bytes } = self.expected;
         let came = match self.state {
             State::Crc(state) => state.finalize().to_be_bytes()[8 - algorithm.len()..].to_vec(),
             State::Sha(state) => state.finish().as_ref().to_vec(),
@@ -162,11 +155,11 @@ mod tests {
         ("content-md5", "JfnnlDI7RTiF9RgfG2JNCw==", Algorithm::Md5),
     ];
 
-    fn told(headers: &[(&str, &str)]) -> Option<ToldSum> {
+    fn told(headers: &[(&str, &str)]) -> Option<ExpectedChecksum> {
         let header = |(name, value): &(&str, &str)| {
             (name.parse::<HeaderName>().unwrap(), value.parse::<HeaderValue>().unwrap())
         };
-        ToldSum::of(&headers.iter().map(header).collect())
+        ExpectedChecksum::of(&headers.iter().map(header).collect())
     }
 
     #[test]

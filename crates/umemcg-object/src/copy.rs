@@ -13,10 +13,11 @@ use http::header::{HeaderName, HeaderValue};
 use object_store::{CopyMode, CopyOptions, Error};
 use umemcg_vfs::bucket::{BucketError, Expected, ObjectInfo, ObjectSource};
 
-use crate::amendment::{AMENDMENT, Amendment};
 use crate::asked_bucket::{AskedBucket, Found, Place, strong_etag};
 use crate::metadata::mark_of;
 use crate::refusal::Refusal;
+use crate::request_extensions::{Tenant, uncarried};
+use crate::request_patch::RequestPatch;
 use crate::upload::{Upload, headers_of};
 
 /// Attempts to overwrite a destination while other programs replace it.
@@ -86,14 +87,15 @@ impl Copy<'_> {
     fn copy(&self, expected: &Expected, before: Option<&ObjectInfo>) -> Result<ObjectInfo, Refusal> {
         let (asked, (to, to_place)) = (self.asked, (self.to.0, &self.to.1));
         // With `CopyMode::Create` `object_store` would copy in parts on S3; the precondition goes
-        // with the amendment.
+        // with the patch.
         let mode = match self.expected {
             Expected::Absent if !asked.store.takes_conditions => CopyMode::Create,
             _ => CopyMode::Overwrite,
         };
         let options = CopyOptions { mode, ..CopyOptions::default() };
         let copied = asked.store.objects.copy_opts(&self.from.1.path, &to_place.path, options);
-        if let Err(error) = asked.runtime.block_on(AMENDMENT.scope(self.amendment(expected), copied)) {
+        let extensions = Tenant::current().extensions_with(self.patch(expected));
+        if let Err(error) = asked.runtime.block_on(uncarried(extensions, copied)) {
             self.judge(&error)?;
         }
         let found = asked.find_stored("COPY", to, to_place)?;
@@ -128,14 +130,14 @@ impl Copy<'_> {
         Upload::new(self.asked, self.to.0, &Nothing, &metadata, self.expected)?.run()
     }
 
-    fn amendment(&self, expected: &Expected) -> Amendment {
+    fn patch(&self, expected: &Expected) -> RequestPatch {
         let mut headers = Vec::new();
         if self.asked.store.takes_conditions {
             headers = headers_of(expected);
             let etag = strong_etag(self.info).and_then(|etag| HeaderValue::from_str(etag).ok());
             headers.extend(etag.map(|etag| (SOURCE_IF_MATCH, etag)));
         }
-        Amendment { after_key: self.to.1.last_slash, headers, ..Amendment::default() }
+        RequestPatch { after_key: self.to.1.last_slash, headers, ..RequestPatch::default() }
     }
 
     fn check_source(&self) -> Result<ObjectInfo, BucketError> {

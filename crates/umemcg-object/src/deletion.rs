@@ -14,9 +14,10 @@ use std::time::Duration;
 use object_store::ObjectStoreExt;
 use umemcg_vfs::bucket::{BucketError, Expected, ObjectInfo};
 
-use crate::amendment::{AMENDMENT, Amendment};
 use crate::asked_bucket::{AskedBucket, Place};
 use crate::refusal::Refusal;
+use crate::request_extensions::{Tenant, uncarried};
+use crate::request_patch::RequestPatch;
 use crate::upload::headers_of;
 
 /// Attempts of a deletion while the store is busy with other changes of the object.
@@ -90,10 +91,11 @@ impl Deletion<'_> {
         let (objects, path) = (&self.asked.store.objects, &self.place.path);
         // A key in a request body cannot get its trailing slash.
         let is_deletion = self.asked.store.deletes_in_batches && !self.place.last_slash.is_empty();
-        let amendment = Amendment { headers, is_deletion, ..self.place.amendment() };
+        let patch = RequestPatch { headers, is_deletion, ..self.place.patch() };
+        let extensions = Tenant::current().extensions_with(patch);
         let deleted =
             async { if is_deletion { objects.copy(path, path).await } else { objects.delete(path).await } };
-        match self.asked.answer("DELETE", self.key, AMENDMENT.scope(amendment, deleted)) {
+        match self.asked.answer("DELETE", self.key, uncarried(extensions, deleted)) {
             Err(Refusal { error: BucketError::NotFound(_), .. }) => {
                 Ok(self.asked.confirm((self.key, &self.place), None)?)
             }

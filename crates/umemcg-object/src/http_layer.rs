@@ -1,7 +1,6 @@
 //! The HTTP layer between `object_store` and the network: counts requests, delays them when a store
 //! throttles, keeps the last error, and removes keys unusable as paths from listings.
 
-use std::cell::RefCell;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -18,35 +17,17 @@ use object_store::client::{
     HttpService,
 };
 use umemcg_base::LeafMutex;
-use umemcg_vfs::bucket::{BucketFigures, UNREADABLE, current_tenant};
+use umemcg_vfs::bucket::{BucketFigures, UNREADABLE};
 
-use crate::amendment::{Signer, amend};
 use crate::answer::{check_listing, error_code, is_of_change, is_of_object};
-use crate::checksum::{TOLD_SUM, ToldSum};
-use crate::listing_filter::without_hidden;
+use crate::checksum::ExpectedChecksum;
+use crate::listing_filter::{HiddenKeys, ListingPrefix, without_hidden};
 use crate::pace::Lane;
+use crate::request_extensions::{Tenant, extension_of};
 use crate::request_kind::{RequestKind, SILENCE_TIMEOUT};
+use crate::request_patch::{Signer, patched};
 use crate::traffic::Traffic;
-use crate::upload_list::{UPLOADS, page_of};
-
-/// The hidden keys of the listing requested by a task.
-#[derive(Debug)]
-pub(crate) struct Hidden {
-    pub(crate) prefix: String,
-    /// The keys removed from the listing here, or left out by `object_store`.
-    pub(crate) keys: Vec<String>,
-}
-
-tokio::task_local! {
-    pub(crate) static HIDDEN: RefCell<Hidden>;
-    /// The tenant of this task's requests; unset in a task on the requesting thread itself.
-    static TENANT: usize;
-}
-
-/// Returns a task with this thread's tenant, whichever thread runs it.
-pub(crate) fn for_this_tenant<T>(task: impl Future<Output = T>) -> impl Future<Output = T> {
-    TENANT.scope(current_tenant(), task)
-}
+use crate::upload_list::page_of;
 
 /// Counts of the requests to one bucket, by request on the wire. Relaxed: the numbers stand alone.
 #[derive(Debug, Default)]
@@ -231,12 +212,13 @@ struct CountingService {
 #[async_trait]
 impl HttpService for CountingService {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let request = amend(request, &self.signer).await?;
+        let request = patched(request, &self.signer).await?;
         let kind = RequestKind::of(&request);
         if kind != RequestKind::Other {
-            let tenant = TENANT.try_with(|tenant| *tenant).unwrap_or_else(|_| current_tenant());
+            let Tenant(tenant) = extension_of(&request).unwrap_or_default();
             self.counts.waited(self.counts.traffic.turn(&self.lanes[kind as usize], tenant).await);
         }
+        let prefix = extension_of::<ListingPrefix>(&request);
         let key = hash_of_path(&request);
         self.counts.count(kind);
         let (sent, _under_way) = (Instant::now(), self.counts.traffic.begin());
@@ -280,11 +262,8 @@ impl HttpService for CountingService {
             );
         self.counts.note(is_trouble.then(|| format!("the store answered {status}")));
         match (kind, status.is_success()) {
-            (RequestKind::List, true) => filtered(response).await,
-            (RequestKind::Get, true) if status == StatusCode::OK => {
-                note_sum(&response);
-                Ok(response)
-            }
+            (RequestKind::List, true) => filtered(response, prefix).await,
+            (RequestKind::Get, true) if status == StatusCode::OK => Ok(with_checksum(response)),
             _ => Ok(response),
         }
     }
@@ -419,23 +398,26 @@ fn recognised(kind: RequestKind, mut response: HttpResponse) -> HttpResponse {
 }
 
 /// Passes on the checksum in a response with a whole object.
-fn note_sum(response: &HttpResponse) {
-    // Unset except in our own reads.
-    let _ = TOLD_SUM.try_with(|told| *told.borrow_mut() = ToldSum::of(response.headers()));
+fn with_checksum(mut response: HttpResponse) -> HttpResponse {
+    if let Some(expected) = ExpectedChecksum::of(response.headers()) {
+        response.extensions_mut().insert(expected);
+    }
+    response
 }
 
-/// Removes keys unusable as paths from a listing. Any other response is a failure: `object_store`
-/// would read it as an empty listing.
-async fn filtered(response: HttpResponse) -> Result<HttpResponse, HttpError> {
-    let (parts, body) = response.into_parts();
+/// Removes keys unusable as paths from a listing, and passes them on. Any other response is a
+/// failure: `object_store` would read it as an empty listing. A list of uploads has no prefix; its
+/// page is passed on.
+async fn filtered(response: HttpResponse, prefix: Option<ListingPrefix>) -> Result<HttpResponse, HttpError> {
+    let (mut parts, body) = response.into_parts();
     let whole = read_bounded(body).await?;
     check_listing(&whole).map_err(|no_listing| HttpError::new(HttpErrorKind::Decode, no_listing))?;
-    let _ = UPLOADS.try_with(|uploads| *uploads.borrow_mut() = page_of(&whole));
-    // Unset except in our own listings.
-    let prefix = HIDDEN.try_with(|hidden| hidden.borrow().prefix.clone()).unwrap_or_default();
-    let mut keys = Vec::new();
+    if prefix.is_none() {
+        parts.extensions.insert(page_of(&whole));
+    }
+    let (ListingPrefix(prefix), mut keys) = (prefix.unwrap_or_default(), Vec::new());
     let kept = without_hidden(&whole, &prefix, &mut keys).map_or(whole, Bytes::from);
-    let _ = HIDDEN.try_with(|hidden| hidden.borrow_mut().keys.extend(keys));
+    parts.extensions.insert(HiddenKeys(keys));
     Ok(with_body(parts, kept))
 }
 

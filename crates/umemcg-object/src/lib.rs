@@ -7,12 +7,12 @@
 //! recognises its own object by a mark (`metadata`). `http_layer` stands between `object_store` and
 //! the network. It counts requests, refuses unexpected responses (`answer`), removes keys unusable
 //! as paths from listings (`listing_filter`), passes on the store's checksums (`checksum`), and
-//! amends requests where `object_store` lacks a feature (`amendment`). The volumes of one store
-//! share its state (`traffic`), such as the rate limit (`pace`). All of it runs on one small
-//! runtime (`runtime`). Callers block; the interface has no asynchronous types.
+//! patches requests where `object_store` lacks a feature (`request_patch`). The facts that it needs
+//! for this travel with the requests (`request_extensions`). The volumes of one store share its
+//! state (`traffic`), such as the rate limit (`pace`). All of it runs on one small runtime
+//! (`runtime`). Callers block; the interface has no asynchronous types.
 #![forbid(unsafe_code)]
 
-mod amendment;
 mod answer;
 mod asked_bucket;
 mod checksum;
@@ -30,7 +30,9 @@ mod parted_upload;
 mod recent_keys;
 mod refusal;
 mod relabeling;
+mod request_extensions;
 mod request_kind;
+mod request_patch;
 mod runtime;
 mod store;
 mod store_bucket;

@@ -4,6 +4,14 @@
 use quick_xml::Reader;
 use quick_xml::events::Event;
 
+/// The prefix of a listing of objects: an extension of the request.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ListingPrefix(pub(crate) String);
+
+/// The keys removed from a listing, or left out by `object_store`: an extension of the response.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct HiddenKeys(pub(crate) Vec<String>);
+
 /// A listing's element for one key, and its child element containing the key.
 type EntryNames = (&'static [u8], &'static [u8]);
 

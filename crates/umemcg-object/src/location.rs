@@ -12,11 +12,11 @@ use thiserror::Error;
 use umemcg_vfs::bucket::Bucket;
 use url::Url;
 
-use crate::amendment::{Keys, Signer};
 use crate::credentials_file::{Profile, ProfileFiles};
 use crate::file_credentials::FileCredentials;
 use crate::http_layer::{CountingConnector, RequestCounts, chain};
 use crate::pace::RETRY_TIMEOUT;
+use crate::request_patch::{Keys, Signer};
 use crate::runtime::runtime;
 use crate::store::Store;
 use crate::store_bucket::StoreBucket;

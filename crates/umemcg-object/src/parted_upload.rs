@@ -16,8 +16,8 @@ use umemcg_vfs::bucket::{
 };
 
 use crate::asked_bucket::AskedBucket;
-use crate::http_layer::for_this_tenant;
 use crate::metadata::marked;
+use crate::request_extensions::{Tenant, uncarried};
 use crate::upload::{Upload, payload_of};
 
 /// See the module text.
@@ -169,7 +169,8 @@ impl PartedUpload for StoreUpload {
             return end.tell(Err(self.over()));
         };
         let of_task = (Arc::clone(&self.progress), nr);
-        let task = self.asked.runtime.spawn(for_this_tenant(send(part, (asked, key), of_task, end)));
+        let sent = uncarried(Tenant::current().extensions(), send(part, (asked, key), of_task, end));
+        let task = self.asked.runtime.spawn(sent);
         progress.under_way.push(task);
     }
 
@@ -198,7 +199,8 @@ impl PartedUpload for StoreUpload {
                 ))),
             },
             Way::Stream(mut stream) => {
-                let aborted = self.asked.runtime.block_on(stream.abort());
+                let aborted = uncarried(Tenant::current().extensions(), stream.abort());
+                let aborted = self.asked.runtime.block_on(aborted);
                 aborted.map_err(|error| self.asked.failed("DELETE of an upload", &self.key, &error))
             }
         }
@@ -219,7 +221,9 @@ impl Drop for StoreUpload {
                 let _ = part.await;
             }
             let ended = match (way, asked.path(&key)) {
-                (Way::Parts(store, upload), Ok(path)) => asked.abort(&store, &path, &upload).await,
+                (Way::Parts(store, upload), Ok(path)) => {
+                    asked.abort(Tenant::default(), &store, &path, &upload).await
+                }
                 (Way::Stream(mut upload), _) => upload.abort().await,
                 (Way::Parts(..), Err(_)) => Ok(()),
             };

@@ -13,11 +13,12 @@ use http::header::{
 use object_store::{Attribute, CopyOptions, Error};
 use umemcg_vfs::bucket::{BucketError, Expected, Metadata, ObjectInfo};
 
-use crate::amendment::{AMENDMENT, Amendment};
 use crate::asked_bucket::{AskedBucket, Found, Place, strong_etag};
 use crate::copy::SOURCE_IF_MATCH;
 use crate::metadata::{attributes_of, mark_of};
 use crate::refusal::Refusal;
+use crate::request_extensions::{Tenant, uncarried};
+use crate::request_patch::RequestPatch;
 use crate::upload::headers_of;
 
 /// Longest object that S3 copies with one request.
@@ -47,17 +48,18 @@ impl Relabeling<'_> {
         if !before.info.is_same(self.info) {
             return Err(asked.changed("COPY", self.key, Some(&before)));
         }
-        match self.copy(self.amendment(&before, true)?) {
+        match self.copy(self.patch(&before, true)?) {
             // Others do not support them.
-            Err(refusal) if refusal.is_unknown_to_store() => Ok(self.copy(self.amendment(&before, false)?)?),
+            Err(refusal) if refusal.is_unknown_to_store() => Ok(self.copy(self.patch(&before, false)?)?),
             copied => Ok(copied?),
         }
     }
 
-    fn copy(&self, amendment: Amendment) -> Result<ObjectInfo, Refusal> {
+    fn copy(&self, patch: RequestPatch) -> Result<ObjectInfo, Refusal> {
         let (asked, path) = (self.asked, &self.place.path);
         let copied = asked.store.objects.copy_opts(path, path, CopyOptions::default());
-        let copied = asked.runtime.block_on(AMENDMENT.scope(amendment, copied));
+        let extensions = Tenant::current().extensions_with(patch);
+        let copied = asked.runtime.block_on(uncarried(extensions, copied));
         let found = match &copied {
             Ok(()) => asked.find_stored("COPY", self.key, &self.place)?,
             Err(error) => match asked.find_any(self.key, &self.place) {
@@ -77,7 +79,7 @@ impl Relabeling<'_> {
 
     /// Returns the headers. A copy loses each header not given anew, including those that say how
     /// to read the bytes.
-    fn amendment(&self, before: &Found, is_conditional: bool) -> Result<Amendment, BucketError> {
+    fn patch(&self, before: &Found, is_conditional: bool) -> Result<RequestPatch, BucketError> {
         let mut headers = Vec::new();
         if is_conditional {
             headers = headers_of(&Expected::Same(self.info.clone()));
@@ -102,7 +104,7 @@ impl Relabeling<'_> {
             let name = HeaderName::try_from(format!("{PREFIX}{name}")).map_err(|_| self.no_header())?;
             headers.push((name, HeaderValue::from_str(value).map_err(|_| self.no_header())?));
         }
-        Ok(Amendment { headers, ..Amendment::default() })
+        Ok(RequestPatch { headers, ..RequestPatch::default() })
     }
 
     fn no_header(&self) -> BucketError {

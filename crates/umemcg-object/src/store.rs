@@ -20,8 +20,8 @@ pub(crate) struct Store {
     pub(crate) parts: Option<Arc<dyn MultipartStore>>,
     /// The precondition of a PUT.
     pub(crate) condition: PutCondition,
-    /// Requests can be amended where `object_store` lacks a feature (`amendment`): preconditions of
-    /// copies and of completing a multipart upload.
+    /// Requests can be patched where `object_store` lacks a feature (`request_patch`):
+    /// preconditions of copies and of completing a multipart upload.
     pub(crate) takes_conditions: bool,
     /// A local file system, whose directories stand for keys ending with a slash.
     pub(crate) local: Option<Arc<LocalFileSystem>>,

@@ -17,11 +17,12 @@ use umemcg_vfs::volume::StoreId;
 use crate::asked_bucket::{AskedBucket, Found, info_of};
 use crate::copy::Copy;
 use crate::deletion::Deletion;
-use crate::http_layer::{RequestCounts, for_this_tenant};
+use crate::http_layer::RequestCounts;
 use crate::local_directory::LocalDirectory;
 use crate::metadata::marked;
 use crate::parted_upload::StoreUpload;
 use crate::relabeling::{COPY_BYTES_MAX, Relabeling};
+use crate::request_extensions::Tenant;
 use crate::store::Store;
 use crate::upload::{Upload, upload_bytes};
 
@@ -178,15 +179,16 @@ impl Bucket for StoreBucket {
         range: Range<u64>,
         take: &mut (dyn FnMut(&[u8]) + Send),
     ) -> Result<(), BucketError> {
-        self.asked.runtime.block_on(self.asked.read(key, info, range, take))
+        self.asked.runtime.block_on(self.asked.read(Tenant::current(), key, info, range, take))
     }
 
     fn begin_read(&self, key: &str, info: &ObjectInfo, range: Range<u64>, mut body: Box<dyn ObjectBody>) {
         let (asked, key, info) = (Arc::clone(&self.asked), key.to_owned(), info.clone());
-        drop(self.asked.runtime.spawn(for_this_tenant(async move {
-            let result = asked.read(&key, &info, range, &mut |bytes| body.take(bytes)).await;
+        let tenant = Tenant::current();
+        drop(self.asked.runtime.spawn(async move {
+            let result = asked.read(tenant, &key, &info, range, &mut |bytes| body.take(bytes)).await;
             body.end(result);
-        })));
+        }));
     }
 
     fn upload_bytes(&self, size: u64) -> u64 {
@@ -226,7 +228,7 @@ impl Bucket for StoreBucket {
         let uploads =
             if upload == UNKNOWN_UPLOAD { self.asked.uploads(key, &place)? } else { vec![upload.to_owned()] };
         uploads.iter().try_for_each(|upload| {
-            let ended = self.asked.abort(store, &place.path, upload);
+            let ended = self.asked.abort(Tenant::current(), store, &place.path, upload);
             self.asked.in_time("DELETE of an upload", key, ended).map_err(|error| match error {
                 BucketError::NotFound(text) => BucketError::Unavailable(text),
                 error => error,

@@ -29,10 +29,10 @@ use umemcg_vfs::bucket::{
     BucketError, Expected, Metadata, ObjectInfo, ObjectSource, PartBytes, UNKNOWN_UPLOAD,
 };
 
-use crate::amendment::{AMENDMENT, Amendment};
 use crate::asked_bucket::{AskedBucket, Found, Place, etag_of, strong_etag};
-use crate::http_layer::for_this_tenant;
 use crate::metadata::{attributes_of, mark_of, marked};
+use crate::request_extensions::{Tenant, uncarried};
+use crate::request_patch::RequestPatch;
 use crate::store::PutCondition;
 
 /// Usual length of a part, and longest object stored with one PUT.
@@ -125,10 +125,11 @@ impl<'a> Upload<'a> {
             let options = PutOptions {
                 mode: self.mode()?,
                 attributes: self.attributes.clone(),
+                extensions: Tenant::current().extensions_with(self.place.patch()),
                 ..PutOptions::default()
             };
             let sent = self.asked.store.objects.put_opts(&self.place.path, payload.clone(), options);
-            let error = match self.wait(AMENDMENT.scope(self.place.amendment(), sent)) {
+            let error = match self.wait(sent) {
                 Ok(result) => return self.stored(result.e_tag),
                 Err(error) => error,
             };
@@ -244,7 +245,7 @@ impl<'a> Upload<'a> {
         let error = match checked {
             Ok(parts) => {
                 let ended = store.complete_multipart(&self.place.path, upload, parts);
-                match self.wait(AMENDMENT.scope(self.condition(), ended)) {
+                match self.wait(uncarried(Tenant::current().extensions_with(self.condition()), ended)) {
                     Ok(result) => {
                         // A note left behind names an upload already over; this is no error.
                         let _ = self.note(None);
@@ -328,13 +329,17 @@ impl<'a> Upload<'a> {
     }
 
     fn options(&self) -> PutMultipartOptions {
-        PutMultipartOptions { attributes: self.attributes.clone(), ..PutMultipartOptions::default() }
+        PutMultipartOptions {
+            attributes: self.attributes.clone(),
+            extensions: Tenant::current().extensions(),
+            ..PutMultipartOptions::default()
+        }
     }
 
     /// Returns the precondition of completing a multipart upload, if the store supports it.
-    fn condition(&self) -> Amendment {
+    fn condition(&self) -> RequestPatch {
         let headers = if self.asked.store.takes_conditions { headers_of(self.expected) } else { Vec::new() };
-        Amendment { headers, ..Amendment::default() }
+        RequestPatch { headers, ..RequestPatch::default() }
     }
 
     fn send_parts(
@@ -369,7 +374,7 @@ impl<'a> Upload<'a> {
             let payload = self.read(nr * len, len.min(size - nr * len))?;
             let (store, path, upload) = (Arc::clone(store), self.place.path.clone(), upload.clone());
             let part = async move { store.put_part(&path, &upload, nr as usize, payload).await };
-            under_way.push_back(self.asked.runtime.spawn(for_this_tenant(part)));
+            under_way.push_back(self.asked.runtime.spawn(uncarried(Tenant::current().extensions(), part)));
         }
         while !under_way.is_empty() {
             sent.extend(self.first_of(under_way)?);
@@ -393,7 +398,7 @@ impl<'a> Upload<'a> {
 
     /// Aborts a multipart upload; returns whether it is over.
     fn give_up(&self, store: &Arc<dyn MultipartStore>, upload: &MultipartId) -> bool {
-        match self.wait(self.asked.abort(store, &self.place.path, upload)) {
+        match self.wait(self.asked.abort(Tenant::current(), store, &self.place.path, upload)) {
             Ok(()) => true,
             Err(error) => {
                 let _ = self.refused("DELETE of an upload", &error);
@@ -409,7 +414,8 @@ impl<'a> Upload<'a> {
         let len = part_len(size, self.asked.part_bytes);
         let sent = (0..size.div_ceil(len)).try_for_each(|nr| {
             let payload = self.read(nr * len, len.min(size - nr * len))?;
-            self.wait(upload.put_part(payload)).map_err(|error| self.refused("PUT of a part", &error))
+            let sent = uncarried(Tenant::current().extensions(), upload.put_part(payload));
+            self.wait(sent).map_err(|error| self.refused("PUT of a part", &error))
         });
         self.end_stream(upload, sent)
     }
@@ -426,13 +432,13 @@ impl<'a> Upload<'a> {
         sent: Result<(), BucketError>,
     ) -> Result<ObjectInfo, BucketError> {
         let error = match sent.and_then(|()| self.check("POST")) {
-            Ok(_) => match self.wait(upload.complete()) {
+            Ok(_) => match self.wait(uncarried(Tenant::current().extensions(), upload.complete())) {
                 Ok(result) => return self.stored(result.e_tag),
                 Err(error) => Err(error),
             },
             Err(error) => Ok(error),
         };
-        let _ = self.wait(upload.abort());
+        let _ = self.wait(uncarried(Tenant::current().extensions(), upload.abort()));
         self.unended(error)
     }
 

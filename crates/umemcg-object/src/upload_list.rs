@@ -1,24 +1,18 @@
 //! S3's lists of multipart uploads, which `object_store` does not support.
 
-use std::cell::RefCell;
-
 use object_store::Error;
 use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use quick_xml::Reader;
 use quick_xml::events::Event;
 
-use crate::amendment::{AMENDMENT, Amendment};
+use crate::request_extensions::Tenant;
+use crate::request_patch::RequestPatch;
 
 /// Most pages of a list.
 const NR_PAGES_MAX: usize = 100;
 
-tokio::task_local! {
-    /// The page requested by this task.
-    pub(crate) static UPLOADS: RefCell<UploadPage>;
-}
-
-/// A page of a list.
-#[derive(Debug, Default, PartialEq, Eq)]
+/// A page of a list: an extension of the response.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct UploadPage {
     uploads: Vec<ListedUpload>,
     /// The next page begins after this upload; `None` in the last page.
@@ -34,10 +28,14 @@ pub(crate) struct ListedUpload {
 }
 
 /// Returns the ids of the unfinished uploads of a whole key.
-pub(crate) async fn uploads_of(store: &dyn PaginatedListStore, key: &str) -> Result<Vec<String>, Error> {
+pub(crate) async fn uploads_of(
+    tenant: Tenant,
+    store: &dyn PaginatedListStore,
+    key: &str,
+) -> Result<Vec<String>, Error> {
     let (mut ids, mut after) = (Vec::new(), None);
     for _ in 0..NR_PAGES_MAX {
-        let page = page_after(store, key, after.clone()).await?;
+        let page = page_after(tenant, store, key, after.clone()).await?;
         let of_key = page.uploads.into_iter().filter(|upload| upload.key == key);
         ids.extend(of_key.map(|upload| upload.id));
         if page.next.is_none() {
@@ -52,6 +50,7 @@ pub(crate) async fn uploads_of(store: &dyn PaginatedListStore, key: &str) -> Res
 }
 
 async fn page_after(
+    tenant: Tenant,
     store: &dyn PaginatedListStore,
     prefix: &str,
     after: Option<ListedUpload>,
@@ -59,13 +58,10 @@ async fn page_after(
     let (offset, page_token) = after.map(|after| (after.key, after.id)).unzip();
     // S3 refuses an empty one.
     let page_token = page_token.filter(|id| !id.is_empty());
-    let options = PaginatedListOptions { offset, page_token, ..PaginatedListOptions::default() };
-    let amendment = Amendment { lists_uploads: true, ..Amendment::default() };
-    let listed = async {
-        store.list_paginated(Some(prefix), options).await?;
-        Ok::<_, Error>(UPLOADS.with(RefCell::take))
-    };
-    AMENDMENT.scope(amendment, UPLOADS.scope(RefCell::default(), listed)).await
+    let extensions = tenant.extensions_with(RequestPatch { lists_uploads: true, ..RequestPatch::default() });
+    let options = PaginatedListOptions { offset, page_token, extensions, ..PaginatedListOptions::default() };
+    let mut listed = store.list_paginated(Some(prefix), options).await?.result;
+    Ok(listed.extensions.remove::<UploadPage>().unwrap_or_default())
 }
 
 /// Returns a page from its text; an empty one if the text is no list.

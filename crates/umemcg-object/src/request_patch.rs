@@ -1,7 +1,7 @@
-//! Amends requests on their way to the network where `object_store` lacks a feature, and signs them
-//! again. The amendments: preconditions of a copy and of completing a multipart upload, keys ending
-//! with a slash (directories), lists of multipart uploads, and single deletions in place of Azure's
-//! batches, whose body has the key.
+//! Patches requests on their way to the network where `object_store` lacks a feature, and signs
+//! them again. The patches: preconditions of a copy and of completing a multipart upload, keys
+//! ending with a slash (directories), lists of multipart uploads, and single deletions in place of
+//! Azure's batches, whose body has the key.
 
 use std::sync::{Arc, OnceLock};
 
@@ -12,14 +12,11 @@ use object_store::aws::{AwsAuthorizer, AwsCredentialProvider};
 use object_store::azure::{AzureAuthorizer, AzureCredential, AzureCredentialProvider};
 use object_store::client::{HttpError, HttpErrorKind, HttpRequest};
 
-tokio::task_local! {
-    /// The amendment for requests made by this task.
-    pub(crate) static AMENDMENT: Amendment;
-}
+use crate::request_extensions::extension_of;
 
-/// The changes to make to a request.
+/// The changes to make to a request: one of its extensions.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Amendment {
+pub(crate) struct RequestPatch {
     /// Text appended to the key.
     pub(crate) after_key: &'static str,
     /// The listing is of multipart uploads, not of objects.
@@ -54,7 +51,8 @@ const AZURE_VERSION: &str = "x-ms-version";
 const AZURE_COPY_SOURCE: &str = "x-ms-copy-source";
 
 impl Keys {
-    /// Returns whether a request is for the store itself; a task may also request credentials.
+    /// Returns whether a request is for the store itself. A task's extensions are also those of its
+    /// requests for credentials.
     fn are_of(&self, request: &HttpRequest) -> bool {
         match self {
             Self::S3(_) => authorization_of(request).as_deref().and_then(region_of).is_some(),
@@ -84,10 +82,10 @@ fn authorization_of(request: &HttpRequest) -> Option<String> {
     value.map(str::to_owned)
 }
 
-/// Applies the amendment set by the request's task.
-pub(crate) async fn amend(mut request: HttpRequest, signer: &Signer) -> Result<HttpRequest, HttpError> {
-    let Ok(amendment) = AMENDMENT.try_with(Clone::clone) else { return Ok(request) };
-    let Amendment { after_key, lists_uploads, is_deletion, headers } = amendment;
+/// Applies a request's patch.
+pub(crate) async fn patched(mut request: HttpRequest, signer: &Signer) -> Result<HttpRequest, HttpError> {
+    let Some(patch) = extension_of::<RequestPatch>(&request) else { return Ok(request) };
+    let RequestPatch { after_key, lists_uploads, is_deletion, headers } = patch;
     if after_key.is_empty() && !lists_uploads && !is_deletion && headers.is_empty() {
         return Ok(request);
     }
@@ -177,16 +175,17 @@ mod tests {
         request.body(HttpRequestBody::empty()).unwrap()
     }
 
-    fn amended(request: HttpRequest, signer: &Signer) -> HttpRequest {
+    fn with_slash(mut request: HttpRequest, signer: &Signer) -> HttpRequest {
         let headers = vec![(http::header::IF_NONE_MATCH, HeaderValue::from_static("*"))];
-        let amendment = Amendment { after_key: "/", headers, ..Amendment::default() };
-        block_on(AMENDMENT.scope(amendment, amend(request, signer))).unwrap()
+        let patch = RequestPatch { after_key: "/", headers, ..RequestPatch::default() };
+        request.extensions_mut().insert(patch);
+        block_on(patched(request, signer)).unwrap()
     }
 
     #[test]
-    fn what_is_amended_is_signed_again() {
+    fn a_patched_request_is_signed_again() {
         let old = "AWS4-HMAC-SHA256 Credential=id/20261126/eu-west-3/s3/aws4_request, SignedHeaders=host, Signature=0";
-        let request = amended(request(Some(old)), &signer());
+        let request = with_slash(request(Some(old)), &signer());
         assert_eq!(request.uri(), "http://host/bucket/d/?x=1");
         let new = request.headers()[AUTHORIZATION].to_str().unwrap();
         assert!(new.contains("/eu-west-3/s3/aws4_request"), "{new}");
@@ -212,9 +211,10 @@ mod tests {
         request.body(HttpRequestBody::empty()).unwrap()
     }
 
-    fn deletion(request: HttpRequest, signer: &Signer) -> HttpRequest {
-        let amendment = Amendment { after_key: "/", is_deletion: true, ..Amendment::default() };
-        let request = block_on(AMENDMENT.scope(amendment, amend(request, signer))).unwrap();
+    fn deletion(mut request: HttpRequest, signer: &Signer) -> HttpRequest {
+        let patch = RequestPatch { after_key: "/", is_deletion: true, ..RequestPatch::default() };
+        request.extensions_mut().insert(patch);
+        let request = block_on(patched(request, signer)).unwrap();
         assert_eq!(request.method(), Method::DELETE);
         assert!(!request.headers().contains_key(AZURE_COPY_SOURCE));
         request
@@ -244,22 +244,22 @@ mod tests {
     #[test]
     fn a_request_for_credentials_is_left_alone() {
         let azure = azure(AzureCredential::BearerToken("new".into()));
-        assert_eq!(amended(request(None), &azure).uri(), "http://host/bucket/d?x=1");
-        let request = amended(request(None), &signer());
+        assert_eq!(with_slash(request(None), &azure).uri(), "http://host/bucket/d?x=1");
+        let request = with_slash(request(None), &signer());
         assert_eq!(request.uri(), "http://host/bucket/d?x=1");
         assert!(request.headers().is_empty());
     }
 
     #[test]
-    fn what_is_not_signed_is_only_amended() {
-        let request = amended(request(None), &Signer::default());
+    fn an_unsigned_request_is_only_patched() {
+        let request = with_slash(request(None), &Signer::default());
         assert_eq!(request.uri(), "http://host/bucket/d/?x=1");
         assert!(!request.headers().contains_key(AUTHORIZATION));
     }
 
     #[test]
-    fn without_a_wish_nothing_changes() {
-        let request = block_on(amend(request(Some("Bearer x")), &signer())).unwrap();
+    fn without_a_patch_nothing_changes() {
+        let request = block_on(patched(request(Some("Bearer x")), &signer())).unwrap();
         assert_eq!(request.uri(), "http://host/bucket/d?x=1");
         assert_eq!(region_of("Bearer x"), None);
     }
