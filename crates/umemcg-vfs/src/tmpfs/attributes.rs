@@ -9,7 +9,9 @@ use umemcg_base::{PAGE_SIZE, PAGE_SIZE_U64};
 
 use super::Tmpfs;
 use super::acl::{self, Acl};
-use super::inode::{INODE_BYTES, Inherited, NewInode, XATTR_BYTES, Xattr};
+use super::inode::attributes::Inherited;
+use super::inode::xattrs::XATTR_BYTES;
+use super::inode::{INODE_BYTES, NewInode, Xattr};
 use crate::attr::{Attr, FileKind, NodeId, SetAttr, StatFs};
 use crate::caller::Caller;
 use crate::error::VfsError;

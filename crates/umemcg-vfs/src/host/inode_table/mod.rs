@@ -564,9 +564,8 @@ impl InodeEntry {
 }
 
 mod leaving;
-mod take_over;
+pub(crate) mod take_over;
 mod to_tell;
-pub(crate) use take_over::InodeCharges;
 
 #[cfg(test)]
 mod tests;

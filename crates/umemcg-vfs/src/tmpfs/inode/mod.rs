@@ -3,8 +3,8 @@
 //! It lives in the tree while it has a name or the kernel refers to it, and outside the tree as
 //! long as a process has it open.
 
-mod attributes;
-mod xattrs;
+pub(super) mod attributes;
+pub(super) mod xattrs;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,9 +22,6 @@ use crate::tmpfs::directory::Name;
 use crate::tmpfs::quota::{FilePages, VolumeQuota};
 use umemcg::files::File;
 use umemcg::{Engine, Group};
-
-pub(super) use attributes::Inherited;
-pub(super) use xattrs::XATTR_BYTES;
 
 /// The cost of an inode with its places in the tables, in bytes; measured with 100,000 inodes, like
 /// [`CONTENT_BYTES`].
