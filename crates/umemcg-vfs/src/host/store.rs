@@ -325,7 +325,7 @@ impl BackingStore for HostStore {
         let written = self.exclusively(held, |before| {
             let privileges = self.privileges.held(held, before.attr.mode);
             #[cfg(test)]
-            crate::host::testing::pause_here();
+            crate::host::tests::pause_here();
             let written = self.transfer(&fds, segments, offset, |fd, flags| {
                 arena_io::write_at(arena, segments, fd, offset, flags)
             });

@@ -148,7 +148,7 @@ mod tests {
 
     use crate::host::shown_times::{OwnOperation, Stamp};
     use crate::host::syscalls;
-    use crate::host::testing::{Fixture, until_asleep};
+    use crate::host::tests::{Fixture, until_asleep};
     use crate::volume::Open;
 
     #[test]

@@ -566,6 +566,3 @@ impl InodeEntry {
 mod leaving;
 pub(crate) mod take_over;
 mod to_tell;
-
-#[cfg(test)]
-mod tests;

@@ -221,7 +221,7 @@ impl HostVolume {
             syscalls::set_times(fd, change.atime, change.mtime)?;
         }
         #[cfg(test)]
-        crate::host::testing::pause_here();
+        crate::host::tests::pause_here();
         Ok(())
     }
 }
@@ -230,7 +230,7 @@ impl HostVolume {
 mod tests {
     use super::*;
     use crate::attr::{SetTime, Timestamp};
-    use crate::host::testing::{Fixture, at_pause, until_asleep};
+    use crate::host::tests::{Fixture, at_pause, until_asleep};
 
     #[test]
     fn a_time_that_is_set_during_write_back_stays() {

@@ -49,7 +49,7 @@ impl Names for HostVolume {
         let dir = self.directory(parent)?;
         let victim = self.victim(&dir, &name, Some(caller))?;
         #[cfg(test)]
-        crate::host::testing::pause_here();
+        crate::host::tests::pause_here();
         rustix::fs::unlinkat(&dir, &name, AtFlags::empty())?;
         self.lost_name(victim, Some(caller), parent, &name)
     }
@@ -302,7 +302,7 @@ impl HostVolume {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::testing::{Fixture, at_pause};
+    use crate::host::tests::{Fixture, at_pause};
     use crate::kernel_cache::{IdleInode, KernelCache};
     use crate::volume::Volume;
 

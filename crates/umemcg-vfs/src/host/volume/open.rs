@@ -125,7 +125,7 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::host::testing::{Fixture, at_pause, until_asleep};
+    use crate::host::tests::{Fixture, at_pause, until_asleep};
 
     #[test]
     fn data_that_is_being_written_back_is_no_hole() {
