@@ -1,5 +1,6 @@
 //! The attributes of an inode, as returned by `stat`.
 
+use rustix::fs::FileType;
 use rustix::io::Errno;
 
 /// The id of an inode, as known to the kernel. Never reused while a volume lives; the root is
@@ -65,16 +66,34 @@ pub enum FileKind {
 impl FileKind {
     /// Returns the kind encoded in the type bits of a mode; `None` if they are unknown.
     pub fn from_mode(mode: u32) -> Option<Self> {
-        Some(match mode & 0o170_000 {
-            0o100_000 => Self::Regular,
-            0o040_000 => Self::Directory,
-            0o120_000 => Self::Symlink,
-            0o010_000 => Self::Fifo,
-            0o140_000 => Self::Socket,
-            0o020_000 => Self::CharDevice,
-            0o060_000 => Self::BlockDevice,
-            _ => return None,
+        Self::of(FileType::from_raw_mode(mode))
+    }
+
+    /// Returns the kind of a type of the host; `None` for an unknown one.
+    pub(crate) fn of(file_type: FileType) -> Option<Self> {
+        Some(match file_type {
+            FileType::RegularFile => Self::Regular,
+            FileType::Directory => Self::Directory,
+            FileType::Symlink => Self::Symlink,
+            FileType::Fifo => Self::Fifo,
+            FileType::Socket => Self::Socket,
+            FileType::CharacterDevice => Self::CharDevice,
+            FileType::BlockDevice => Self::BlockDevice,
+            FileType::Unknown => return None,
         })
+    }
+
+    /// Returns the type of the host.
+    pub(crate) fn file_type(self) -> FileType {
+        match self {
+            Self::Regular => FileType::RegularFile,
+            Self::Directory => FileType::Directory,
+            Self::Symlink => FileType::Symlink,
+            Self::Fifo => FileType::Fifo,
+            Self::Socket => FileType::Socket,
+            Self::CharDevice => FileType::CharacterDevice,
+            Self::BlockDevice => FileType::BlockDevice,
+        }
     }
 
     /// Returns the kind of node made by mknod(2) for a mode: a regular file if it has no type.

@@ -16,7 +16,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use rustix::fs::{FileType, RawDir, SeekFrom};
+use rustix::fs::{RawDir, SeekFrom};
 use rustix::io::Errno;
 use umemcg::Group;
 use umemcg_base::LeafMutex;
@@ -69,7 +69,7 @@ impl Listing {
             self.entries.push_back(RawEntry {
                 name: entry.file_name().to_owned(),
                 ino: entry.ino(),
-                kind: kind_of(entry.file_type()),
+                kind: FileKind::of(entry.file_type()),
                 next_offset: entry.next_entry_cookie(),
             });
             if dir.is_buffer_empty() {
@@ -182,19 +182,6 @@ impl Drop for DirHandle {
     fn drop(&mut self) {
         self.inodes.dispose(self.inodes.table.unpin(self.node));
     }
-}
-
-fn kind_of(file_type: FileType) -> Option<FileKind> {
-    Some(match file_type {
-        FileType::RegularFile => FileKind::Regular,
-        FileType::Directory => FileKind::Directory,
-        FileType::Symlink => FileKind::Symlink,
-        FileType::Fifo => FileKind::Fifo,
-        FileType::Socket => FileKind::Socket,
-        FileType::CharacterDevice => FileKind::CharDevice,
-        FileType::BlockDevice => FileKind::BlockDevice,
-        FileType::Unknown => return None,
-    })
 }
 
 impl VolumeDir for DirHandle {

@@ -10,8 +10,8 @@ use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, Statx, StatxAttributes, StatxFlags, Timespec, Timestamps,
-    UTIME_NOW, UTIME_OMIT, Uid,
+    AtFlags, CWD, Gid, Mode, OFlags, Statx, StatxAttributes, StatxFlags, Timespec, Timestamps, UTIME_NOW,
+    UTIME_OMIT, Uid,
 };
 use rustix::io::Errno;
 
@@ -176,18 +176,5 @@ pub(crate) fn has_default_acl(dir: BorrowedFd<'_>) -> Result<bool, Errno> {
         Ok(len) => Ok(len > 0),
         Err(Errno::NODATA) => Ok(false),
         Err(errno) => Err(errno),
-    }
-}
-
-/// Returns the type bits of a mode for `mknod`.
-pub(crate) fn file_type(kind: FileKind) -> FileType {
-    match kind {
-        FileKind::Regular => FileType::RegularFile,
-        FileKind::Directory => FileType::Directory,
-        FileKind::Symlink => FileType::Symlink,
-        FileKind::Fifo => FileType::Fifo,
-        FileKind::Socket => FileType::Socket,
-        FileKind::CharDevice => FileType::CharacterDevice,
-        FileKind::BlockDevice => FileType::BlockDevice,
     }
 }

@@ -93,7 +93,7 @@ impl Create for HostVolume {
     ) -> Result<Entry, VfsError> {
         let kind = FileKind::of_new_node(mode)?;
         self.make(caller, parent, name, kind, mode, |dir, name, first_mode| {
-            rustix::fs::mknodat(dir, name, syscalls::file_type(kind), first_mode, rdev)
+            rustix::fs::mknodat(dir, name, kind.file_type(), first_mode, rdev)
         })
     }
 

@@ -240,7 +240,7 @@ impl Inode {
             ino: self.ino,
             size,
             blocks: pages * (PAGE_SIZE_U64 / 512),
-            mode: self.type_bits() | meta.mode,
+            mode: self.kind.file_type().as_raw_mode() | meta.mode,
             nlink: meta.nlink,
             uid: meta.uid,
             gid: meta.gid,
@@ -250,18 +250,6 @@ impl Inode {
             ctime: meta.ctime,
             btime: Some(self.btime),
             blksize: PAGE_SIZE as u32,
-        }
-    }
-
-    fn type_bits(&self) -> u32 {
-        match self.kind {
-            FileKind::Regular => 0o100_000,
-            FileKind::Directory => 0o040_000,
-            FileKind::Symlink => 0o120_000,
-            FileKind::Fifo => 0o010_000,
-            FileKind::Socket => 0o140_000,
-            FileKind::CharDevice => 0o020_000,
-            FileKind::BlockDevice => 0o060_000,
         }
     }
 
