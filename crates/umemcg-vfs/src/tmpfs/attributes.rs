@@ -1,7 +1,7 @@
 //! Attributes by node id, the inherited access lists of new objects, and the statistics of the
 //! volume.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
 use rustix::io::Errno;
@@ -10,8 +10,8 @@ use umemcg_base::{PAGE_SIZE, PAGE_SIZE_U64};
 use super::Tmpfs;
 use super::acl::{self, Acl};
 use super::inode::attributes::Inherited;
-use super::inode::xattrs::XATTR_BYTES;
 use super::inode::{INODE_BYTES, NewInode, Xattr};
+use super::xattrs::XATTR_BYTES;
 use crate::attr::{Attr, FileKind, NodeId, SetAttr, StatFs};
 use crate::caller::Caller;
 use crate::error::VfsError;
@@ -67,10 +67,9 @@ impl Tmpfs {
         parent: NodeId,
         new: &NewInode<'_>,
     ) -> Result<Option<Inherited>, Errno> {
-        let default = match self.inode(parent)?.getxattr(OsStr::new("system.posix_acl_default")) {
-            Ok(value) if new.kind != FileKind::Symlink => value,
-            _ => return Ok(None),
-        };
+        let dir = self.inode(parent)?;
+        let default = dir.meta.lock().xattrs.get(acl::DEFAULT).map(|list| list.value.to_vec());
+        let Some(default) = default.filter(|_| new.kind != FileKind::Symlink) else { return Ok(None) };
         let Some(list) = Acl::parse(&default)? else { return Ok(None) };
         let list = list.inherited(new.mode);
         let mut lists = Vec::new();

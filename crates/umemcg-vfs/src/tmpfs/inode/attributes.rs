@@ -4,12 +4,11 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 
-use super::xattrs::CAPABILITY;
 use super::{Inode, Meta, NewInode, Xattr, now};
 use crate::attr::{FileKind, SetAttr, SetTime, Timestamp};
 use crate::caller::Caller;
 use crate::error::VfsError;
-use crate::privileges::{SET_GID, SET_UID, group_and_mode_in, mode_without_set_id};
+use crate::privileges::{CAPABILITIES, SET_GID, SET_UID, group_and_mode_in, mode_without_set_id};
 use crate::tmpfs::acl::{self, Acl};
 
 /// Access lists of a new object, inherited from its directory.
@@ -81,7 +80,7 @@ impl Inode {
             meta.gid = change.gid.unwrap_or(meta.gid);
             if self.kind != FileKind::Directory {
                 meta.mode = mode_without_set_id(meta.mode);
-                dropped = meta.xattrs.remove(CAPABILITY);
+                dropped = meta.xattrs.remove(CAPABILITIES.as_bytes());
             }
         }
         if let Some(mode) = change.mode {
@@ -109,7 +108,7 @@ impl Inode {
             return;
         }
         let mut meta = self.meta.lock();
-        let dropped = meta.xattrs.remove(CAPABILITY);
+        let dropped = meta.xattrs.remove(CAPABILITIES.as_bytes());
         let cleared = mode_without_set_id(meta.mode);
         if cleared != meta.mode && set_id {
             meta.mode = cleared;

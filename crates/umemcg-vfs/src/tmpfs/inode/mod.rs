@@ -4,7 +4,6 @@
 //! long as a process has it open.
 
 pub(super) mod attributes;
-pub(super) mod xattrs;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
