@@ -2,6 +2,7 @@
 
 use rustix::fs::FileType;
 use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
 
 /// The id of an inode, as known to the kernel. Never reused while a volume lives; the root is
 /// [`NodeId::ROOT`].
@@ -25,8 +26,8 @@ pub struct Timestamp {
 impl Timestamp {
     /// Returns the present time.
     pub(crate) fn now() -> Self {
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        Self { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
+        let now = clock_gettime(ClockId::Realtime);
+        Self { seconds: now.tv_sec, nanoseconds: now.tv_nsec as u32 }
     }
 
     /// Returns the nanoseconds since 1970, or the nearest number that fits.

@@ -20,7 +20,7 @@
 //! compares it with the host's times of other files.
 //!
 //! ```text
-//!   try_shared()  share the lock ──► stat ──► times_to_show     busy: the attributes known from before
+//!   try_shared()  share the lock ──► stat ──► peek     busy: the attributes known from before
 //!   exclusive()   take the lock ──► stat, found ──► write, truncate, set times, chmod … ──► stat, left ──► unlock
 //! ```
 
@@ -132,14 +132,6 @@ pub(crate) struct ShownTimes {
     times_drift: bool,
 }
 
-/// Proof that no operation of the daemon is in progress.
-#[must_use]
-#[derive(Debug)]
-pub(crate) struct SharedAccess<'a> {
-    times: &'a ShownTimes,
-    _shared: RankedReadGuard<'a, ()>,
-}
-
 /// Proof that exactly one operation of the daemon is in progress.
 #[must_use]
 #[derive(Debug)]
@@ -164,13 +156,13 @@ impl ShownTimes {
 
     /// Takes shared access to the host's file, unless an operation of the daemon is in progress.
     /// Never waits.
-    pub(crate) fn try_shared(&self) -> Option<SharedAccess<'_>> {
-        self.host.try_read().map(|shared| SharedAccess { times: self, _shared: shared })
+    pub(crate) fn try_shared(&self) -> Option<RankedReadGuard<'_, ()>> {
+        self.host.try_read()
     }
 
     /// Takes shared access. Waits for an operation of the daemon in progress.
-    pub(crate) fn shared(&self) -> SharedAccess<'_> {
-        SharedAccess { times: self, _shared: self.host.read() }
+    pub(crate) fn shared(&self) -> RankedReadGuard<'_, ()> {
+        self.host.read()
     }
 
     /// Takes exclusive access to the host's file for an operation. May wait for the host.
@@ -190,8 +182,9 @@ impl ShownTimes {
         self.state.lock().note_change_if(true);
     }
 
-    /// Returns the times to show if a stamp, read at an unknown moment, is the stamp left by the
-    /// last operation; `None` if it must be read again with the lock held.
+    /// Returns the times to show if a stamp is the stamp left by the last operation. `None` if not:
+    /// the file was changed from outside, or the stamp was read without shared access and must be
+    /// read again.
     pub(crate) fn peek(&self, stamp: Stamp) -> Option<Option<Shown>> {
         let state = self.state.lock();
         (state.change().is_none() && state.is_as_left(stamp, self.times_drift)).then_some(state.shown)
@@ -212,14 +205,6 @@ impl ShownTimes {
         let state = self.state.lock();
         let known = Shown { mtime: state.known.mtime, ctime: state.known.ctime };
         !state.mtime_pending && state.shown.is_none_or(|shown| shown == known)
-    }
-}
-
-impl SharedAccess<'_> {
-    /// Returns the times to show for a stamp read under this access; `None` if the file was changed
-    /// from outside.
-    pub(crate) fn times_to_show(&self, stamp: Stamp) -> Option<Option<Shown>> {
-        self.times.peek(stamp)
     }
 }
 
@@ -302,12 +287,6 @@ impl ExclusiveAccess<'_> {
             }
         }
     }
-
-    /// Notes that the daemon's operation on a name has changed attributes of the file, leaving this
-    /// stamp.
-    pub(crate) fn found_renamed(&self, stamp: Stamp) {
-        self.left(stamp, OwnOperation::Attributes { mtime: false });
-    }
 }
 
 #[cfg(test)]
@@ -329,13 +308,13 @@ mod tests {
         let times = ShownTimes::new(stamp(0, 1), false);
         times.accept(at(5));
         let shown = Some(Shown { mtime: at(5), ctime: at(5) });
-        assert_eq!(times.shared().times_to_show(stamp(0, 1)), Some(shown));
+        assert_eq!(times.peek(stamp(0, 1)), Some(shown));
         write_back(&times, stamp(9, 7));
-        assert_eq!(times.shared().times_to_show(stamp(9, 7)), Some(shown));
+        assert_eq!(times.peek(stamp(9, 7)), Some(shown));
         let after = Stamp { mtime: at(5), ctime: at(8), ..stamp(9, 0) };
         assert_eq!(times.exclusive().mtime_pending(), Some(Some(at(5))));
         times.exclusive().left(after, OwnOperation::RestoreTimes { refused: None });
-        assert_eq!(times.shared().times_to_show(after), Some(shown));
+        assert_eq!(times.peek(after), Some(shown));
         assert!(times.is_restored());
     }
 
@@ -361,24 +340,24 @@ mod tests {
     #[test]
     fn an_outside_change_is_told_from_our_own() {
         let times = ShownTimes::new(stamp(3, 1), false);
-        assert_eq!(times.shared().times_to_show(stamp(4, 2)), None);
+        assert_eq!(times.peek(stamp(4, 2)), None);
         times.exclusive().found(stamp(4, 2));
         write_back(&times, stamp(9, 3));
-        assert_eq!(times.shared().times_to_show(stamp(9, 3)), None, "write-back does not hide it");
+        assert_eq!(times.peek(stamp(9, 3)), None, "write-back does not hide it");
         let change = times.exclusive().change().unwrap();
         times.suspect();
         times.exclusive().adopted(change);
-        assert_eq!(times.shared().times_to_show(stamp(9, 3)), None, "another has come since");
+        assert_eq!(times.peek(stamp(9, 3)), None, "another has come since");
         let change = times.exclusive().change().unwrap();
         times.exclusive().adopted(change);
-        assert_eq!(times.shared().times_to_show(stamp(9, 3)), Some(None));
+        assert_eq!(times.peek(stamp(9, 3)), Some(None));
     }
 
     #[test]
     fn a_length_that_write_back_did_not_make_is_an_outside_change() {
         let times = ShownTimes::new(stamp(3, 1), false);
         times.exclusive().left(stamp(12, 2), OwnOperation::WriteBack { end: 9 });
-        assert_eq!(times.shared().times_to_show(stamp(12, 2)), None);
+        assert_eq!(times.peek(stamp(12, 2)), None);
     }
 
     #[test]
@@ -404,7 +383,7 @@ mod tests {
             alone.found(stamp(3, 1));
             alone.left(stamp(4, 2), did);
             drop(alone);
-            assert_eq!(times.shared().times_to_show(stamp(4, 2)), None, "{did:?}");
+            assert_eq!(times.peek(stamp(4, 2)), None, "{did:?}");
         }
     }
 
@@ -412,10 +391,11 @@ mod tests {
     fn our_change_of_names_hides_no_outside_change_of_content() {
         let times = ShownTimes::new(stamp(3, 1), false);
         let moved = Stamp { ctime: at(2), ..stamp(3, 1) };
-        times.exclusive().found_renamed(moved);
+        let did = OwnOperation::Attributes { mtime: false };
+        times.exclusive().left(moved, did);
         assert_eq!(times.peek(moved), Some(None), "our own link");
-        times.exclusive().found_renamed(stamp(4, 3));
-        assert_eq!(times.shared().times_to_show(stamp(4, 3)), None, "theirs came between");
+        times.exclusive().left(stamp(4, 3), did);
+        assert_eq!(times.peek(stamp(4, 3)), None, "theirs came between");
     }
 
     #[test]

@@ -6,34 +6,25 @@ use rustix::io::Errno;
 
 use super::Content;
 use crate::attr::{Attr, SetAttr};
-use crate::host::shown_times::{OwnOperation, SharedAccess, Shown, Stamp};
+use crate::host::shown_times::{OwnOperation, Shown, Stamp};
 use crate::host::syscalls::HostStat;
 
 impl Content {
     /// Returns the attributes to show, after reading the host's with `stat`. A change from outside
-    /// is adopted: clean pages are dropped, and the host's length is taken.
-    pub(crate) fn look(&self, stat: impl Fn() -> Result<HostStat, Errno>) -> Result<Attr, Errno> {
-        self.update_host_atime();
-        self.attr_to_show(self.store.times.try_shared(), stat)
-    }
-
-    /// Looks at the host file at an open, which sees every earlier change from outside. Waits for
-    /// an operation of ours under way.
-    pub(crate) fn look_at_open(&self, stat: impl Fn() -> Result<HostStat, Errno>) -> Result<Attr, Errno> {
-        self.update_host_atime();
-        self.attr_to_show(Some(self.store.times.shared()), stat)
-    }
-
-    fn attr_to_show(
+    /// is adopted: clean pages are dropped, and the host's length is taken. An open sees every
+    /// earlier change: it waits for an operation of ours under way.
+    pub(crate) fn look(
         &self,
-        look: Option<SharedAccess<'_>>,
+        is_open: bool,
         stat: impl Fn() -> Result<HostStat, Errno>,
     ) -> Result<Attr, Errno> {
+        self.update_host_atime();
         let times = &self.store.times;
+        let shared = if is_open { Some(times.shared()) } else { times.try_shared() };
         let host = stat()?;
         self.host_dir.clock.saw(host.attr.ctime);
-        let shown = match &look {
-            Some(look) => look.times_to_show(Stamp::of(&host.attr)).map(|shown| (host.attr.mode, shown)),
+        let shown = match &shared {
+            Some(_) => times.peek(Stamp::of(&host.attr)).map(|shown| (host.attr.mode, shown)),
             // An operation of ours under way may take set-id bits away and put them back.
             None => {
                 // The known times may be from before a change already reported to the kernel.
@@ -43,7 +34,7 @@ impl Content {
                 times.known().map(|(known, shown)| (known.mode, shown))
             }
         };
-        drop(look);
+        drop(shared);
         match shown {
             Some((mode, shown)) => Ok(self.merge(Attr { mode, ..host.attr }, shown)),
             None => self.adopt(stat),
@@ -137,7 +128,7 @@ impl Content {
         let alone = self.store.times.exclusive();
         let host = stat()?;
         self.host_dir.clock.saw(host.attr.ctime);
-        alone.found_renamed(Stamp::of(&host.attr));
+        alone.left(Stamp::of(&host.attr), OwnOperation::Attributes { mtime: false });
         Ok(())
     }
 }
@@ -180,7 +171,7 @@ mod tests {
                     looks.fetch_add(1, Ordering::Relaxed);
                     stat
                 };
-                content.look(stat).unwrap();
+                content.look(false, stat).unwrap();
             });
             let opener_id = told.recv().unwrap();
             while nr_looks.load(Ordering::Relaxed) == 0 {

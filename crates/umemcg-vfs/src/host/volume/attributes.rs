@@ -98,11 +98,15 @@ impl HostVolume {
         // Updating the host's access time needs a readable descriptor.
         let opener = content.was_read().then(|| content.opener()).flatten();
         let _in_use = opener.as_ref().map(|opener| self.inodes.in_use(node, &content, opener, false, false));
+        self.look(node, &content, false)
+    }
+
+    fn look(&self, node: NodeId, content: &Content, is_open: bool) -> Result<Attr, VfsError> {
         Ok(match content.fds() {
-            Some(fds) => content.look(|| syscalls::stat_fd(&fds.buffered))?,
+            Some(fds) => content.look(is_open, || syscalls::stat_fd(&fds.buffered))?,
             None => {
                 let held = self.inodes.descriptor(node)?;
-                content.look(|| syscalls::stat_fd(&held))?
+                content.look(is_open, || syscalls::stat_fd(&held))?
             }
         })
     }
@@ -156,14 +160,7 @@ impl HostVolume {
         if self.inodes.kernel.get().is_some_and(|kernel| kernel.is_exclusive()) {
             return Ok(());
         }
-        match content.fds() {
-            Some(fds) => content.look_at_open(|| syscalls::stat_fd(&fds.buffered))?,
-            None => {
-                let held = self.inodes.descriptor(node)?;
-                content.look_at_open(|| syscalls::stat_fd(&held))?
-            }
-        };
-        Ok(())
+        self.look(node, content, true).map(|_| ())
     }
 
     fn truncate(

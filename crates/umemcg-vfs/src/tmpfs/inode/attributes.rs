@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 
-use super::{Inode, Meta, NewInode, Xattr, now};
+use super::{Inode, Meta, NewInode, Xattr};
 use crate::attr::{FileKind, SetAttr, SetTime, Timestamp};
 use crate::caller::Caller;
 use crate::error::VfsError;
@@ -90,7 +90,7 @@ impl Inode {
         }
         let time = |set: Option<SetTime>, old: Timestamp| match set {
             None => old,
-            Some(SetTime::Now) => now(),
+            Some(SetTime::Now) => Timestamp::now(),
             Some(SetTime::At(time)) => time,
         };
         (meta.atime, meta.mtime) = (time(change.atime, meta.atime), time(change.mtime, meta.mtime));

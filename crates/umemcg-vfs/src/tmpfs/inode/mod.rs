@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::io::Errno;
-use rustix::time::{ClockId, clock_gettime};
 use umemcg_base::{LeafMutex, PAGE_SIZE, PAGE_SIZE_U64};
 
 use crate::attr::{Attr, FileKind, NodeId, Timestamp};
@@ -98,15 +97,9 @@ pub(super) struct Inode {
     _charge: Option<Slab>,
 }
 
-/// Returns the time for the stamp of a change.
-pub(super) fn now() -> Timestamp {
-    let now = clock_gettime(ClockId::Realtime);
-    Timestamp { seconds: now.tv_sec, nanoseconds: now.tv_nsec as u32 }
-}
-
 impl Meta {
     fn new(mode: u32, uid: u32, gid: u32, nlink: u32) -> Self {
-        let now = now();
+        let now = Timestamp::now();
         Self {
             mode,
             uid,
@@ -123,13 +116,13 @@ impl Meta {
 
     /// Notes a change of the content, or of the entries of a directory.
     pub(super) fn changed_content(&mut self) {
-        let now = now();
+        let now = Timestamp::now();
         (self.mtime, self.ctime) = (now, now);
     }
 
     /// Notes a change of attributes or names.
     pub(super) fn changed(&mut self) {
-        self.ctime = now();
+        self.ctime = Timestamp::now();
     }
 }
 
@@ -145,7 +138,7 @@ impl Inode {
             ino,
             kind: FileKind::Directory,
             rdev: 0,
-            btime: now(),
+            btime: Timestamp::now(),
             target: None,
             content: None,
             meta: LeafMutex::new(Meta::new(config.mode & 0o7777, config.uid, config.gid, 2)),
@@ -187,7 +180,7 @@ impl Inode {
             ino: node.0,
             kind: new.kind,
             rdev: new.rdev,
-            btime: now(),
+            btime: Timestamp::now(),
             target: new.target.map(Box::from),
             content,
             meta: LeafMutex::new(Meta::new(0, 0, 0, nlink)),
@@ -205,7 +198,7 @@ impl Inode {
     pub(super) fn note_read(&self) {
         if !self.was_read.load(Ordering::Relaxed) {
             self.was_read.store(true, Ordering::Relaxed);
-            let now = now();
+            let now = Timestamp::now();
             let mut meta = self.meta.lock();
             if meta.atime <= meta.mtime.max(meta.ctime) || now.seconds - meta.atime.seconds >= DAY_SECONDS {
                 meta.atime = now;
