@@ -1,8 +1,7 @@
 //! An open regular file.
 
-mod kernel_caching;
-
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
@@ -15,7 +14,7 @@ use crate::host::content::Content;
 use crate::host::inodes::HostInodes;
 use crate::host::store::InUse;
 use crate::host::volume::HostVolume;
-use crate::kernel_io::{KernelCaching, KernelIo};
+use crate::kernel_io::{KernelCaching, KernelIo, Subject};
 use crate::volume::{VolumeFile, Whence};
 use umemcg::Group;
 use umemcg::files::{ErrorCursor, File, PinnedPages, Readahead};
@@ -26,6 +25,9 @@ const O_DSYNC: u32 = 0o10_000;
 const O_SYNC_ONLY: u32 = 0o4_000_000;
 /// The number of lingering files reaped per close; more than one, so their list shrinks.
 const REAPED_PER_CLOSE: usize = 4;
+/// Added to the lifetime of attributes in the kernel, since a host's clock and its stamps are
+/// coarse.
+const STAMP_SLACK: Duration = Duration::from_secs(1);
 
 /// An open regular file. Dropping the last reference closes it. Closing starts no write-back of its
 /// own: dirty data is written when it is old enough, or when there is too much of it. Only when
@@ -277,12 +279,10 @@ impl VolumeFile for OpenFile {
         }
         let on_host = || Ok(content.store.allocate(mode, offset, len, content.file.len())?);
         let grows = !mode.contains(FallocateFlags::KEEP_SIZE);
-        if mode.difference(FallocateFlags::KEEP_SIZE).is_empty() {
+        let kind = mode.difference(FallocateFlags::KEEP_SIZE);
+        if kind.is_empty() {
             content.file.allocate(grows.then_some(end), on_host)?;
-        } else if mode == PUNCH {
-            content.file.zero_range(offset, len, on_host)?;
-            content.was_emptied(offset, len);
-        } else if mode.difference(FallocateFlags::KEEP_SIZE) == FallocateFlags::ZERO_RANGE {
+        } else if mode == PUNCH || kind == FallocateFlags::ZERO_RANGE {
             content.file.zero_range(offset, len, on_host)?;
             content.was_emptied(offset, len);
             if grows {
@@ -328,15 +328,52 @@ impl VolumeFile for OpenFile {
     }
 
     fn kernel_caching(&self, is_new: bool) -> KernelCaching {
-        self.decide_kernel_caching(is_new)
+        let (content, group) = (&self.content, self.group());
+        let Some(pages) = self.inodes.kernel_pages(self.node(), content, group) else {
+            return KernelCaching::Bypass;
+        };
+        pages.note_open();
+        let kernel = self.inodes.kernel.get();
+        let is_silent = self.inodes.opens_silently();
+        let is_worth = || pages.are_worth_caching(group, content.file.len(), self.is_writable());
+        let is_cached = content.kernel_caches(|| is_silent || is_worth());
+        content.file.set_kept_above(is_cached);
+        if let Some(kernel) = kernel.filter(|kernel| !kernel.is_exclusive()) {
+            content.tell_if_new_within(kernel.attribute_lifetime() + STAMP_SLACK, || {
+                // The kernel has no pages of the file, but may know its old length.
+                if !is_new {
+                    kernel.attributes_changed(self.node());
+                }
+            });
+        }
+        if pages.change().is_none() {
+            return if is_cached { KernelCaching::Keep } else { KernelCaching::Bypass };
+        }
+        // This also invalidates the attributes in the kernel. The message is sent once for each
+        // change: see `when_refillable`.
+        pages.drop_if_changed();
+        if is_cached { KernelCaching::Refill } else { KernelCaching::Bypass }
     }
 
     fn when_refillable(&self, then: Box<dyn FnOnce() + Send>) {
-        self.when_current(then);
+        match self.content.kernel_pages() {
+            Some(pages) => {
+                let (me, pages) = (Arc::clone(pages), Arc::clone(pages));
+                pages.when_current(Box::new(move || me.when_dropped(then)));
+            }
+            None => then(),
+        }
     }
 
     fn begin_kernel_io(&self, offset: u64, len: u64, is_write: bool, payer: &Arc<Group>) -> Option<KernelIo> {
-        self.kernel_io(offset, len, is_write, payer)
+        let pages = self.inodes.kernel_pages(self.node(), &self.content, payer)?;
+        Some(KernelIo::begin(
+            Arc::clone(pages),
+            Subject::File(Arc::clone(&self.content.file)),
+            (offset, len),
+            is_write,
+            payer,
+        ))
     }
 
     fn kernel_may_have(&self, offset: u64, len: u64) -> bool {
