@@ -14,7 +14,7 @@
 
 use std::sync::{Arc, Weak};
 
-use umemcg::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
+use umemcg::shrinker::{Count, DEFAULT_SEEKS, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
 
 use crate::host::inode_table::NODE_BYTES;
 use crate::host::inodes::HostInodes;
@@ -23,83 +23,58 @@ use crate::name_reclaim;
 
 /// The cost of recreating a name. To make room for one page, a dozen names must be forgotten, and
 /// each takes a request to forget it, the kernel's answer and a later lookup. A page's cost is
-/// [`DEFAULT_SEEKS`](umemcg::shrinker::DEFAULT_SEEKS).
+/// [`DEFAULT_SEEKS`].
 const NAME_SEEKS: u32 = 16;
 
-/// Names in the kernel's cache, each with its inode.
+/// One of a volume's two shrinkers: of names in the kernel's cache, each with its inode, or of
+/// inodes kept only by the daemon, each with its names.
 #[derive(Debug)]
-struct DentryShrinker(Weak<HostInodes>);
-
-/// Inodes kept only by the daemon, each with its names.
-#[derive(Debug)]
-struct InodeShrinker(Weak<HostInodes>);
+struct NameShrinker {
+    inodes: Weak<HostInodes>,
+    on: Listed,
+}
 
 /// Registers the shrinkers of a volume.
 pub(crate) fn register(inodes: &Arc<HostInodes>) -> NameLists {
-    let [dentry, inode] = [Arc::downgrade(inodes), Arc::downgrade(inodes)];
-    let (dentry, inode) = (Arc::new(DentryShrinker(dentry)), Arc::new(InodeShrinker(inode)));
-    NameLists::new(inodes.engine.reclaimer(), dentry, inode)
+    let shrinker = |on| Arc::new(NameShrinker { inodes: Arc::downgrade(inodes), on });
+    NameLists::new(inodes.engine.reclaimer(), shrinker(Listed::Names), shrinker(Listed::Inodes))
 }
 
-/// Calls `look` with the inodes of a volume and their lists.
-fn lists_of<R>(inodes: &Weak<HostInodes>, look: impl FnOnce(&Arc<HostInodes>, &NameLists) -> R) -> Option<R> {
-    let inodes = inodes.upgrade()?;
-    let lists = inodes.table.lists()?;
-    Some(look(&inodes, lists))
+impl NameShrinker {
+    /// Calls `look` with the inodes of the volume and their lists.
+    fn with_lists<R>(&self, look: impl FnOnce(&HostInodes, &NameLists) -> R) -> Option<R> {
+        let inodes = self.inodes.upgrade()?;
+        let lists = inodes.table.lists()?;
+        Some(look(&inodes, lists))
+    }
 }
 
-fn count(inodes: &Weak<HostInodes>, target: &ShrinkTarget<'_>, on: Listed) -> Count {
-    lists_of(inodes, |_, lists| lists.count(on, target)).unwrap_or(Count::Empty)
-}
-
-fn usage(inodes: &Weak<HostInodes>, target: &ShrinkTarget<'_>, on: Listed) -> Usage {
-    lists_of(inodes, |_, lists| lists.usage(on, target, NODE_BYTES)).unwrap_or_default()
-}
-
-impl Shrinker for DentryShrinker {
+impl Shrinker for NameShrinker {
     fn name(&self) -> String {
-        "dentry".into()
+        if self.on == Listed::Names { "dentry".into() } else { "inode".into() }
     }
 
     fn seeks(&self) -> u32 {
-        NAME_SEEKS
+        if self.on == Listed::Names { NAME_SEEKS } else { DEFAULT_SEEKS }
     }
 
     #[doc(alias = "super_cache_count")]
     fn count(&self, target: &ShrinkTarget<'_>) -> Count {
-        count(&self.0, target, Listed::Names)
+        self.with_lists(|_, lists| lists.count(self.on, target)).unwrap_or(Count::Empty)
     }
 
-    #[doc(alias = "prune_dcache_sb")]
     fn scan(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
-        lists_of(&self.0, |inodes, lists| ask_for_names(inodes, lists, target, nr)).unwrap_or(Scan::Stop)
+        let scan = if self.on == Listed::Names { ask_for_names } else { drop_inodes };
+        self.with_lists(|inodes, lists| scan(inodes, lists, target, nr)).unwrap_or(Scan::Stop)
     }
 
     fn usage(&self, target: &ShrinkTarget<'_>) -> Usage {
-        usage(&self.0, target, Listed::Names)
-    }
-}
-
-impl Shrinker for InodeShrinker {
-    fn name(&self) -> String {
-        "inode".into()
-    }
-
-    fn count(&self, target: &ShrinkTarget<'_>) -> Count {
-        count(&self.0, target, Listed::Inodes)
-    }
-
-    #[doc(alias = "prune_icache_sb")]
-    fn scan(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
-        lists_of(&self.0, |inodes, lists| drop_inodes(inodes, lists, target, nr)).unwrap_or(Scan::Stop)
-    }
-
-    fn usage(&self, target: &ShrinkTarget<'_>) -> Usage {
-        usage(&self.0, target, Listed::Inodes)
+        self.with_lists(|_, lists| lists.usage(self.on, target, NODE_BYTES)).unwrap_or_default()
     }
 }
 
 /// Asks the kernel to forget the oldest names of a group.
+#[doc(alias = "prune_dcache_sb")]
 fn ask_for_names(inodes: &HostInodes, lists: &NameLists, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
     let Some(kernel) = inodes.kernel.get() else { return Scan::Stop };
     let (now_ms, by_name, keep) = (lists.now_ms(), kernel.asks_by_name(), inodes.max_kept > 0);
@@ -109,6 +84,7 @@ fn ask_for_names(inodes: &HostInodes, lists: &NameLists, target: &ShrinkTarget<'
 }
 
 /// Drops the oldest inodes of a group kept only by the daemon, if no page of them is left.
+#[doc(alias = "prune_icache_sb")]
 fn drop_inodes(inodes: &HostInodes, lists: &NameLists, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
     let nodes = lists.oldest(Listed::Inodes, target.group, nr);
     let mut done = Scanned { scanned: nodes.len() as u64, ..Scanned::default() };
