@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use rustix::fs::{RawDir, SeekFrom};
 use rustix::io::Errno;
-use umemcg::Group;
+use umemcg::{ChargeEffort, Group};
 use umemcg_base::LeafMutex;
 
 use crate::attr::{FileKind, NodeId};
@@ -213,7 +213,7 @@ impl VolumeDir for DirHandle {
                 // No process has requested the inode yet: if there is no room for it, only the name
                 // is listed, and it is looked up when a process requests it.
                 _ if !has_room => None,
-                _ => match volume.lookup_if_room(caller, self.node, fd, name) {
+                _ => match volume.lookup_in(ChargeEffort::Immediate, caller, self.node, (fd, name)) {
                     Ok(entry) => Some(entry),
                     Err(error) => {
                         has_room = error.errno() != Errno::NOMEM;

@@ -129,7 +129,7 @@ impl Create for HostVolume {
                 Err(VfsError::Host(Errno::EXIST)) if !flags.contains(OFlags::EXCL) => {}
                 result => return result,
             }
-            let there = match self.lookup_in(caller, parent, &dir, &c_name) {
+            let there = match self.lookup_in(self.inodes.charge_effort(), caller, parent, (&dir, &c_name)) {
                 // Another program has removed it on the host.
                 Err(VfsError::Host(Errno::NOENT)) if tries < CREATE_TRIES_MAX => continue,
                 result => result?,
@@ -189,7 +189,7 @@ impl HostVolume {
         let fd = inodes.with_descriptors(|| rustix::fs::openat(dir, name, how, wanted.first_mode()))?;
         let made = self.give_away(caller, dir.as_fd(), fd.as_fd(), &wanted).map_err(VfsError::from);
         let opened = made.and_then(|stat| {
-            let entry = self.enter(caller, parent, dir, name, &stat)?;
+            let entry = self.enter(inodes.charge_effort(), caller, parent, (dir, name), &stat)?;
             let content = self.open_new(caller, entry.node, &stat, (fd, share));
             Ok((entry, content.inspect_err(|_| self.forget(entry.node, 1))?))
         });
@@ -254,7 +254,8 @@ impl HostVolume {
         // An object not created by the daemon is not removed, either.
         self.check_own(&fd, kind)?;
         let made = self.give_away(caller, dir.as_fd(), fd.as_fd(), &wanted).map_err(VfsError::from);
-        let entered = made.and_then(|stat| self.enter(caller, parent, &dir, &name, &stat));
+        let effort = self.inodes.charge_effort();
+        let entered = made.and_then(|stat| self.enter(effort, caller, parent, (&dir, &name), &stat));
         entered.inspect_err(|_| {
             let how = if kind == FileKind::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
             let _ = rustix::fs::unlinkat(&dir, &name, how);

@@ -30,7 +30,7 @@ impl Lookup for HostVolume {
     fn lookup(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Entry, VfsError> {
         let name = component(name)?;
         let dir = self.directory(parent)?;
-        self.lookup_in(caller, parent, &dir, &name)
+        self.lookup_in(self.inodes.charge_effort(), caller, parent, (&dir, &name))
     }
 
     /// Releases `nr_lookups` references. Unknown nodes are ignored. May sleep for the host if a
@@ -56,42 +56,21 @@ impl Lookup for HostVolume {
 }
 
 impl HostVolume {
+    /// Counts a lookup of a name in a directory. If there is no room, waits for reclaim as the
+    /// effort says.
     pub(crate) fn lookup_in(
         &self,
+        effort: ChargeEffort,
         caller: &Caller,
         parent: NodeId,
-        dir: &OwnedFd,
-        name: &CStr,
+        (dir, name): (&OwnedFd, &CStr),
     ) -> Result<Entry, VfsError> {
         let stat = syscalls::stat_name(dir, name)?;
-        self.enter(caller, parent, dir, name, &stat)
-    }
-
-    /// Looks a name up without waiting for reclaim: `ENOMEM` if the caller's group has no room.
-    pub(crate) fn lookup_if_room(
-        &self,
-        caller: &Caller,
-        parent: NodeId,
-        dir: &OwnedFd,
-        name: &CStr,
-    ) -> Result<Entry, VfsError> {
-        let stat = syscalls::stat_name(dir, name)?;
-        self.enter_with(ChargeEffort::Immediate, caller, parent, (dir, name), &stat)
+        self.enter(effort, caller, parent, (dir, name), &stat)
     }
 
     /// Counts a lookup of the host's inode under a name.
     pub(crate) fn enter(
-        &self,
-        caller: &Caller,
-        parent: NodeId,
-        dir: &OwnedFd,
-        name: &CStr,
-        stat: &HostStat,
-    ) -> Result<Entry, VfsError> {
-        self.enter_with(self.inodes.charge_effort(), caller, parent, (dir, name), stat)
-    }
-
-    fn enter_with(
         &self,
         effort: ChargeEffort,
         caller: &Caller,

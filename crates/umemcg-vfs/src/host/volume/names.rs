@@ -156,7 +156,7 @@ impl Names for HostVolume {
         if let Some(content) = self.inodes.find(node)?.content {
             content.renamed(|| syscalls::stat_fd(&held))?;
         }
-        self.enter(caller, new_parent, &dir, &name, &stat)
+        self.enter(self.inodes.charge_effort(), caller, new_parent, (&dir, &name), &stat)
     }
 }
 
