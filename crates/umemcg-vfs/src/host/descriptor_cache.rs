@@ -6,7 +6,7 @@
 //! The caches of all volumes together are bounded as well. At that bound a volume caches a new
 //! descriptor only in place of one of its own.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,26 +22,21 @@ const NR_SHARDS: usize = 8;
 /// at most.
 static NR_IN_ALL: AtomicUsize = AtomicUsize::new(0);
 
+/// A descriptor, counted in [`NR_IN_ALL`] until it is dropped.
 #[derive(Debug)]
 struct CachedDescriptor {
-    node: u64,
     fd: Arc<OwnedFd>,
     used: bool,
-    _counted: GlobalCount,
 }
 
-/// Counts one descriptor in [`NR_IN_ALL`] until it is dropped.
-#[derive(Debug)]
-struct GlobalCount;
-
-impl GlobalCount {
-    fn new() -> Self {
+impl CachedDescriptor {
+    fn new(fd: Arc<OwnedFd>) -> Self {
         NR_IN_ALL.fetch_add(1, Ordering::Relaxed);
-        Self
+        Self { fd, used: false }
     }
 }
 
-impl Drop for GlobalCount {
+impl Drop for CachedDescriptor {
     fn drop(&mut self) {
         NR_IN_ALL.fetch_sub(1, Ordering::Relaxed);
     }
@@ -49,9 +44,24 @@ impl Drop for GlobalCount {
 
 #[derive(Debug, Default)]
 struct Shard {
-    index: HashMap<u64, usize>,
-    places: Vec<CachedDescriptor>,
-    hand: usize,
+    by_node: HashMap<u64, CachedDescriptor>,
+    /// The cached nodes, in the order in which they are looked at.
+    order: VecDeque<u64>,
+}
+
+impl Shard {
+    /// Takes out the first descriptor not used since it was last looked at.
+    fn evict(&mut self) -> Option<CachedDescriptor> {
+        // At most two rounds: the first clears every `used` flag.
+        loop {
+            let node = self.order.pop_front()?;
+            if std::mem::take(&mut self.by_node.get_mut(&node)?.used) {
+                self.order.push_back(node);
+            } else {
+                return self.by_node.remove(&node);
+            }
+        }
+    }
 }
 
 /// See the module text.
@@ -83,66 +93,39 @@ impl DescriptorCache {
     /// Returns the descriptor of an inode, if cached.
     pub(crate) fn get(&self, node: NodeId) -> Option<Arc<OwnedFd>> {
         let mut shard = self.shard(node).lock();
-        let at = *shard.index.get(&node.0)?;
-        let place = &mut shard.places[at];
+        let place = shard.by_node.get_mut(&node.0)?;
         place.used = true;
         Some(Arc::clone(&place.fd))
     }
 
     /// Keeps a descriptor. Closes the replaced descriptor, if any, outside the lock.
     pub(crate) fn put(&self, node: NodeId, fd: Arc<OwnedFd>) {
-        let evicted = {
-            let mut shard = self.shard(node).lock();
-            let shard = &mut *shard;
-            if let Some(&at) = shard.index.get(&node.0) {
-                Some(std::mem::replace(&mut shard.places[at].fd, fd))
-            } else if shard.places.len() < self.per_shard && NR_IN_ALL.load(Ordering::Relaxed) < self.all_max
-            {
-                shard.index.insert(node.0, shard.places.len());
-                shard.places.push(CachedDescriptor {
-                    node: node.0,
-                    fd,
-                    used: false,
-                    _counted: GlobalCount::new(),
-                });
-                None
-            } else if shard.places.is_empty() {
-                Some(fd)
-            } else {
-                // At most two rounds: the first clears every `used` flag.
-                loop {
-                    let at = shard.hand;
-                    shard.hand = (at + 1) % shard.places.len();
-                    let place = &mut shard.places[at];
-                    if std::mem::take(&mut place.used) {
-                        continue;
-                    }
-                    shard.index.remove(&place.node);
-                    shard.index.insert(node.0, at);
-                    place.node = node.0;
-                    break Some(std::mem::replace(&mut place.fd, fd));
-                }
-            }
-        };
+        let mut shard = self.shard(node).lock();
+        if let Some(known) = shard.by_node.get_mut(&node.0) {
+            let replaced = std::mem::replace(&mut known.fd, fd);
+            drop(shard);
+            return drop(replaced);
+        }
+        let has_room = shard.order.len() < self.per_shard && NR_IN_ALL.load(Ordering::Relaxed) < self.all_max;
+        let evicted = if has_room { None } else { shard.evict() };
+        // Otherwise the descriptor would take the place of another volume's.
+        if has_room || evicted.is_some() {
+            shard.order.push_back(node.0);
+            shard.by_node.insert(node.0, CachedDescriptor::new(fd));
+        }
+        drop(shard);
         drop(evicted);
     }
 
     /// Forgets the descriptor of an inode.
     pub(crate) fn remove(&self, node: NodeId) {
-        let removed = {
-            let mut shard = self.shard(node).lock();
-            let shard = &mut *shard;
-            shard.index.remove(&node.0).map(|at| {
-                let place = shard.places.swap_remove(at);
-                if let Some(moved) = shard.places.get(at) {
-                    shard.index.insert(moved.node, at);
-                }
-                if shard.hand >= shard.places.len() {
-                    shard.hand = 0;
-                }
-                place
-            })
-        };
+        let mut shard = self.shard(node).lock();
+        let removed = shard.by_node.remove(&node.0);
+        if removed.is_some() {
+            // Not many: a shard has its bound.
+            shard.order.retain(|&other| other != node.0);
+        }
+        drop(shard);
         drop(removed);
     }
 
@@ -156,7 +139,7 @@ impl DescriptorCache {
 
     /// Returns the number of cached descriptors.
     pub(crate) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().places.len()).sum()
+        self.shards.iter().map(|shard| shard.lock().order.len()).sum()
     }
 }
 
