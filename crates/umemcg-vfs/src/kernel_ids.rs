@@ -38,6 +38,11 @@ impl KernelIds {
             _ => Err(Errno::OVERFLOW),
         }
     }
+
+    /// Replaces a volume's own id by the kernel's. Returns `false` if there is none.
+    fn translate(self, node: &mut NodeId) -> bool {
+        self.node(*node).map(|kernel_id| *node = kernel_id).is_ok()
+    }
 }
 
 /// The kernel's cache for one of many volumes. It takes the volume's own ids and passes on the
@@ -58,12 +63,7 @@ struct MemberPages {
 impl KeptPages for MemberPages {
     fn kept_windows(&self, place: &mut u32, nr: usize) -> Option<Vec<KeptWindow>> {
         let mut windows = self.kept.kept_windows(place, nr)?;
-        windows.retain_mut(|window| {
-            self.ids.node(window.node).is_ok_and(|kernel_id| {
-                window.node = kernel_id;
-                true
-            })
-        });
+        windows.retain_mut(|window| self.ids.translate(&mut window.node));
         Some(windows)
     }
 }
@@ -75,18 +75,9 @@ impl KernelCache for MemberKernel {
 
     fn let_go(&self, mut idle: Vec<IdleInode>) -> bool {
         // The kernel does not know an inode without a kernel-side id.
-        idle.retain_mut(|idle| match self.ids.node(idle.node) {
-            Ok(node) => {
-                idle.node = node;
-                idle.names.retain_mut(|(parent, _)| {
-                    self.ids.node(*parent).is_ok_and(|kernel_id| {
-                        *parent = kernel_id;
-                        true
-                    })
-                });
-                true
-            }
-            Err(_) => false,
+        idle.retain_mut(|idle| {
+            idle.names.retain_mut(|(parent, _)| self.ids.translate(parent));
+            self.ids.translate(&mut idle.node)
         });
         self.kernel.let_go(idle)
     }
@@ -96,12 +87,7 @@ impl KernelCache for MemberKernel {
     }
 
     fn drop_pages(&self, mut drops: Vec<PageDrop>) {
-        drops.retain_mut(|drop| {
-            self.ids.node(drop.node).is_ok_and(|kernel_id| {
-                drop.node = kernel_id;
-                true
-            })
-        });
+        drops.retain_mut(|drop| self.ids.translate(&mut drop.node));
         self.kernel.drop_pages(drops);
     }
 
