@@ -1,16 +1,19 @@
-//! Adds pages to the shares of a window, and removes them.
+//! Adds pages to the shares of a window, removes them, and answers the lists about a share.
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use umemcg::OwnerId;
+use umemcg::internal::ListSlot;
 use umemcg::internal::arrival_order::ArrivalList;
 
 use super::freed::Freed;
 use super::share::{Share, Window};
-use super::{KernelPages, PageWindows};
-use crate::kernel_page_lists::PageHolder;
-use crate::page_windows::bits_of;
+use super::{KernelPages, PageWindows, RangeDrop};
+use crate::attr::NodeId;
+use crate::kernel_cache::{DropTask, KeptWindow, WindowHolder};
+use crate::kernel_page_lists::{AskedRange, PageHolder};
+use crate::page_windows::{bits_of, span_of};
 
 impl KernelPages {
     /// Notes pages of a window charged to an owner. Returns the number of new shares.
@@ -64,5 +67,57 @@ impl KernelPages {
                 state.windows.remove(&number);
             }
         }
+    }
+}
+
+impl PageHolder for KernelPages {
+    fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// Chooses a share, unless it is asked for already, or a request under way may add pages there.
+    fn ask(&self, window: u64, slot: ListSlot) -> Vec<AskedRange> {
+        let mut state = self.state.lock();
+        if state.is_busy(window) {
+            return Vec::new();
+        }
+        let Some((owner, list, runs)) = state.windows.get_mut(&window).and_then(|known| known.ask(slot))
+        else {
+            return Vec::new();
+        };
+        self.lists.unlist(list, slot);
+        let mut asked = Vec::with_capacity(runs.len());
+        for pages in runs {
+            let asked_at = state.ask();
+            let nr_pages = u64::from(pages.count_ones());
+            asked.push(AskedRange {
+                pages: span_of(window, pages),
+                asked_at,
+                nr_pages,
+                reclaim: None,
+                leaving: Some(self.lists.note_leaving(owner, nr_pages)),
+            });
+        }
+        asked
+    }
+
+    fn keep_if_opened(&self, window: u64, slot: ListSlot) -> bool {
+        self.give_second_chance(window, slot)
+    }
+
+    fn kept_window(self: Arc<Self>, window: u64, slot: ListSlot) -> Option<KeptWindow> {
+        let (runs, moment) = self.comparable(window, slot)?;
+        let holder: Weak<dyn WindowHolder> = Arc::downgrade(&self) as _;
+        Some(KeptWindow { node: self.node, runs, holder, moment })
+    }
+
+    fn forget_ghost(&self, window: u64, slot: ListSlot) {
+        let mut freed = Freed::default();
+        self.state.lock().ghosts.forget_one(&self.lists, window, slot, &mut freed);
+        freed.settle();
+    }
+
+    fn task(self: Arc<Self>, asked: AskedRange) -> Box<dyn DropTask> {
+        Box::new(RangeDrop { pages: Arc::downgrade(&self), asked, then: None, nr_parked: 0 })
     }
 }

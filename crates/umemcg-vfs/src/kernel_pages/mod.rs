@@ -14,7 +14,6 @@
 //! protected share of their own. A share whose file was opened meanwhile is protected, too, when
 //! reclaim comes to it: see [`second_chance`].
 
-mod bytes;
 mod changes;
 mod freed;
 mod ghosts;
@@ -22,7 +21,6 @@ mod holding;
 mod missing;
 mod second_chance;
 mod share;
-mod worth;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -39,15 +37,18 @@ use self::freed::{Freed, count};
 use self::ghosts::Ghosts;
 use self::share::Window;
 use crate::attr::{FileKind, NodeId};
-use crate::kernel_cache::{DropTask, KeptWindow, WindowHolder};
+use crate::kernel_cache::DropTask;
 use crate::kernel_page_lists::{AskedRange, KernelPageLists, PageHolder, SHARE_BYTES};
-use crate::page_windows::{PAGES_END, WINDOW_PAGES, bits_of, span_of, windows_of};
+use crate::page_windows::{PAGES_END, WINDOW_PAGES, bits_of, page_range, windows_of};
 use crate::streams::LastOpen;
 
 /// The number of times a drop waits for the requests under way at that moment.
 const NR_PARKED_MAX: u8 = 3;
 /// The cost, in bytes, of the records of a file's pages and of its last open by a group.
 const FILE_BYTES: u64 = 320;
+/// The least room of a group for which the kernel caches files: it reads ahead, and a request of
+/// the largest size must find room beside others.
+const ROOM_BYTES_MIN: u64 = 1 << 20;
 
 #[derive(Default)]
 struct PageWindows {
@@ -204,13 +205,18 @@ impl KernelPages {
         })
     }
 
-    /// Notes an open of the file, of `len` bytes, by a group with `room_bytes` of room. Returns
-    /// whether the file belongs to a stream: the kernel should keep none of its pages.
-    pub(crate) fn is_of_stream(&self, group: &Group, room_bytes: u64, len: u64) -> bool {
+    /// Returns whether the kernel should cache the pages of the file, of `len` bytes, for a group
+    /// opening it. A file larger than the group's room would push out everything else, itself
+    /// included, and a stream's pages are not read again. Data written may be read soon.
+    pub(crate) fn are_worth_caching(&self, group: &Group, len: u64, is_writable: bool) -> bool {
+        let room = group.ancestors().map(Group::max_bytes).min().unwrap_or(u64::MAX);
+        if room < ROOM_BYTES_MIN || len > room {
+            return false;
+        }
         let mut last_open = *self.last_open.lock();
-        let is_of_stream = self.lists.streams.note_open(group, room_bytes, len, &mut last_open);
+        let is_of_stream = self.lists.streams.note_open(group, room, len, &mut last_open);
         *self.last_open.lock() = last_open;
-        is_of_stream && !self.has_any()
+        !is_of_stream || self.has_any() || is_writable
     }
 
     /// Returns whether the kernel may keep a page.
@@ -218,8 +224,9 @@ impl KernelPages {
         !self.state.lock().windows.is_empty()
     }
 
-    /// Returns whether the kernel may keep a page of a range, or a request may be adding one.
-    pub(crate) fn may_have(&self, pages: &Range<u64>) -> bool {
+    /// Returns whether the kernel may have some of these bytes, or a request may be adding some.
+    pub(crate) fn may_have_bytes(&self, offset: u64, len: u64) -> bool {
+        let pages = &page_range(offset, len);
         let state = self.state.lock();
         let windows = pages.start / WINDOW_PAGES..pages.end.div_ceil(WINDOW_PAGES);
         let is_known =
@@ -363,12 +370,6 @@ impl KernelPages {
         }
     }
 
-    /// Chooses a whole range to be dropped, regardless of requests under way.
-    pub(crate) fn ask_range(&self, pages: Range<u64>) -> AskedRange {
-        let asked_at = self.state.lock().ask();
-        AskedRange { pages, asked_at, nr_pages: 0, reclaim: None, leaving: None }
-    }
-
     /// Notes the end of a drop: the kernel has dropped the range, or was not notified. Returns the
     /// freed bytes.
     fn dropped(&self, asked: &AskedRange, was_told: bool) -> u64 {
@@ -429,6 +430,16 @@ impl KernelPages {
         freed.settle();
     }
 
+    /// Notes a truncation of the file to `len`: the kernel drops the pages beyond.
+    pub(crate) fn was_cut(&self, len: u64) {
+        self.forget(&(len.div_ceil(PAGE_SIZE_U64)..PAGES_END));
+    }
+
+    /// Notes a hole or zeroes in place of these bytes: the kernel drops the whole pages among them.
+    pub(crate) fn was_emptied(&self, offset: u64, len: u64) {
+        self.forget(&(offset.div_ceil(PAGE_SIZE_U64)..offset.saturating_add(len) / PAGE_SIZE_U64));
+    }
+
     /// Returns the windows of a range with charged pages.
     fn known<'s>(&self, state: &'s PageWindows, pages: &Range<u64>) -> impl Iterator<Item = u64> + use<'s> {
         let windows = pages.start / WINDOW_PAGES..pages.end.div_ceil(WINDOW_PAGES);
@@ -461,10 +472,17 @@ impl KernelPages {
         }
     }
 
+    /// Has the kernel drop the pages of these bytes. Calls `then` afterwards, on a thread that
+    /// serves no requests. Never waits.
+    pub(crate) fn drop_bytes(self: &Arc<Self>, offset: u64, len: u64, then: impl FnOnce() + Send + 'static) {
+        self.drop_range(page_range(offset, len), then);
+    }
+
     /// Has the kernel drop a range. Calls `then` afterwards, on a thread that serves no requests.
     /// Never waits.
     pub(crate) fn drop_range(self: &Arc<Self>, pages: Range<u64>, then: impl FnOnce() + Send + 'static) {
-        let asked = self.ask_range(pages);
+        let asked_at = self.state.lock().ask();
+        let asked = AskedRange { pages, asked_at, nr_pages: 0, reclaim: None, leaving: None };
         let then = Some(FinalCall(Box::new(then)));
         self.send_or_park(Box::new(RangeDrop { pages: Arc::downgrade(self), asked, then, nr_parked: 0 }));
     }
@@ -519,59 +537,6 @@ impl DropTask for RangeDrop {
         if let Some(FinalCall(then)) = self.then {
             then();
         }
-    }
-}
-
-impl PageHolder for KernelPages {
-    fn node(&self) -> NodeId {
-        self.node
-    }
-
-    /// Chooses a share, unless it is asked for already, or a request under way may add pages there.
-    fn ask(&self, window: u64, slot: ListSlot) -> Vec<AskedRange> {
-        let mut state = self.state.lock();
-        if state.is_busy(window) {
-            return Vec::new();
-        }
-        let Some((owner, list, runs)) = state.windows.get_mut(&window).and_then(|known| known.ask(slot))
-        else {
-            return Vec::new();
-        };
-        self.lists.unlist(list, slot);
-        let mut asked = Vec::with_capacity(runs.len());
-        for pages in runs {
-            let asked_at = state.tick();
-            state.asked.insert(asked_at);
-            let nr_pages = u64::from(pages.count_ones());
-            asked.push(AskedRange {
-                pages: span_of(window, pages),
-                asked_at,
-                nr_pages,
-                reclaim: None,
-                leaving: Some(self.lists.note_leaving(owner, nr_pages)),
-            });
-        }
-        asked
-    }
-
-    fn keep_if_opened(&self, window: u64, slot: ListSlot) -> bool {
-        self.give_second_chance(window, slot)
-    }
-
-    fn kept_window(self: Arc<Self>, window: u64, slot: ListSlot) -> Option<KeptWindow> {
-        let (runs, moment) = self.comparable(window, slot)?;
-        let holder: Weak<dyn WindowHolder> = Arc::downgrade(&self) as _;
-        Some(KeptWindow { node: self.node, runs, holder, moment })
-    }
-
-    fn forget_ghost(&self, window: u64, slot: ListSlot) {
-        let mut freed = Freed::default();
-        self.state.lock().ghosts.forget_one(&self.lists, window, slot, &mut freed);
-        freed.settle();
-    }
-
-    fn task(self: Arc<Self>, asked: AskedRange) -> Box<dyn DropTask> {
-        Box::new(RangeDrop { pages: Arc::downgrade(&self), asked, then: None, nr_parked: 0 })
     }
 }
 
