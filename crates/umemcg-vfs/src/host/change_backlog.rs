@@ -75,13 +75,10 @@ impl ChangeBacklog {
     }
 
     fn inode(&mut self, handle: FileHandle) -> &mut InodeChanges {
-        match self.newer.entry(handle) {
-            hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            hash_map::Entry::Vacant(entry) => {
-                self.nr_bytes += INODE_BYTES;
-                entry.insert(InodeChanges::default())
-            }
-        }
+        self.newer.entry(handle).or_insert_with(|| {
+            self.nr_bytes += INODE_BYTES;
+            InodeChanges::default()
+        })
     }
 
     /// Drops all changes: anything counts as changed.

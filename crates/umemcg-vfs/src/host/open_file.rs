@@ -49,11 +49,11 @@ pub(crate) struct OpenFile {
 impl OpenFile {
     /// Takes over one pin of the node and one count of the content.
     pub(crate) fn new(
-        inodes: Arc<HostInodes>,
+        inodes: &Arc<HostInodes>,
         node: NodeId,
         content: Arc<Content>,
         flags: OFlags,
-        group: Arc<Group>,
+        group: &Arc<Group>,
         charge: HandleCharge,
     ) -> Arc<Self> {
         let errors = content.file.sample_error();
@@ -61,13 +61,13 @@ impl OpenFile {
             inodes.table.with(node, |entry| entry.nr_silent += 1);
         }
         Arc::new(Self {
-            inodes,
+            inodes: Arc::clone(inodes),
             node,
             content,
             flags,
             readahead: Readahead::default(),
             errors,
-            group,
+            group: Arc::clone(group),
             _charge: charge,
         })
     }

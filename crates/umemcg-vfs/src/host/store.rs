@@ -178,22 +178,13 @@ impl HostStore {
             let is_short = syscalls::stat_fd(&fds.buffered)?.attr.size < file_len;
             if is_short { rustix::fs::ftruncate(&fds.buffered, file_len) } else { Ok(()) }
         };
-        self.exclusively(fds.buffered.as_fd(), |_| done_to_content(change()))
+        self.exclusively(fds.buffered.as_fd(), |_| done_to_content(change())).0
     }
 
     /// Runs an operation on the host's file, held by the descriptor `held`, atomically with respect
     /// to other threads of the daemon. The operation gets the file's previous attributes, and
-    /// returns its effect.
+    /// returns its effect. Returns the result, and the attributes afterwards if they could be read.
     pub(crate) fn exclusively<T, E: From<Errno>>(
-        &self,
-        held: BorrowedFd<'_>,
-        operation: impl FnOnce(&HostStat) -> (Result<T, E>, OwnOperation),
-    ) -> Result<T, E> {
-        self.exclusively_then(held, operation).0
-    }
-
-    /// Like `exclusively`; also returns the attributes after it, if they could be read.
-    pub(crate) fn exclusively_then<T, E: From<Errno>>(
         &self,
         held: BorrowedFd<'_>,
         operation: impl FnOnce(&HostStat) -> (Result<T, E>, OwnOperation),
@@ -226,7 +217,7 @@ impl HostStore {
         let changed = shown.mtime.max(shown.ctime);
         if syscalls::stat_fd(fd).is_ok_and(|stat| stat.attr.atime < changed) {
             let set = || syscalls::set_times(fd, Some(SetTime::Now), None);
-            let _: Result<(), Errno> = self.exclusively(fd, |_| (set(), OwnOperation::Access));
+            let _ = self.exclusively(fd, |_| (set(), OwnOperation::Access));
         }
     }
 
@@ -322,7 +313,7 @@ impl BackingStore for HostStore {
     fn write_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize> {
         let fds = self.open_fds()?;
         let held = fds.buffered.as_fd();
-        let written = self.exclusively(held, |before| {
+        let (written, _) = self.exclusively(held, |before| {
             let privileges = self.privileges.held(held, before.attr.mode);
             #[cfg(test)]
             crate::host::tests::pause_here();
@@ -367,9 +358,8 @@ impl BackingStore for HostStore {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         let fds = self.open_fds()?;
-        self.exclusively(fds.buffered.as_fd(), |_| {
-            done_to_content(rustix::fs::ftruncate(&fds.buffered, len))
-        })?;
+        let cut = || rustix::fs::ftruncate(&fds.buffered, len);
+        self.exclusively(fds.buffered.as_fd(), |_| done_to_content(cut())).0?;
         self.unsynced.lock().cut(len);
         Ok(())
     }

@@ -105,7 +105,7 @@ impl Content {
         apply: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<Option<HostStat>, Errno> {
         let did = OwnOperation::Attributes { mtime: change.mtime.is_some() };
-        let (changed, after) = self.store.exclusively_then(held, |_| (apply(), did));
+        let (changed, after) = self.store.exclusively(held, |_| (apply(), did));
         if change.mode.is_some() {
             self.store.privileges.note_mode();
         }
@@ -118,7 +118,8 @@ impl Content {
         held: BorrowedFd<'_>,
         change: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        let changed = self.store.exclusively(held, |_| (change(), OwnOperation::Attributes { mtime: false }));
+        let did = OwnOperation::Attributes { mtime: false };
+        let (changed, _) = self.store.exclusively(held, |_| (change(), did));
         self.store.privileges.note();
         changed
     }

@@ -320,12 +320,9 @@ impl Content {
     pub(crate) fn clear_privileges(&self, set_id: bool) -> Result<(), Errno> {
         let Some(fds) = self.fds() else { return Ok(()) };
         let fd = fds.buffered.as_fd();
-        self.store.exclusively(fd, |before| {
-            (
-                self.store.privileges.clear(fd, before.attr.mode, set_id),
-                OwnOperation::Attributes { mtime: false },
-            )
-        })
+        let clear = |before: &HostStat| self.store.privileges.clear(fd, before.attr.mode, set_id);
+        let did = OwnOperation::Attributes { mtime: false };
+        self.store.exclusively(fd, |before| (clear(before), did)).0
     }
 }
 

@@ -167,8 +167,7 @@ impl Create for HostVolume {
         let entry = self.enter_nameless(caller, &stat, (held, of_orphan))?;
         let content = self.open_new(caller, entry.node, &stat, (fd, share));
         let content = content.inspect_err(|_| self.forget(entry.node, 1))?;
-        let group = Arc::clone(&caller.group);
-        Ok((entry, OpenFile::new(Arc::clone(inodes), entry.node, content, flags, group, charge)))
+        Ok((entry, OpenFile::new(inodes, entry.node, content, flags, &caller.group, charge)))
     }
 }
 
@@ -196,8 +195,7 @@ impl HostVolume {
         let (entry, content) = opened.inspect_err(|_| {
             let _ = rustix::fs::unlinkat(dir, name, AtFlags::empty());
         })?;
-        let group = Arc::clone(&caller.group);
-        Ok((entry, OpenFile::new(Arc::clone(inodes), entry.node, content, flags, group, charge)))
+        Ok((entry, OpenFile::new(inodes, entry.node, content, flags, &caller.group, charge)))
     }
 
     /// Reserves memory and descriptors for a new open file, charged to the caller's group.

@@ -78,8 +78,7 @@ impl HostVolume {
             flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC),
         )?;
         // From here on, dropping `file` closes it.
-        let group = Arc::clone(&caller.group);
-        let file = OpenFile::new(Arc::clone(&self.inodes), node, content, flags, group, charge);
+        let file = OpenFile::new(inodes, node, content, flags, &caller.group, charge);
         self.look_at_open(node, &file.content)?;
         if flags.contains(OFlags::TRUNC) {
             let _in_use = file.in_use(true)?;
