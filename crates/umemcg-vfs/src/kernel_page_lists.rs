@@ -10,7 +10,7 @@
 //! as shares, or one for each [`PAGES_PER_GHOST`] of its pages, whichever is more. The oldest
 //! ghosts beyond that are dropped.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -109,6 +109,9 @@ pub(crate) trait PageHolder: Send + Sync + fmt::Debug {
 /// Where a share or a ghost is: its file and its window.
 type Home = (Weak<dyn PageHolder>, u64);
 
+/// Homes by the place in the lists.
+type Homes = LeafMutex<BTreeMap<u32, Home>>;
+
 /// A slot with its home.
 type Housed = (ListSlot, Home);
 
@@ -119,10 +122,10 @@ pub(crate) struct KernelPageLists {
     probation: ListLru,
     protected: ListLru,
     ghosts: ListLru,
-    /// Shares by the place in the lists. A leaf lock.
-    by_slot: LeafMutex<BTreeMap<u32, Home>>,
-    /// Ghosts by the place in the lists. A leaf lock.
-    ghosts_by_slot: LeafMutex<HashMap<u32, Home>>,
+    /// Of the shares. A leaf lock.
+    by_slot: Homes,
+    /// Of the ghosts. A leaf lock.
+    ghosts_by_slot: Homes,
     /// Streams recognised by the files a group opens.
     pub(crate) streams: Streams,
     /// Streams recognised by the pages that return.
@@ -237,15 +240,7 @@ impl KernelPageLists {
         if nr == 0 {
             return;
         }
-        let oldest: Vec<Housed> = {
-            let slots = oldest(&self.ghosts, group, nr);
-            let by_slot = self.ghosts_by_slot.lock();
-            slots
-                .into_iter()
-                .filter_map(|slot| Some((slot, by_slot.get(&slot.into_raw())?.clone())))
-                .collect()
-        };
-        for (slot, (pages, window)) in oldest {
+        for (slot, (pages, window)) in oldest(&self.ghosts, &self.ghosts_by_slot, group, nr) {
             if let Some(pages) = pages.upgrade() {
                 pages.forget_ghost(window, slot);
             }
@@ -271,9 +266,7 @@ impl KernelPageLists {
         let nr_of = |list| self.shares(list).count(group);
         let list =
             arrival_order::victim_list(group, nr_of(ArrivalList::Probation), nr_of(ArrivalList::Protected));
-        let slots = oldest(self.shares(list), group, nr);
-        let by_slot = self.by_slot.lock();
-        slots.into_iter().filter_map(|slot| Some((slot, by_slot.get(&slot.into_raw())?.clone()))).collect()
+        oldest(self.shares(list), &self.by_slot, group, nr)
     }
 
     /// Returns the next shares to ask for: the next `nr`, except shares kept because their file was
@@ -343,13 +336,14 @@ impl KernelPageLists {
 }
 
 /// Returns the oldest `nr` objects of a group, and makes them the youngest.
-fn oldest(list: &ListLru, group: &Group, nr: u64) -> Vec<ListSlot> {
+fn oldest(list: &ListLru, homes: &Homes, group: &Group, nr: u64) -> Vec<Housed> {
     let mut slots = Vec::new();
     list.walk(group, nr, |_, _, slot| {
         slots.push(slot);
         Verdict::Rotate
     });
-    slots
+    let homes = homes.lock();
+    slots.into_iter().filter_map(|slot| Some((slot, homes.get(&slot.into_raw())?.clone()))).collect()
 }
 
 impl KeptPages for ListedWindows {

@@ -122,6 +122,27 @@ pub struct Member {
 }
 
 impl Member {
+    fn new(
+        name: &str,
+        (slot, root_id, serial): (u32, u64, u64),
+        volume: Arc<dyn Volume>,
+        slots: Option<Arc<LeafMutex<FreeSlots>>>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            name: name.into(),
+            slot,
+            root_id,
+            serial,
+            volume,
+            opens: LeafMutex::default(),
+            closed: Condvar::default(),
+            // Nothing is known of it.
+            is_touched: AtomicBool::new(true),
+            nr_syncs: LeafMutex::default(),
+            slots,
+        })
+    }
+
     /// Returns its name; empty for the single volume.
     pub fn name(&self) -> &str {
         &self.name
@@ -350,19 +371,8 @@ struct MemberIndex {
 impl Volumes {
     /// Creates a set with one volume as the whole mount.
     pub fn single(volume: Arc<dyn Volume>) -> Arc<Self> {
-        let member = Member {
-            name: "".into(),
-            slot: 0,
-            root_id: NodeId::ROOT.0,
-            serial: 0,
-            volume,
-            opens: LeafMutex::default(),
-            closed: Condvar::default(),
-            is_touched: AtomicBool::new(true),
-            nr_syncs: LeafMutex::default(),
-            slots: None,
-        };
-        Arc::new(Self { whole: Some(Arc::new(member)), ..Self::empty() })
+        let member = Member::new("", (0, NodeId::ROOT.0, 0), volume, None);
+        Arc::new(Self { whole: Some(member), ..Self::empty() })
     }
 
     /// Creates an empty set with room for many volumes.
@@ -476,19 +486,9 @@ impl Volumes {
         let volume = make(base).inspect_err(|_| self.free.lock().again.push((slot, base)))?;
         let mut names = self.names.write();
         names.last_serial += 1;
-        let member = Arc::new(Member {
-            name: name.into(),
-            slot,
-            root_id: u64::from(slot) << LOCAL_BITS | base | 1,
-            serial: names.last_serial,
-            volume,
-            opens: LeafMutex::default(),
-            closed: Condvar::default(),
-            // Nothing is known of it.
-            is_touched: AtomicBool::new(true),
-            nr_syncs: LeafMutex::default(),
-            slots: Some(Arc::clone(&self.free)),
-        });
+        let root_id = u64::from(slot) << LOCAL_BITS | base | 1;
+        let slots = Some(Arc::clone(&self.free));
+        let member = Member::new(name, (slot, root_id, names.last_serial), volume, slots);
         if names.by_name.contains_key(name) {
             drop(names);
             return Err(AddError::Exists(name.into()));
