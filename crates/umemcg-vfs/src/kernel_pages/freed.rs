@@ -7,7 +7,7 @@ use umemcg_base::PAGE_SIZE_U64;
 
 use crate::kernel_page_lists::SHARE_BYTES;
 
-/// Charges to give back with no lock held.
+/// Charges to give back when dropped, with no lock held: declared before the lock's guard.
 #[derive(Debug, Default)]
 pub(super) struct Freed(Vec<(OwnerId, u64, u64)>);
 
@@ -35,15 +35,21 @@ impl Freed {
     }
 
     /// Gives back all charges. Returns their bytes.
-    pub(super) fn settle(self) -> u64 {
+    pub(super) fn settle(&mut self) -> u64 {
         let mut bytes = 0;
-        for (owner, nr_pages, nr_shares) in self.0 {
+        for (owner, nr_pages, nr_shares) in self.0.drain(..) {
             count(owner, -(nr_pages as i64), -(nr_shares as i64));
             let of_owner = nr_pages * PAGE_SIZE_U64 + nr_shares * SHARE_BYTES;
             drop(Charge::from_raw(owner, of_owner));
             bytes += of_owner;
         }
         bytes
+    }
+}
+
+impl Drop for Freed {
+    fn drop(&mut self) {
+        self.settle();
     }
 }
 

@@ -114,7 +114,6 @@ impl PageHolder for KernelPages {
     fn forget_ghost(&self, window: u64, slot: ListSlot) {
         let mut freed = Freed::default();
         self.state.lock().ghosts.forget_one(&self.lists, window, slot, &mut freed);
-        freed.settle();
     }
 
     fn task(self: Arc<Self>, asked: AskedRange) -> Box<dyn DropTask> {

@@ -32,16 +32,13 @@ impl KernelPages {
 impl WindowHolder for KernelPages {
     fn note_missing(&self, pages: &Range<u64>, moment: u64) -> bool {
         let mut freed = Freed::default();
-        {
-            let mut state = self.state.lock();
-            let window = pages.start / WINDOW_PAGES;
-            let is_newer = |known: &super::Window| known.last_end >= moment || known.is_asked();
-            if state.is_busy(window) || state.windows.get(&window).is_none_or(is_newer) {
-                return false;
-            }
-            self.take_out(&mut state, (pages, false), &mut freed, |_, _| true);
+        let mut state = self.state.lock();
+        let window = pages.start / WINDOW_PAGES;
+        let is_newer = |known: &super::Window| known.last_end >= moment || known.is_asked();
+        if state.is_busy(window) || state.windows.get(&window).is_none_or(is_newer) {
+            return false;
         }
-        freed.settle();
+        self.take_out(&mut state, (pages, false), &mut freed, |_, _| true);
         true
     }
 }

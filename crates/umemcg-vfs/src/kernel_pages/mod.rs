@@ -408,26 +408,20 @@ impl KernelPages {
     /// Notes that the kernel has no page from before a moment.
     pub(crate) fn forget_before(&self, moment: u64) {
         let mut freed = Freed::default();
-        {
-            let mut state = self.state.lock();
-            let all = 0..PAGES_END;
-            let busy: Vec<u64> = self.known(&state, &all).filter(|&w| state.is_busy(w)).collect();
-            self.take_out(&mut state, (&all, false), &mut freed, |window, known| {
-                known.last_end < moment && !busy.contains(&window)
-            });
-        }
-        freed.settle();
+        let mut state = self.state.lock();
+        let all = 0..PAGES_END;
+        let busy: Vec<u64> = self.known(&state, &all).filter(|&w| state.is_busy(w)).collect();
+        self.take_out(&mut state, (&all, false), &mut freed, |window, known| {
+            known.last_end < moment && !busy.contains(&window)
+        });
     }
 
     /// Notes that the kernel drops a range by itself, without being asked.
     pub(crate) fn forget(&self, pages: &Range<u64>) {
         let mut freed = Freed::default();
-        {
-            let mut state = self.state.lock();
-            state.ghosts.forget(&self.lists, pages, &mut freed);
-            self.take_out(&mut state, (pages, false), &mut freed, |_, _| true);
-        }
-        freed.settle();
+        let mut state = self.state.lock();
+        state.ghosts.forget(&self.lists, pages, &mut freed);
+        self.take_out(&mut state, (pages, false), &mut freed, |_, _| true);
     }
 
     /// Notes a truncation of the file to `len`: the kernel drops the pages beyond.

@@ -27,15 +27,12 @@ impl KernelPages {
     /// kept here. Returns whether it did.
     pub(super) fn give_second_chance(&self, window: u64, slot: ListSlot) -> bool {
         let mut freed = Freed::default();
-        let is_kept = {
-            let mut guard = self.state.lock();
-            let PageWindows { windows, nr_opens, .. } = &mut *guard;
-            let known = windows.get_mut(&window);
-            let used = known.and_then(|known| known.spend_opens(slot, *nr_opens).map(|at| (known, at)));
-            used.map(|(known, at)| self.protect(known, at, &mut freed)).is_some()
-        };
-        freed.settle();
-        is_kept
+        let mut guard = self.state.lock();
+        let PageWindows { windows, nr_opens, .. } = &mut *guard;
+        let Some(known) = windows.get_mut(&window) else { return false };
+        let Some(at) = known.spend_opens(slot, *nr_opens) else { return false };
+        self.protect(known, at, &mut freed);
+        true
     }
 
     /// Puts a share on the protected list, or moves its pages into the owner's share there.
