@@ -22,8 +22,8 @@ use std::fmt;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -137,28 +137,17 @@ impl ToTell {
     }
 }
 
-/// The number of watches of the process: each has two threads, and receives all changes of its file
+/// Held by each watch of the process: a watch has two threads, and receives all changes of its file
 /// system.
-static NR_WATCHES: AtomicUsize = AtomicUsize::new(0);
+static WATCHES: LazyLock<Arc<()>> = LazyLock::new(Arc::default);
 /// The most watches; the kernel has a bound for each user, too.
 const NR_WATCHES_MAX: usize = 4;
 
-/// One of the few watches of the process; given back when dropped.
-#[derive(Debug)]
-struct OneOfFew;
-
-impl OneOfFew {
-    fn take() -> io::Result<Self> {
-        // Relaxed: a count.
-        let (taken, nr) = (Self, NR_WATCHES.fetch_add(1, Ordering::Relaxed));
-        if nr < NR_WATCHES_MAX { Ok(taken) } else { Err(Errno::MFILE.into()) }
-    }
-}
-
-impl Drop for OneOfFew {
-    fn drop(&mut self) {
-        NR_WATCHES.fetch_sub(1, Ordering::Relaxed);
-    }
+/// Takes one of the few watches of the process; given back when dropped.
+fn one_of_few() -> io::Result<Arc<()>> {
+    let taken = Arc::clone(&WATCHES);
+    // One more is the static's.
+    if Arc::strong_count(&taken) <= NR_WATCHES_MAX + 1 { Ok(taken) } else { Err(Errno::MFILE.into()) }
 }
 
 /// The state shared by the threads and the volume.
@@ -167,7 +156,7 @@ struct Shared {
     /// Updated before the inodes of events are looked for.
     changes: Arc<RecentChanges>,
     /// Counts as long as the threads run.
-    _one_of_few: OneOfFew,
+    _one_of_few: Arc<()>,
     /// (A) The watching thread reads events. Relaxed: at its end all answers are declared out of
     /// date.
     is_watching: AtomicBool,
@@ -196,7 +185,7 @@ impl OutsideWatch {
         let fanotify = Fanotify::of_file_system(root)?;
         let shared = Arc::new(Shared {
             changes: Arc::clone(changes),
-            _one_of_few: OneOfFew::take()?,
+            _one_of_few: one_of_few()?,
             is_watching: AtomicBool::new(true),
             to_tell: LeafMutex::default(),
             changed: Condvar::default(),

@@ -2,12 +2,11 @@
 //!
 //! `resolve` finds an inode again on the host, and `files` opens its file for I/O. `closed` decides
 //! about the state after the last close: host files with data to write back, cached content
-//! forgotten by the kernel. `listings` has the kernel's listings of directories.
+//! forgotten by the kernel.
 
 mod closed;
 mod files;
 mod lingering;
-mod listings;
 mod resolve;
 
 use std::collections::{HashMap, VecDeque};
@@ -17,7 +16,6 @@ use rustix::io::Errno;
 use umemcg_base::{LeafMutex, Rank, RankedMutex};
 
 use self::lingering::Lingering;
-use self::listings::Listings;
 use crate::attr::{FileKind, NodeId};
 use crate::error::VfsError;
 use crate::host::content::Content;
@@ -61,6 +59,35 @@ pub(crate) struct HostInodes {
     pub(crate) kernel_page_lists: OnceLock<Arc<KernelPageLists>>,
     /// Last, because everything above gives memory back to it.
     pub(crate) engine: Arc<Engine>,
+}
+
+/// The kernel's listings of directories: of each from its first listing on until the kernel forgets
+/// the inode.
+#[derive(Debug, Default)]
+struct Listings(LeafMutex<HashMap<NodeId, Arc<KernelListing>>>);
+
+impl Listings {
+    fn get(&self, node: NodeId) -> Option<Arc<KernelListing>> {
+        self.0.lock().get(&node).cloned()
+    }
+
+    /// Adds the first listing of a directory. Returns the listing of another thread, if it was
+    /// first.
+    fn add(&self, node: NodeId, fresh: Arc<KernelListing>) -> Arc<KernelListing> {
+        // Dropped after the lock is released: the drop of a listing takes other locks.
+        let kept = Arc::clone(self.0.lock().entry(node).or_insert_with(|| Arc::clone(&fresh)));
+        drop(fresh);
+        kept
+    }
+
+    fn remove(&self, node: NodeId) -> Option<Arc<KernelListing>> {
+        let mut listings = self.0.lock();
+        let removed = listings.remove(&node);
+        if listings.capacity() > 64 && listings.len() < listings.capacity() / 8 {
+            listings.shrink_to_fit();
+        }
+        removed
+    }
 }
 
 /// The kind and content of an inode, copied out of the table.
