@@ -95,160 +95,66 @@ fn pages(nr: f64) -> f64 {
     nr * 4096.0
 }
 
-macro_rules! family {
-    ($name:literal, $help:literal, $unit:expr, $kind:ident, [$($series:expr),+ $(,)?]) => {
-        Family { name: $name, help: $help, unit: $unit, kind: Kind::$kind, series: &[$($series),+] }
+/// The unit of a figure in bytes, and of one in seconds.
+const BYTES: Option<Unit> = Some(Unit::Bytes);
+const SECONDS: Option<Unit> = Some(Unit::Seconds);
+
+macro_rules! families {
+    ($($kind:ident $name:literal, $unit:expr, $help:literal, [$($series:expr),+];)+) => {
+        /// All of them.
+        pub(crate) const FAMILIES: &[Family] = &[$(
+            Family { name: $name, help: $help, unit: $unit, kind: Kind::$kind, series: &[$($series),+] },
+        )+];
     };
 }
 
-/// All of them.
-pub(crate) const FAMILIES: &[Family] = &[
-    family!(
-        "memory_usage",
-        "Memory charged",
-        Some(Unit::Bytes),
-        Gauge,
-        [one(|of| of.snapshot.usage_bytes as f64)]
-    ),
-    family!(
-        "memory_working_set",
-        "Memory charged, without inactive file pages",
-        Some(Unit::Bytes),
-        Gauge,
-        [one(|of| { (of.snapshot.usage_bytes as f64 - of.sum(&[InactiveFile, FileKernel])).max(0.0) })]
-    ),
-    family!(
-        "memory_max_usage",
-        "The most memory charged so far",
-        Some(Unit::Bytes),
-        Gauge,
-        [one(|of| { of.snapshot.peak_bytes as f64 })]
-    ),
-    family!(
-        "spec_memory_limit",
-        "Its own limit; +Inf for none",
-        Some(Unit::Bytes),
-        Gauge,
-        [one(|of| { limit(of.snapshot.max_bytes) })]
-    ),
-    family!(
-        "spec_memory_reservation_limit",
-        "Its soft limit; +Inf for none",
-        Some(Unit::Bytes),
-        Gauge,
-        [one(|of| { limit(of.snapshot.group.soft_limit_bytes()) })]
-    ),
-    family!(
-        "memory_guaranteed",
-        "What is guaranteed to it or those below it",
-        Some(Unit::Bytes),
-        Gauge,
-        [one(|of| { of.snapshot.guaranteed_bytes as f64 })]
-    ),
-    family!(
-        "memory_cache",
-        "File pages, those that the kernel keeps included",
-        Some(Unit::Bytes),
-        Gauge,
-        [one(|of| of.sum(PAGES))]
-    ),
-    family!(
-        "memory_kernel_held",
-        "File pages that the kernel keeps",
-        Some(Unit::Bytes),
-        Gauge,
-        [one(|of| of.sum(&[FileKernel]))]
-    ),
-    family!(
-        "memory_dirty",
-        "Accepted data that is not durable",
-        Some(Unit::Bytes),
-        Gauge,
-        [one(|of| { of.sum(&[FileDirty, FileWriteback, FileUnstable]) })]
-    ),
-    family!(
-        "memory_metadata",
-        "Names, indexes, cached objects and the state of groups",
-        Some(Unit::Bytes),
-        Gauge,
-        [one(|of| of.sum(METADATA))]
-    ),
-    family!(
-        "memory_reserved",
-        "Memory of embedding programs",
-        Some(Unit::Bytes),
-        Gauge,
-        [one(|of| of.sum(&[Reserved]))]
-    ),
-    family!(
-        "memory_failcnt",
-        "Charges that found the group at its limit",
-        None,
-        Counter,
-        [one(|of| of.events(EventKind::Max))]
-    ),
-    family!(
-        "memory_events",
-        "Events of memory.events",
-        None,
-        Counter,
-        [
-            labelled("event", "low", |of| of.events(EventKind::Low)),
-            labelled("event", "high", |of| of.events(EventKind::High)),
-            labelled("event", "oom", |of| of.events(EventKind::Oom)),
-        ]
-    ),
-    family!(
-        "memory_failures",
-        "Reads and writes of pages, and those that waited for the store",
-        None,
-        Counter,
-        [
-            labelled("failure_type", "pgfault", |of| of.sum(&[PgFault])),
-            labelled("failure_type", "pgmajfault", |of| of.sum(&[PgMajFault])),
-        ]
-    ),
-    family!("cache_hits", "Pages that were read and found", None, Counter, [one(|of| of.sum(&[CacheHit]))]),
-    family!(
-        "cache_misses",
-        "Pages that were read and had to be fetched",
-        None,
-        Counter,
-        [one(|of| of.sum(&[CacheMiss]))]
-    ),
-    family!(
-        "cache_refaults",
-        "Pages that were fetched again after they were evicted",
-        None,
-        Counter,
-        [one(|of| { of.sum(&[WorkingsetRefault]) })]
-    ),
-    family!(
-        "memory_reclaimed",
-        "Pages freed by reclaim",
-        Some(Unit::Bytes),
-        Counter,
-        [
-            labelled("by", "direct", |of| pages(of.sum(&[PgStealDirect]))),
-            labelled("by", "background", |of| pages(of.sum(&[PgStealKswapd]))),
-            labelled("by", "request", |of| pages(of.sum(&[PgStealProactive]))),
-        ]
-    ),
-    family!(
-        "pressure_memory_waiting",
-        "Time in which a request waited for memory",
-        Some(Unit::Seconds),
-        Counter,
-        [one(|of| { of.pressure.some.total.as_secs_f64() })]
-    ),
-    family!(
-        "pressure_memory_stalled",
+families! {
+    Gauge "memory_usage", BYTES, "Memory charged", [one(|of| of.snapshot.usage_bytes as f64)];
+    Gauge "memory_working_set", BYTES, "Memory charged, without inactive file pages",
+        [one(|of| (of.snapshot.usage_bytes as f64 - of.sum(&[InactiveFile, FileKernel])).max(0.0))];
+    Gauge "memory_max_usage", BYTES, "The most memory charged so far",
+        [one(|of| of.snapshot.peak_bytes as f64)];
+    Gauge "spec_memory_limit", BYTES, "Its own limit; +Inf for none",
+        [one(|of| limit(of.snapshot.max_bytes))];
+    Gauge "spec_memory_reservation_limit", BYTES, "Its soft limit; +Inf for none",
+        [one(|of| limit(of.snapshot.group.soft_limit_bytes()))];
+    Gauge "memory_guaranteed", BYTES, "What is guaranteed to it or those below it",
+        [one(|of| of.snapshot.guaranteed_bytes as f64)];
+    Gauge "memory_cache", BYTES, "File pages, those that the kernel keeps included",
+        [one(|of| of.sum(PAGES))];
+    Gauge "memory_kernel_held", BYTES, "File pages that the kernel keeps", [one(|of| of.sum(&[FileKernel]))];
+    Gauge "memory_dirty", BYTES, "Accepted data that is not durable",
+        [one(|of| of.sum(&[FileDirty, FileWriteback, FileUnstable]))];
+    Gauge "memory_metadata", BYTES, "Names, indexes, cached objects and the state of groups",
+        [one(|of| of.sum(METADATA))];
+    Gauge "memory_reserved", BYTES, "Memory of embedding programs", [one(|of| of.sum(&[Reserved]))];
+    Counter "memory_failcnt", None, "Charges that found the group at its limit",
+        [one(|of| of.events(EventKind::Max))];
+    Counter "memory_events", None, "Events of memory.events", [
+        labelled("event", "low", |of| of.events(EventKind::Low)),
+        labelled("event", "high", |of| of.events(EventKind::High)),
+        labelled("event", "oom", |of| of.events(EventKind::Oom))
+    ];
+    Counter "memory_failures", None, "Reads and writes of pages, and those that waited for the store", [
+        labelled("failure_type", "pgfault", |of| of.sum(&[PgFault])),
+        labelled("failure_type", "pgmajfault", |of| of.sum(&[PgMajFault]))
+    ];
+    Counter "cache_hits", None, "Pages that were read and found", [one(|of| of.sum(&[CacheHit]))];
+    Counter "cache_misses", None, "Pages that were read and had to be fetched",
+        [one(|of| of.sum(&[CacheMiss]))];
+    Counter "cache_refaults", None, "Pages that were fetched again after they were evicted",
+        [one(|of| of.sum(&[WorkingsetRefault]))];
+    Counter "memory_reclaimed", BYTES, "Pages freed by reclaim", [
+        labelled("by", "direct", |of| pages(of.sum(&[PgStealDirect]))),
+        labelled("by", "background", |of| pages(of.sum(&[PgStealKswapd]))),
+        labelled("by", "request", |of| pages(of.sum(&[PgStealProactive])))
+    ];
+    Counter "pressure_memory_waiting", SECONDS, "Time in which a request waited for memory",
+        [one(|of| of.pressure.some.total.as_secs_f64())];
+    Counter "pressure_memory_stalled", SECONDS,
         "Time in which requests waited for memory and none was worked on",
-        Some(Unit::Seconds),
-        Counter,
-        [one(|of| { of.pressure.full.total.as_secs_f64() })]
-    ),
-];
+        [one(|of| of.pressure.full.total.as_secs_f64())];
+}
 
 /// Resident memory not charged, in bytes: the program, its threads, and recently freed frames.
 const RESIDENT_FIXED_BYTES: f64 = (64 << 20) as f64;
