@@ -1,6 +1,5 @@
 //! Open files: reading and writing their content.
 
-use std::ffi::OsStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -12,7 +11,7 @@ use umemcg::internal::{ChargeMeter, Stalled, Working, WritePause};
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_vfs::volumes::{Member, Opened, ResolvedId};
 use umemcg_vfs::{
-    Entry, FallocateFlags, KernelCaching, NodeId, OFlags, VfsError, Volume, VolumeFile, Whence,
+    Caller, Entry, FallocateFlags, KernelCaching, NodeId, OFlags, VfsError, Volume, VolumeFile, Whence,
 };
 
 use super::{DataFs, SilentOpen, reply_done, reply_with};
@@ -36,6 +35,9 @@ const FMODE_EXEC: u32 = 1 << 5;
 /// The most writes of a mount waiting at a time for pages to be dropped. An asynchronous write
 /// occupies a place in the kernel, and the drop may need one, too, for the write-back before it.
 const NR_DROP_TURNS_MAX: usize = 64;
+
+/// A created file, open.
+type NewFile = (Entry, Arc<dyn VolumeFile>);
 
 /// The turn of a write waiting for pages to be dropped; released when dropped.
 struct DropTurn(Arc<AtomicUsize>);
@@ -372,47 +374,21 @@ impl DataFs {
         });
     }
 
-    pub(super) fn create(
-        &self,
-        request: &Request<'_>,
-        arg: &CreateIn,
-        name: &OsStr,
-        supplementary_gid: Option<u32>,
-        reply: &mut Reply,
-    ) {
-        let caller = self.creator(request, supplementary_gid, arg.umask);
-        self.open_new(request, arg, reply, |volume, node, flags| {
-            volume.create(&caller, node, name, arg.mode, flags)
-        });
-    }
-
-    pub(super) fn tmpfile(
-        &self,
-        request: &Request<'_>,
-        arg: &CreateIn,
-        supplementary_gid: Option<u32>,
-        reply: &mut Reply,
-    ) {
-        let caller = self.creator(request, supplementary_gid, arg.umask);
-        self.open_new(request, arg, reply, |volume, node, flags| {
-            volume.tmpfile(&caller, node, arg.mode, flags)
-        });
-    }
-
     /// Creates a file with `make`, with or without a name, and answers with the open file.
-    fn open_new(
+    pub(super) fn open_new(
         &self,
         request: &Request<'_>,
-        arg: &CreateIn,
+        (arg, supplementary_gid): (&CreateIn, Option<u32>),
         reply: &mut Reply,
-        make: impl FnOnce(&dyn Volume, NodeId, OFlags) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError>,
+        make: impl FnOnce(&dyn Volume, &Caller, NodeId, OFlags) -> Result<NewFile, VfsError>,
     ) {
         let header = request.header;
+        let caller = self.creator(request, supplementary_gid, arg.umask);
         let flags = OFlags::from_bits_retain(arg.flags);
         let moment = self.look_moment(header.nodeid);
         let result = self.change(header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
             let on = member.begin_open()?;
-            let (entry, file) = make(&**member.volume(), node, flags)?;
+            let (entry, file) = make(&**member.volume(), &caller, node, flags)?;
             Ok((entry, member.entry_to_kernel(entry)?, Opened { file, on, is_executed: false }))
         });
         reply_with(reply, result, |reply, (inner, entry, opened)| {

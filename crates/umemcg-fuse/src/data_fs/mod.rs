@@ -538,37 +538,22 @@ impl DataFs {
             Op::Read(arg) => self.read(request, &arg, reply),
             Op::Write { arg, data } => self.write(request, &arg, data, reply),
             Op::Open(arg) => self.open(request, &arg, reply),
-            Op::Create { arg, name, supplementary_gid: gid } => self.create(request, &arg, name, gid, reply),
-            Op::Tmpfile { arg, supplementary_gid: gid } => self.tmpfile(request, &arg, gid, reply),
+            Op::Create { arg, name, supplementary_gid: gid } => {
+                self.open_new(request, (&arg, gid), reply, |volume, caller, node, flags| {
+                    volume.create(caller, node, name, arg.mode, flags)
+                });
+            }
+            Op::Tmpfile { arg, supplementary_gid: gid } => {
+                self.open_new(request, (&arg, gid), reply, |volume, caller, node, flags| {
+                    volume.tmpfile(caller, node, arg.mode, flags)
+                });
+            }
             Op::Flush(arg) => self.flush(header, arg.fh, reply),
             Op::Release(arg) => self.release(arg.fh, reply),
             Op::Fsync(arg) => self.fsync(request, &arg, reply),
             Op::Fallocate(arg) => self.fallocate(request, &arg, reply),
             Op::Lseek(arg) => self.lseek(request, &arg, reply),
             Op::Syncfs => reply_done(reply, self.sync_volumes()),
-
-            Op::Lookup { name } => self.lookup(request, name, reply),
-            Op::Forget { nlookup } => self.forget(id, nlookup),
-            Op::BatchForget(list) => list.iter().for_each(|(id, nr_lookups)| self.forget(id, nr_lookups)),
-            Op::Symlink { name, target, supplementary_gid: gid } => {
-                self.symlink(request, name, target, gid, reply);
-            }
-            Op::Mknod { arg, name, supplementary_gid: gid } => self.mknod(request, &arg, name, gid, reply),
-            Op::Mkdir { arg, name, supplementary_gid: gid } => self.mkdir(request, &arg, name, gid, reply),
-            Op::Link { old_node, name } => self.link(request, old_node, name, reply),
-            Op::Unlink { name } => self.unlink(request, name, reply),
-            Op::Rmdir { name } => {
-                self.remove(id, name, reply, |volume, node| volume.rmdir(node, name).map(|()| None));
-            }
-            Op::Rename { new_parent, flags, name, new_name } => {
-                self.rename(request, name, (new_parent, new_name), flags, reply);
-            }
-            Op::Readlink => self.readlink(id, reply),
-            Op::Opendir(_) => self.opendir(request, reply),
-            Op::Readdir(arg) => self.readdir(request, &arg, reply),
-            Op::Readdirplus(arg) => self.readdirplus(request, &arg, reply),
-            Op::Releasedir(arg) => self.releasedir(arg.fh, reply),
-            Op::Fsyncdir(arg) => self.fsyncdir(header, &arg, reply),
 
             Op::Getattr { fh } => self.getattr(id, fh, reply),
             Op::Statx(arg) => self.statx(id, &arg, reply),
@@ -583,7 +568,7 @@ impl DataFs {
                 let caller = self.caller(request);
                 reply_done(reply, self.on(id, |volume, node| volume.removexattr(&caller, node, name)));
             }
-            _ => reply.error(Errno::NOSYS).ignore(),
+            _ => self.serve_names(request, reply),
         }
     }
 }

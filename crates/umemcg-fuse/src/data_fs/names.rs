@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use umemcg_vfs::volumes::{Member, Opened, ResolvedId};
-use umemcg_vfs::{DirEntry, Entry, FileKind, ListedPart, NodeId, RenameFlags, VfsError, Volume};
+use umemcg_vfs::{Caller, DirEntry, Entry, FileKind, ListedPart, NodeId, RenameFlags, VfsError, Volume};
 
 use super::absent_names::StaleName;
 use super::device::device_from_kernel;
@@ -18,8 +18,8 @@ use crate::reply::Reply;
 use crate::request::Request;
 use crate::store_messages::Message;
 use crate::wire::reply::{EntryOut, OpenOut};
-use crate::wire::request::{FsyncIn, MkdirIn, MknodIn, ReadIn};
-use crate::wire::{DirBuffer, FSYNC_FDATASYNC, InHeader, MAX_PAYLOAD_BYTES, open_reply};
+use crate::wire::request::{FsyncIn, ReadIn};
+use crate::wire::{DirBuffer, FSYNC_FDATASYNC, InHeader, MAX_PAYLOAD_BYTES, Op, open_reply};
 
 /// Returns the type of a directory entry: the top four bits of a mode.
 fn dirent_kind(kind: FileKind) -> u32 {
@@ -74,66 +74,74 @@ impl DataFs {
         });
     }
 
-    /// Creates an object in a directory and answers with it.
-    pub(super) fn reply_new(
+    /// Creates an object in the directory of a request and answers with it.
+    fn reply_new(
         &self,
+        request: &Request<'_>,
+        (supplementary_gid, umask): (Option<u32>, u32),
         reply: &mut Reply,
-        id: u64,
-        make: impl FnOnce(&dyn Volume, NodeId) -> Result<Entry, VfsError>,
+        make: impl FnOnce(&dyn Volume, &Caller, NodeId) -> Result<Entry, VfsError>,
     ) {
-        let moment = self.look_moment(id);
-        let result = self.change(id).map_err(VfsError::from);
+        let caller = self.creator(request, supplementary_gid, umask);
+        let moment = self.look_moment(request.header.nodeid);
+        let result = self.change(request.header.nodeid).map_err(VfsError::from);
         let result = result.and_then(|(member, node)| {
-            let entry = make(&**member.volume(), node)?;
+            let entry = make(&**member.volume(), &caller, node)?;
             Ok((Arc::clone(&member), entry))
         });
         self.reply_entry(reply, moment, result);
     }
 
-    pub(super) fn symlink(
-        &self,
-        request: &Request<'_>,
-        name: &OsStr,
-        target: &OsStr,
-        supplementary_gid: Option<u32>,
-        reply: &mut Reply,
-    ) {
-        let caller = self.creator(request, supplementary_gid, 0);
-        self.reply_new(reply, request.header.nodeid, |volume, node| {
-            volume.symlink(&caller, node, name, target)
-        });
+    /// Serves a request about names or directories. May sleep.
+    pub(super) fn serve_names(&self, request: &Request<'_>, reply: &mut Reply) {
+        let id = request.header.nodeid;
+        match request.op {
+            Op::Lookup { name } => self.lookup(request, name, reply),
+            Op::Forget { nlookup } => self.forget(id, nlookup),
+            Op::BatchForget(list) => list.iter().for_each(|(id, nr_lookups)| self.forget(id, nr_lookups)),
+            Op::Symlink { name, target, supplementary_gid: gid } => {
+                self.reply_new(request, (gid, 0), reply, |volume, caller, node| {
+                    volume.symlink(caller, node, name, target)
+                });
+            }
+            Op::Mknod { arg, name, supplementary_gid: gid } => {
+                self.reply_new(request, (gid, arg.umask), reply, |volume, caller, node| {
+                    volume.mknod(caller, node, name, arg.mode, device_from_kernel(arg.rdev))
+                });
+            }
+            Op::Mkdir { arg, name, supplementary_gid: gid } => {
+                self.reply_new(request, (gid, arg.umask), reply, |volume, caller, node| {
+                    volume.mkdir(caller, node, name, arg.mode)
+                });
+            }
+            Op::Link { old_node, name } => self.link(request, old_node, name, reply),
+            Op::Unlink { name } => {
+                let caller = self.caller(request);
+                self.remove(id, name, reply, |volume, node| volume.unlink(&caller, node, name));
+            }
+            Op::Rmdir { name } => {
+                self.remove(id, name, reply, |volume, node| volume.rmdir(node, name).map(|()| None));
+            }
+            Op::Rename { new_parent, flags, name, new_name } => {
+                self.rename(request, name, (new_parent, new_name), flags, reply);
+            }
+            Op::Readlink => {
+                let target = self.on(id, |volume, node| volume.readlink(node));
+                reply_with(reply, target, |reply, text| reply.bytes(text.as_encoded_bytes()).ignore());
+            }
+            Op::Opendir(_) => self.opendir(request, reply),
+            Op::Readdir(arg) => self.readdir(request, &arg, reply),
+            Op::Readdirplus(arg) => self.readdirplus(request, &arg, reply),
+            Op::Releasedir(arg) => {
+                reply.done().ignore();
+                drop(self.dirs.close(arg.fh));
+            }
+            Op::Fsyncdir(arg) => self.fsyncdir(request.header, &arg, reply),
+            _ => reply.error(Errno::NOSYS).ignore(),
+        }
     }
 
-    pub(super) fn mknod(
-        &self,
-        request: &Request<'_>,
-        arg: &MknodIn,
-        name: &OsStr,
-        supplementary_gid: Option<u32>,
-        reply: &mut Reply,
-    ) {
-        let caller = self.creator(request, supplementary_gid, arg.umask);
-        let rdev = device_from_kernel(arg.rdev);
-        self.reply_new(reply, request.header.nodeid, |volume, node| {
-            volume.mknod(&caller, node, name, arg.mode, rdev)
-        });
-    }
-
-    pub(super) fn mkdir(
-        &self,
-        request: &Request<'_>,
-        arg: &MkdirIn,
-        name: &OsStr,
-        supplementary_gid: Option<u32>,
-        reply: &mut Reply,
-    ) {
-        let caller = self.creator(request, supplementary_gid, arg.umask);
-        self.reply_new(reply, request.header.nodeid, |volume, node| {
-            volume.mkdir(&caller, node, name, arg.mode)
-        });
-    }
-
-    pub(super) fn link(&self, request: &Request<'_>, old_node: u64, name: &OsStr, reply: &mut Reply) {
+    fn link(&self, request: &Request<'_>, old_node: u64, name: &OsStr, reply: &mut Reply) {
         let (caller, moment) = (self.caller(request), self.look_moment(old_node));
         let result = self.change_both(old_node, request.header.nodeid).map_err(VfsError::from);
         let result = result.and_then(|(member, old, node)| {
@@ -143,7 +151,7 @@ impl DataFs {
         self.reply_entry(reply, moment, result);
     }
 
-    pub(super) fn rename(
+    fn rename(
         &self,
         request: &Request<'_>,
         name: &OsStr,
@@ -163,13 +171,7 @@ impl DataFs {
         });
     }
 
-    pub(super) fn readlink(&self, id: u64, reply: &mut Reply) {
-        reply_with(reply, self.on(id, |volume, node| volume.readlink(node)), |reply, text| {
-            reply.bytes(text.as_encoded_bytes()).ignore();
-        });
-    }
-
-    pub(super) fn lookup(&self, request: &Request<'_>, name: &OsStr, reply: &mut Reply) {
+    fn lookup(&self, request: &Request<'_>, name: &OsStr, reply: &mut Reply) {
         let header = request.header;
         let moment = self.look_moment(header.nodeid);
         let result = match self.volumes.place(header.nodeid) {
@@ -221,7 +223,7 @@ impl DataFs {
     }
 
     /// Removes a name with `call`; the kernel caches its absence.
-    pub(super) fn remove(
+    fn remove(
         &self,
         id: u64,
         name: &OsStr,
@@ -237,13 +239,8 @@ impl DataFs {
         self.forget_absent(stale);
     }
 
-    pub(super) fn unlink(&self, request: &Request<'_>, name: &OsStr, reply: &mut Reply) {
-        let caller = self.caller(request);
-        self.remove(request.header.nodeid, name, reply, |volume, node| volume.unlink(&caller, node, name));
-    }
-
     /// Releases references. References to a removed volume went with the volume.
-    pub(super) fn forget(&self, id: u64, nr_lookups: u64) {
+    fn forget(&self, id: u64, nr_lookups: u64) {
         if let Ok(ResolvedId::In(member, node)) = self.volumes.place(id)
             && (node != NodeId::ROOT || self.volumes.whole().is_some())
         {
@@ -254,7 +251,7 @@ impl DataFs {
         }
     }
 
-    pub(super) fn opendir(&self, request: &Request<'_>, reply: &mut Reply) {
+    fn opendir(&self, request: &Request<'_>, reply: &mut Reply) {
         let result = match self.volumes.place(request.header.nodeid) {
             Ok(ResolvedId::Top) => Ok(OpenDir::Top),
             Ok(ResolvedId::In(member, node)) => member.begin_open().map_err(VfsError::from).and_then(|on| {
@@ -296,7 +293,7 @@ impl DataFs {
         Some(part)
     }
 
-    pub(super) fn readdir(&self, request: &Request<'_>, arg: &ReadIn, reply: &mut Reply) {
+    fn readdir(&self, request: &Request<'_>, arg: &ReadIn, reply: &mut Reply) {
         let mut list = DirBuffer::new((arg.size as usize).min(MAX_PAYLOAD_BYTES));
         let dir = self.dir(request.header, arg.fh);
         let result = dir.and_then(|dir| match &*dir {
@@ -319,12 +316,7 @@ impl DataFs {
         reply_with(reply, keep_some(result, &list), |reply, ()| reply.bytes(list.as_bytes()).ignore());
     }
 
-    pub(super) fn releasedir(&self, fh: u64, reply: &mut Reply) {
-        reply.done().ignore();
-        drop(self.dirs.close(fh));
-    }
-
-    pub(super) fn fsyncdir(&self, header: &InHeader, arg: &FsyncIn, reply: &mut Reply) {
+    fn fsyncdir(&self, header: &InHeader, arg: &FsyncIn, reply: &mut Reply) {
         let data_only = arg.fsync_flags & FSYNC_FDATASYNC != 0;
         let synced = self.dir(header, arg.fh).and_then(|dir| match &*dir {
             OpenDir::In { opened, .. } => opened.file.fsyncdir(data_only),
@@ -333,7 +325,7 @@ impl DataFs {
         reply_done(reply, synced);
     }
 
-    pub(super) fn readdirplus(&self, request: &Request<'_>, arg: &ReadIn, reply: &mut Reply) {
+    fn readdirplus(&self, request: &Request<'_>, arg: &ReadIn, reply: &mut Reply) {
         let mut list = DirBuffer::new((arg.size as usize).min(MAX_PAYLOAD_BYTES));
         let dir = match self.dir(request.header, arg.fh) {
             Ok(dir) => dir,
