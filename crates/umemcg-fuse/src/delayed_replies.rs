@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use umemcg_base::{Condvar, LeafMutex};
 
-use crate::reply::{Answer, Delay, RecheckFn, Reply};
+use crate::reply::{Answer, RecheckFn, Reply};
 
 struct Delayed {
     due: Instant,
@@ -93,13 +93,10 @@ impl DelayQueue {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-}
 
-impl Delay for DelayQueue {
-    fn delay(&self, reply: Reply, answer: Answer, delay: Duration, again: RecheckFn) {
-        if let Answer::Written(bytes) = answer {
-            reply.accepted_write(bytes);
-        }
+    /// Delays an answer by `delay`; then `again` decides. A requester killed meanwhile is answered
+    /// immediately.
+    pub fn delay(&self, reply: Reply, answer: Answer, delay: Duration, again: RecheckFn) {
         reply.end_change();
         let mut queue = self.shared.queue.lock();
         let serial = queue.nr_delayed;
@@ -167,16 +164,11 @@ impl Delayed {
             self.due = now + delay.max(Duration::from_millis(1));
             return false;
         }
-        match &mut self.answer {
-            Answer::Written(bytes) => self.reply.written(*bytes as usize).ignore(),
-            Answer::Bytes(bytes) => self.reply.bytes(bytes).ignore(),
-            Answer::Any { error, bytes, undo } => {
-                if self.reply.send_held(*error, bytes).is_gone()
-                    && let Some(undo) = undo.take()
-                {
-                    undo();
-                }
-            }
+        let Answer { error, bytes, undo } = &mut self.answer;
+        if self.reply.send_held(*error, bytes).is_gone()
+            && let Some(undo) = undo.take()
+        {
+            undo();
         }
         true
     }
@@ -186,7 +178,7 @@ impl Delayed {
 mod tests {
     use super::*;
     use crate::inflight::{Inflight, Interrupts};
-    use crate::reply::{AnswerDelay, Gate};
+    use crate::reply::Gate;
     use crate::transport::testing::{due, recorder};
     use crate::wire::{InHeader, opcode};
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -204,7 +196,7 @@ mod tests {
         for (unique, rest_ms) in [(1, 2000), (2, 1000), (3, 0)] {
             delays.delay(
                 due(&transport, unique),
-                Answer::Written(100),
+                Answer::written(100),
                 Duration::from_millis(rest_ms),
                 at_once(),
             );
@@ -221,8 +213,8 @@ mod tests {
         let go = Arc::new(AtomicBool::new(false));
         let request = Arc::clone(&go);
         let again = Box::new(move || (!request.load(Ordering::Relaxed)).then_some(LONG));
-        delays.delay(due(&transport, 1), Answer::Written(7), Duration::ZERO, again);
-        delays.delay(due(&transport, 2), Answer::Written(8), Duration::from_millis(20), at_once());
+        delays.delay(due(&transport, 1), Answer::written(7), Duration::ZERO, again);
+        delays.delay(due(&transport, 2), Answer::written(8), Duration::from_millis(20), at_once());
         assert_eq!(sent.recv_timeout(LONG).unwrap().0.unique, 2, "the first was request and said no");
         go.store(true, Ordering::Relaxed);
         delays.look_again();
@@ -240,9 +232,10 @@ mod tests {
             let mut idle = Reply::idle(Arc::clone(&transport), Some(Arc::clone(&inflight)));
             idle.arm(&InHeader { opcode: opcode::LOOKUP, unique: 8, ..Default::default() });
             idle.set_interrupts(Interrupts::AnySignal);
-            let hold =
-                AnswerDelay { delays: Arc::<DelayQueue>::clone(&delays) as _, delay: LONG, again: at_once() };
-            idle.set_gate(Gate::new(|_| Some(hold)));
+            let queue = Arc::clone(&delays);
+            idle.set_gate(Gate::new(move |_| {
+                Some(Box::new(move |reply, answer| queue.delay(reply, answer, LONG, at_once())))
+            }));
             let undo = Arc::clone(&taken_back);
             idle.hand_over(&7u64, move || undo.store(true, Ordering::Relaxed));
             assert_eq!((delays.len(), sent.try_recv().is_err()), (1, true));
@@ -267,7 +260,7 @@ mod tests {
     fn the_end_answers_whatever_rests() {
         let (transport, sent) = recorder();
         let delays = DelayQueue::new().unwrap();
-        delays.delay(due(&transport, 1), Answer::Written(5), LONG, Box::new(|| Some(LONG)));
+        delays.delay(due(&transport, 1), Answer::written(5), LONG, Box::new(|| Some(LONG)));
         drop(delays);
         assert_eq!(sent.try_recv().unwrap().0.error, 0);
     }

@@ -44,58 +44,46 @@ pub type Undo = Box<dyn FnOnce() + Send>;
 /// sleep.
 pub type RecheckFn = Box<dyn FnMut() -> Option<Duration> + Send>;
 
-/// The content of a delayed reply.
-pub enum Answer {
-    /// A write took this many bytes.
-    Written(u32),
-    /// These bytes were read. A copy, because pages pinned for so long could not be reclaimed.
-    Bytes(Vec<u8>),
-    /// The answer as it would have been sent.
-    Any {
-        /// 0, or a negative error.
-        error: i32,
-        /// The bytes that follow.
-        bytes: Vec<u8>,
-        /// Called when the kernel does not take the answer.
-        undo: Option<Undo>,
-    },
+/// Returns a check that lets the reply go, and keeps `held` until then.
+pub(crate) fn holding<T: Send + 'static>(held: T) -> RecheckFn {
+    Box::new(move || {
+        let _until_it_goes = &held;
+        None
+    })
+}
+
+/// A delayed answer, as it would have been sent.
+pub struct Answer {
+    /// 0, or a negative error.
+    pub error: i32,
+    /// The bytes that follow. Pages that were read are copied: pinned for so long they could not be
+    /// reclaimed.
+    pub bytes: Vec<u8>,
+    /// Called when the kernel does not take the answer.
+    pub undo: Option<Undo>,
+}
+
+impl Answer {
+    /// Returns success with these bytes.
+    pub fn success(bytes: Vec<u8>) -> Self {
+        Self { error: 0, bytes, undo: None }
+    }
+
+    /// Returns the answer to a write with its byte count.
+    pub fn written(bytes: u32) -> Self {
+        Self::success(WriteOut { size: bytes, padding: 0 }.as_bytes().to_vec())
+    }
 }
 
 impl fmt::Debug for Answer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (error, len) = match self {
-            Self::Written(bytes) => (0, *bytes as usize),
-            Self::Bytes(bytes) => (0, bytes.len()),
-            Self::Any { error, bytes, .. } => (*error, bytes.len()),
-        };
-        f.debug_struct("Answer").field("error", &error).field("len", &len).finish()
+        f.debug_struct("Answer").field("error", &self.error).field("len", &self.bytes.len()).finish()
     }
-}
-
-/// A queue of delayed replies.
-pub trait Delay: Send + Sync {
-    /// Delays an answer by `delay`; then `again` decides. A requester killed meanwhile is answered
-    /// immediately.
-    fn delay(&self, reply: Reply, answer: Answer, delay: Duration, again: RecheckFn);
 }
 
 /// Delays an answer.
-pub struct AnswerDelay {
-    /// The queue of the delayed reply.
-    pub delays: Arc<dyn Delay>,
-    /// The minimum delay.
-    pub delay: Duration,
-    /// Decides afterwards whether it waits longer.
-    pub again: RecheckFn,
-}
-
-impl fmt::Debug for AnswerDelay {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AnswerDelay").field("delay", &self.delay).finish_non_exhaustive()
-    }
-}
-
-type Decide = dyn FnOnce(&Reply) -> Option<AnswerDelay> + Send;
+pub type Hold = Box<dyn FnOnce(Reply, Answer) + Send>;
+type Decide = dyn FnOnce(&Reply) -> Option<Hold> + Send;
 
 /// Decides, just before an answer is sent and on the answering thread, whether to hold it back. May
 /// sleep.
@@ -103,7 +91,7 @@ pub struct Gate(Box<Decide>);
 
 impl Gate {
     /// Creates a gate that asks `decide`.
-    pub fn new(decide: impl FnOnce(&Reply) -> Option<AnswerDelay> + Send + 'static) -> Self {
+    pub fn new(decide: impl FnOnce(&Reply) -> Option<Hold> + Send + 'static) -> Self {
         Self(Box::new(decide))
     }
 }
@@ -381,10 +369,9 @@ impl Reply {
         self.end_change();
         if let Some(gate) = self.gate.take()
             && let Some(bytes) = held_back
-            && let Some(AnswerDelay { delays, delay, again }) = (gate.0)(self)
+            && let Some(hold) = (gate.0)(self)
         {
-            let answer = Answer::Any { error, bytes: bytes.to_vec(), undo: undo() };
-            delays.delay(self.take(), answer, delay, again);
+            hold(self.take(), Answer { error, bytes: bytes.to_vec(), undo: undo() });
             return Delivery::Taken;
         }
         let delivery = self.deliver(error, payload);

@@ -7,20 +7,20 @@ use std::time::Duration;
 use rustix::io::Errno;
 use umemcg::Group;
 use umemcg::files::PinnedPages;
-use umemcg::internal::{ChargeMeter, Stalled, Working, WritePause};
+use umemcg::internal::{ChargeMeter, Working};
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_vfs::volumes::{Member, Opened, ResolvedId};
 use umemcg_vfs::{
     Caller, Entry, FallocateFlags, KernelCaching, NodeId, OFlags, VfsError, Volume, VolumeFile, Whence,
 };
 
+use super::request_end::pause;
 use super::{DataFs, SilentOpen, reply_done, reply_with};
 use crate::classify::Payer;
 use crate::errno::ToErrno;
-use crate::reply::{Answer, Delay, Reply};
+use crate::reply::{Answer, Reply};
 use crate::request::Request;
 use crate::session::QuickOutcome;
-use crate::wait_charge::charge_held;
 use crate::wire::reply::{CreateOut, LseekOut, OpenOut};
 use crate::wire::request::{CreateIn, FallocateIn, FsyncIn, LseekIn, OpenIn, ReadIn, WriteIn};
 use crate::wire::{FSYNC_FDATASYNC, InHeader, open_reply, read_flag, write_flag};
@@ -323,17 +323,12 @@ impl DataFs {
         high_delay: Duration,
         reply: &mut Reply,
     ) {
-        let mut pause = file.content().write_pause(group, written);
-        let delay = pause.as_mut().and_then(WritePause::remaining).unwrap_or_default().max(high_delay);
-        if delay.is_zero() {
+        let Some((delay, again)) = pause(Some(file.content()), group, written, high_delay) else {
             return reply.written(written).ignore();
-        }
-        let (stalled, charge) = (Stalled::begin(group), charge_held(group));
-        let again = Box::new(move || {
-            let _until_it_goes = (&stalled, &charge);
-            pause.as_mut()?.remaining()
-        });
-        self.delays.delay(reply.take(), Answer::Written(written as u32), delay, again);
+        };
+        let (reply, written) = (reply.take(), written as u32);
+        reply.accepted_write(written);
+        self.delays.delay(reply, Answer::written(written), delay, again);
     }
 
     /// Returns whether a process executes a file. Walks all open files.

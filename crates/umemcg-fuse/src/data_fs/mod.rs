@@ -509,7 +509,7 @@ impl Filesystem for DataFs {
     }
 
     fn refuse(&self, request: &Request<'_>, reply: &mut Reply) {
-        self.refusals.refuse(request, reply, &*self.delays);
+        self.refusals.refuse(request, reply, &self.delays);
     }
 
     fn slow(&self, request: &Request<'_>, reply: &mut Reply) {

@@ -16,7 +16,8 @@ use umemcg_base::clock::{Clock, SystemClock};
 use umemcg_base::{LeafMutex, RateLimit};
 
 use crate::classify::Payer;
-use crate::reply::{Answer, Delay, Reply};
+use crate::delayed_replies::DelayQueue;
+use crate::reply::{Answer, RecheckFn, Reply, holding};
 use crate::request::Request;
 use crate::wait_charge::charge_held;
 
@@ -52,9 +53,17 @@ impl Refusals {
         may.then(|| LateRefusal { late: Arc::clone(&self.late), path })
     }
 
+    /// Returns the delay of a refusal, and the check that keeps its charge and its count until it is
+    /// sent.
+    fn hold(&self, group: &Group) -> (Duration, RecheckFn) {
+        let late = self.begin(group);
+        let delay = if late.is_some() { REFUSED_AFTER } else { REFUSED_LATER_AFTER };
+        (delay, holding((charge_held(group), late)))
+    }
+
     /// Answers EAGAIN, late. Only a request without a payer is answered at once; reads and writes
     /// have one.
-    pub(super) fn refuse(&self, request: &Request<'_>, reply: &mut Reply, delays: &dyn Delay) {
+    pub(super) fn refuse(&self, request: &Request<'_>, reply: &mut Reply, delays: &DelayQueue) {
         if let Some(nr_left_out) = self.rate.ask(self.clock.now()) {
             let tid = request.header.pid;
             tracing::warn!(tid, nr_left_out, "too many requests of a group wait");
@@ -62,13 +71,8 @@ impl Refusals {
         let Some(group) = request.payer.map(Payer::group_for_now) else {
             return reply.error(Errno::AGAIN).ignore();
         };
-        let (late, charge) = (self.begin(group), charge_held(group));
-        let delay = if late.is_some() { REFUSED_AFTER } else { REFUSED_LATER_AFTER };
-        let again = Box::new(move || {
-            let _until_it_goes = (&charge, &late);
-            None
-        });
-        let answer = Answer::Any { error: -Errno::AGAIN.raw_os_error(), bytes: Vec::new(), undo: None };
+        let (delay, again) = self.hold(group);
+        let answer = Answer { error: -Errno::AGAIN.raw_os_error(), bytes: Vec::new(), undo: None };
         delays.delay(reply.take(), answer, delay, again);
     }
 }
@@ -91,45 +95,18 @@ mod tests {
     use umemcg::{Engine, EngineConfig};
 
     use super::*;
-    use crate::reply::RecheckFn;
-    use crate::transport::testing::{due, recorder};
-    use crate::wire::{InHeader, Op};
-
-    /// Delayed replies with their delays; none is sent.
-    #[derive(Default)]
-    struct Delays(LeafMutex<Vec<(Duration, Reply, RecheckFn)>>);
-
-    impl Delay for Delays {
-        fn delay(&self, reply: Reply, _answer: Answer, delay: Duration, again: RecheckFn) {
-            self.0.lock().push((delay, reply, again));
-        }
-    }
-
-    impl Delays {
-        fn nr_of(&self, delay: Duration) -> u64 {
-            self.0.lock().iter().filter(|(of, ..)| *of == delay).count() as u64
-        }
-    }
 
     #[test]
     fn no_refusal_is_sent_at_once_and_one_of_many_is_sent_later() {
         let engine = Engine::new(EngineConfig::new(64 << 20)).unwrap();
         let [greedy, other] =
             ["greedy", "other"].map(|name| engine.create_group(engine.root(), name.as_ref()).unwrap());
-        let (transport, sent) = recorder();
-        let (refusals, delays) = (Refusals::default(), Delays::default());
-        let refuse = |group: &Arc<Group>, nr: u64| {
-            let (header, payer) = (InHeader::default(), Payer::Group(Arc::clone(group)));
-            let request =
-                Request { header: &header, op: Op::Destroy, queued_after_ns: 0, payer: Some(&payer) };
-            (0..nr).for_each(|unique| refusals.refuse(&request, &mut due(&transport, unique), &delays));
-        };
-        refuse(&greedy, NR_LATE_SHARED);
-        assert_eq!(delays.nr_of(REFUSED_AFTER), NR_LATE_SHARED / 2);
-        assert_eq!(delays.nr_of(REFUSED_LATER_AFTER), NR_LATE_SHARED / 2);
-        refuse(&other, 1);
-        assert_eq!(delays.nr_of(REFUSED_AFTER), NR_LATE_SHARED / 2 + 1, "it has a share of its own");
-        assert!(sent.try_recv().is_err());
+        let refusals = Refusals::default();
+        let of_greedy: Vec<_> = (0..NR_LATE_SHARED).map(|_| refusals.hold(&greedy)).collect();
+        let nr_after = |delay| of_greedy.iter().filter(|(of, _)| *of == delay).count() as u64;
+        assert_eq!(nr_after(REFUSED_AFTER), NR_LATE_SHARED / 2);
+        assert_eq!(nr_after(REFUSED_LATER_AFTER), NR_LATE_SHARED / 2);
+        assert_eq!(refusals.hold(&other).0, REFUSED_AFTER, "it has a share of its own");
     }
 
     #[test]

@@ -8,13 +8,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use umemcg::Group;
 use umemcg::files::File;
 use umemcg::internal::{ChargeMeter, Stalled, WritePause};
 use umemcg_base::PAGE_SIZE;
 
 use super::DataFs;
 use crate::classify::Payer;
-use crate::reply::{AnswerDelay, Gate, Reply};
+use crate::reply::{Gate, Hold, RecheckFn, Reply};
 use crate::request::Request;
 use crate::wait_charge::charge_held;
 use crate::wire::{InHeader, Op, setattr_valid};
@@ -52,7 +53,7 @@ impl DataFs {
         }
     }
 
-    /// Reclaims if needed. Returns the delay of an answer, if it has to wait.
+    /// Reclaims if needed. Returns how to delay an answer, if it has to wait.
     fn hold(
         &self,
         header: &InHeader,
@@ -60,7 +61,7 @@ impl DataFs {
         meter: &ChargeMeter,
         content: Option<Arc<File>>,
         reply: &Reply,
-    ) -> Option<AnswerDelay> {
+    ) -> Option<Hold> {
         let has_charged = meter.bytes() > 0 || content.is_some();
         let group = if has_charged { self.group_of(payer) } else { Arc::clone(payer.group_for_now()) };
         // If another thread sends the answer, it may hold locks or pages that reclaim would wait
@@ -70,16 +71,29 @@ impl DataFs {
             false => Duration::ZERO,
         };
         // At most the edges of a range.
-        let mut pause = content.and_then(|content| content.write_pause(&group, PAGE_SIZE));
-        let delay = pause.as_mut().and_then(WritePause::remaining).unwrap_or_default().max(high_delay);
-        if delay == Duration::ZERO {
-            return None;
-        }
-        let (stalled, charge) = (Stalled::begin(&group), charge_held(&group));
-        let again = Box::new(move || {
-            let _until_it_goes = (&stalled, &charge);
-            pause.as_mut()?.remaining()
-        });
-        Some(AnswerDelay { delays: Arc::clone(&self.delays) as _, delay, again })
+        let (delay, again) = pause(content.as_ref(), &group, PAGE_SIZE, high_delay)?;
+        let delays = Arc::clone(&self.delays);
+        Some(Box::new(move |reply, answer| delays.delay(reply, answer, delay, again)))
     }
+}
+
+/// Returns the delay of an answer after `written` bytes of `content`, at least `high_delay`, and
+/// the check whether it waits longer. `None` if it need not wait.
+pub(super) fn pause(
+    content: Option<&Arc<File>>,
+    group: &Arc<Group>,
+    written: usize,
+    high_delay: Duration,
+) -> Option<(Duration, RecheckFn)> {
+    let mut pause = content.and_then(|content| content.write_pause(group, written));
+    let delay = pause.as_mut().and_then(WritePause::remaining).unwrap_or_default().max(high_delay);
+    if delay.is_zero() {
+        return None;
+    }
+    let (stalled, charge) = (Stalled::begin(group), charge_held(group));
+    let again = move || {
+        let _until_it_goes = (&stalled, &charge);
+        pause.as_mut()?.remaining()
+    };
+    Some((delay, Box::new(again)))
 }

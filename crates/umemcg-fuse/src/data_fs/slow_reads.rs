@@ -21,7 +21,7 @@ use super::content::{fills_cache, reading};
 use super::reply_with;
 use crate::errno::ToErrno;
 use crate::parking::ParkedPlace;
-use crate::reply::{Answer, Delay, Reply};
+use crate::reply::{Answer, Reply, holding};
 use crate::request::Request;
 use crate::thread_pool::Keys;
 use crate::wait_charge::{PARKED_READ_BYTES, REQUEST_BYTES, charge_answer, charge_parked};
@@ -157,12 +157,8 @@ impl DataFs {
                     };
                     let bytes = pages.to_vec();
                     drop(pages);
-                    let stalled = Stalled::begin(group);
-                    let again = Box::new(move || {
-                        let _until_it_goes = (&stalled, &charge);
-                        None
-                    });
-                    self.delays.delay(reply.take(), Answer::Bytes(bytes), delay, again);
+                    let again = holding((Stalled::begin(group), charge));
+                    self.delays.delay(reply.take(), Answer::success(bytes), delay, again);
                 }
             }
         });
