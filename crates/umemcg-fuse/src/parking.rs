@@ -20,18 +20,9 @@ type Work = Box<dyn FnOnce(&mut Reply) + Send>;
 /// A parked request ready to continue. The values captured by its work are dropped before its
 /// reply.
 pub(crate) struct ParkedRequest {
-    work: Option<Work>,
+    /// Resumes the request; `None` once begun.
+    pub(crate) work: Option<Work>,
     pub(crate) reply: Reply,
-}
-
-impl ParkedRequest {
-    /// Resumes the request on this thread, or gives it up if the requester has been killed.
-    pub(crate) fn go_on(&mut self) {
-        let work = self.work.take();
-        if let Some(work) = work.filter(|_| !self.reply.is_cancelled()) {
-            work(&mut self.reply);
-        }
-    }
 }
 
 impl fmt::Debug for ParkedRequest {

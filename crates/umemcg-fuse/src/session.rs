@@ -534,28 +534,21 @@ impl Connection {
             // An operation on metadata is a few system calls of the host.
             let _idle = (!request.op.is_data()).then(|| Idle::begin(Wait::Perhaps));
             self.guarded(reply, |reply| self.filesystem.slow(&request, reply));
-            if reply.is_due() {
-                // The drop answers, and logs a warning.
-                drop(reply.take());
-            }
         }
-        request.reply.end_kernel_io();
-        Started { run: seat.run.take().unwrap_or(started.run), ..started }
+        end_run(seat, started, &mut request.reply)
     }
 
     /// Resumes a parked request.
     fn run_parked(&self, seat: &PoolObserver, started: Started, request: &mut ParkedRequest) -> Started {
         seat.run.set(Some(started.run));
-        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| request.go_on()));
-        if outcome.is_err() {
-            tracing::error!("a request handler panicked; this is a defect of this program");
-        }
-        if request.reply.is_due() {
-            // The drop answers, and logs a warning.
-            drop(request.reply.take());
-        }
-        request.reply.end_kernel_io();
-        Started { run: seat.run.take().unwrap_or(started.run), ..started }
+        let work = request.work.take();
+        self.guarded(&mut request.reply, |reply| {
+            // The requester may have been killed.
+            if let Some(work) = work.filter(|_| !reply.is_cancelled()) {
+                work(reply);
+            }
+        });
+        end_run(seat, started, &mut request.reply)
     }
 
     /// Runs a handler; if it panics, the requester gets EIO and the mount lives on.
@@ -567,6 +560,16 @@ impl Connection {
         }
         outcome.ok()
     }
+}
+
+/// Ends a request that has run. A reply still due is answered.
+fn end_run(seat: &PoolObserver, started: Started, reply: &mut Reply) -> Started {
+    if reply.is_due() {
+        // The drop answers, and logs a warning.
+        drop(reply.take());
+    }
+    reply.end_kernel_io();
+    Started { run: seat.run.take().unwrap_or(started.run), ..started }
 }
 
 impl Lot for Connection {

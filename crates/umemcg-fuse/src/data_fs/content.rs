@@ -91,6 +91,22 @@ fn writing(request: &Request<'_>, arg: &WriteIn) -> SilentOpen {
     SilentOpen::writing(request.header.nodeid, flags)
 }
 
+/// Notes a request through the kernel's page cache, from now until it is answered, unless it has
+/// been noted: at its arrival the kernel may have had no known page of the file.
+pub(super) fn begin_kernel_io(
+    file: &dyn VolumeFile,
+    (offset, size): (u64, u32),
+    is_write: bool,
+    group: &Arc<Group>,
+    reply: &mut Reply,
+) {
+    if reply.kernel_io().is_none()
+        && let Some(io) = file.begin_kernel_io(offset, u64::from(size), is_write, group)
+    {
+        reply.begin_kernel_io(io);
+    }
+}
+
 impl DataFs {
     pub(super) fn send_pages(&self, reply: &mut Reply, pages: &PinnedPages) {
         reply.frames(&self.arena, pages.segments()).ignore();
@@ -113,7 +129,7 @@ impl DataFs {
         let mut payer = None;
         if self.lifetimes.pages && fills_cache(arg) {
             let of_request = self.payer_of(request, Some(file.file.group()));
-            self.begin_kernel_io(&*file.file, (arg.offset, arg.size), false, &of_request, reply);
+            begin_kernel_io(&*file.file, (arg.offset, arg.size), false, of_request.group_for_now(), reply);
             if reply.kernel_io().is_some_and(|io| io.is_beyond_limit()) {
                 return self.may_sleep(request, of_request);
             }
@@ -128,20 +144,6 @@ impl DataFs {
                 let payer = payer.unwrap_or_else(|| self.payer_of(request, Some(file.file.group())));
                 self.may_sleep(request, payer)
             }
-        }
-    }
-
-    /// Notes a request through the kernel's page cache, from now until it is answered.
-    fn begin_kernel_io(
-        &self,
-        file: &dyn VolumeFile,
-        (offset, size): (u64, u32),
-        is_write: bool,
-        payer: &Payer,
-        reply: &mut Reply,
-    ) {
-        if let Some(io) = file.begin_kernel_io(offset, u64::from(size), is_write, payer.group_for_now()) {
-            reply.begin_kernel_io(io);
         }
     }
 
@@ -170,23 +172,6 @@ impl DataFs {
             }
         }
         self.may_sleep(request, payer)
-    }
-
-    /// Notes a request through the kernel's page cache, if that was not possible at its arrival:
-    /// the kernel had no known page of the file then.
-    pub(super) fn begin_late_kernel_io(
-        &self,
-        file: &dyn VolumeFile,
-        (offset, size): (u64, u32),
-        is_write: bool,
-        group: &Arc<Group>,
-        reply: &mut Reply,
-    ) {
-        if reply.kernel_io().is_none()
-            && let Some(io) = file.begin_kernel_io(offset, u64::from(size), is_write, group)
-        {
-            reply.begin_kernel_io(io);
-        }
     }
 
     /// Returns the delay at the end of a request. Reclaims first if the request has charged
@@ -220,7 +205,8 @@ impl DataFs {
         let payer = self.payer_of(request, Some(file.file.group()));
         let kill_set_id = arg.write_flags & write_flag::KILL_SUIDGID != 0;
         if self.lifetimes.pages && is_through_cache(arg) {
-            self.begin_kernel_io(&*file.file, (arg.offset, data.len() as u32), true, &payer, reply);
+            let range = (arg.offset, data.len() as u32);
+            begin_kernel_io(&*file.file, range, true, payer.group_for_now(), reply);
         }
         // Over `memory.high` a charging request reclaims, and this thread must not.
         if let Payer::Group(group) = &payer
@@ -244,7 +230,7 @@ impl DataFs {
         let file = &opened.file;
         let group = self.group(request);
         if self.is_silent(arg.fh) && is_through_cache(arg) {
-            self.begin_late_kernel_io(&**file, (arg.offset, data.len() as u32), true, &group, reply);
+            begin_kernel_io(&**file, (arg.offset, data.len() as u32), true, &group, reply);
         }
         let kill_set_id = arg.write_flags & write_flag::KILL_SUIDGID != 0;
         let (meter, _working) = (ChargeMeter::start(), Working::begin(&group));

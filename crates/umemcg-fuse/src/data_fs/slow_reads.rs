@@ -17,7 +17,7 @@ use umemcg_vfs::volumes::Opened;
 use umemcg_vfs::{KernelIo, VfsError, VolumeFile};
 
 use super::DataFs;
-use super::content::{fills_cache, reading};
+use super::content::{begin_kernel_io, fills_cache, reading};
 use super::reply_with;
 use crate::errno::ToErrno;
 use crate::parking::ParkedPlace;
@@ -71,7 +71,7 @@ impl DataFs {
         let (group, file) = (self.group(request), &opened.file);
         let (meter, working) = (ChargeMeter::start(), Working::begin(&group));
         if self.is_silent(arg.fh) && fills_cache(arg) {
-            self.begin_late_kernel_io(&**file, (arg.offset, arg.size), false, &group, reply);
+            begin_kernel_io(&**file, (arg.offset, arg.size), false, &group, reply);
         }
         if let Some(io) = &reply.kernel_io() {
             io.paid_by(&group);
