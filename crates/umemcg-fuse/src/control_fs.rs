@@ -48,7 +48,7 @@ const TYPE_SHIFT: u32 = 12;
 /// generated for one reader would otherwise be shown to all others, and could be padded with NULs
 /// to the file's size. With this error every tool falls back to `read`. It would not do so for a
 /// file of size 0, which counts as empty.
-const NOT_THROUGH_PAGE_CACHE: Errno = Errno::INVAL;
+const NOT_THROUGH_PAGE_CACHE: ControlError = ControlError::Invalid;
 
 /// Fewest bytes of an entry in a listing.
 const DIRENT_BYTES_MIN: usize = 24;
@@ -137,12 +137,9 @@ impl ControlFs {
         self.open_files.lock().by_handle.len()
     }
 
-    fn open_file(&self, handle: u64) -> Result<Arc<OpenFile>, Errno> {
-        self.open_files.lock().by_handle.get(&handle).cloned().ok_or(Errno::BADF)
-    }
-
-    fn lookup(&self, node: NodeId, name: &OsStr) -> Result<EntryOut, Errno> {
-        self.tree.lookup(node, name).map(|attr| entry(&attr)).map_err(|error| error.to_errno())
+    fn open_file(&self, handle: u64) -> Result<Arc<OpenFile>, ControlError> {
+        let file = self.open_files.lock().by_handle.get(&handle).cloned();
+        file.ok_or(ControlError::System(Errno::BADF))
     }
 
     fn list(&self, node: NodeId, arg: &ReadIn) -> Result<DirBuffer, ControlError> {
@@ -179,7 +176,7 @@ impl ControlFs {
         drop(file);
     }
 
-    fn read(&self, arg: &ReadIn, tid: u32, reply: &Reply) -> Result<Vec<u8>, Errno> {
+    fn read(&self, arg: &ReadIn, tid: u32, reply: &Reply) -> Result<Vec<u8>, ControlError> {
         let file = self.open_file(arg.fh)?;
         if arg.read_flags & read_flag::LOCKOWNER == 0 {
             return Err(NOT_THROUGH_PAGE_CACHE);
@@ -190,10 +187,10 @@ impl ControlFs {
             cancelled: &|| reply.is_cancelled(),
             accepted: &|| (),
         };
-        self.tree.read(&file, arg.offset, arg.size as usize, &request).map_err(|error| error.to_errno())
+        self.tree.read(&file, arg.offset, arg.size as usize, &request)
     }
 
-    fn write(&self, arg: &WriteIn, data: &[u8], tid: u32, reply: &Reply) -> Result<usize, Errno> {
+    fn write(&self, arg: &WriteIn, data: &[u8], tid: u32, reply: &Reply) -> Result<usize, ControlError> {
         let file = self.open_file(arg.fh)?;
         let request = umemcg_control::Request {
             tid,
@@ -201,13 +198,13 @@ impl ControlFs {
             cancelled: &|| reply.is_cancelled(),
             accepted: &|| reply.accepted_write(data.len() as u32),
         };
-        self.tree.write(&file, data, &request).map_err(|error| error.to_errno())?;
+        self.tree.write(&file, data, &request)?;
         Ok(data.len())
     }
 
     /// Answers a poll. Every file is readable and writable at any time. A changed file is reported
     /// as in the kernel's own tree.
-    fn poll(&self, arg: &PollIn) -> Result<PollOut, Errno> {
+    fn poll(&self, arg: &PollIn) -> Result<PollOut, ControlError> {
         let file = self.open_file(arg.fh)?;
         let notifier = self.notifier.get().filter(|_| arg.flags & POLL_SCHEDULE_NOTIFY != 0).cloned();
         let kernel_handle = arg.kh;
@@ -241,14 +238,14 @@ impl ControlFs {
         value: &[u8],
         flags: u32,
         caller: &Credentials,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), ControlError> {
         let how = match flags {
             0 => SetXattr::Any,
             XATTR_CREATE => SetXattr::Create,
             XATTR_REPLACE => SetXattr::Replace,
-            _ => return Err(Errno::INVAL),
+            _ => return Err(ControlError::Invalid),
         };
-        self.tree.set_xattr(node, name, value, how, caller).map_err(|error| error.to_errno())
+        self.tree.set_xattr(node, name, value, how, caller)
     }
 
     /// Queues a request that may sleep, under its paying group and not under the group it is about,
@@ -293,16 +290,14 @@ impl Filesystem for ControlFs {
     fn quick(&self, request: &Request<'_>, reply: &mut Reply) -> QuickOutcome {
         let node = NodeId::from_raw(request.header.nodeid);
         match request.op {
-            Op::Lookup { name } => answer(reply, self.lookup(node, name)),
-            Op::Getattr { .. } => answer(
-                reply,
-                self.tree.attr(node).map(|attr| attr_out(&attr)).map_err(|error| error.to_errno()),
-            ),
+            Op::Lookup { name } => answer(reply, self.tree.lookup(node, name).map(|attr| entry(&attr))),
+            Op::Getattr { .. } => answer(reply, self.tree.attr(node).map(|attr| attr_out(&attr))),
             Op::Opendir(_) => answer(reply, Ok(OpenOut::default())),
-            Op::Readdir(arg) => match self.list(node, &arg) {
-                Ok(list) => reply.bytes(list.as_bytes()).ignore(),
-                Err(error) => reply.error(error.to_errno()).ignore(),
-            },
+            Op::Readdir(arg) => {
+                answer_with(reply, self.list(node, &arg), |reply, list| {
+                    reply.bytes(list.as_bytes()).ignore()
+                });
+            }
             Op::Release(arg) => {
                 self.close(arg.fh);
                 reply.done().ignore();
@@ -338,54 +333,47 @@ impl Filesystem for ControlFs {
     fn slow(&self, request: &Request<'_>, reply: &mut Reply) {
         let (node, header) = (NodeId::from_raw(request.header.nodeid), request.header);
         match request.op {
-            Op::Open(arg) => match self.open(request, arg.flags) {
-                Ok(fh) => {
-                    let out = OpenOut { fh, open_flags: open_reply::DIRECT_IO, padding: 0 };
-                    if reply.value(&out).is_gone() {
-                        self.close(fh);
-                    }
+            Op::Open(arg) => answer_with(reply, self.open(request, arg.flags), |reply, fh| {
+                let out = OpenOut { fh, open_flags: open_reply::DIRECT_IO, padding: 0 };
+                if reply.value(&out).is_gone() {
+                    self.close(fh);
                 }
-                Err(error) => reply.error(error.to_errno()).ignore(),
-            },
-            Op::Read(arg) => match self.read(&arg, header.pid, reply) {
-                Ok(bytes) => reply.bytes(&bytes).ignore(),
-                Err(errno) => reply.error(errno).ignore(),
-            },
-            Op::Write { arg, data } => match self.write(&arg, data, header.pid, reply) {
-                Ok(bytes) => reply.written(bytes).ignore(),
-                Err(errno) => reply.error(errno).ignore(),
-            },
+            }),
+            Op::Read(arg) => {
+                let text = self.read(&arg, header.pid, reply);
+                answer_with(reply, text, |reply, text| reply.bytes(&text).ignore());
+            }
+            Op::Write { arg, data } => {
+                let written = self.write(&arg, data, header.pid, reply);
+                answer_with(reply, written, |reply, bytes| reply.written(bytes).ignore());
+            }
             Op::Mkdir { arg, name, .. } => {
                 let made = self.tree.mkdir(node, name, (arg.mode & 0o7777) as u16, &credentials(header));
-                answer(reply, made.map(|attr| entry(&attr)).map_err(|error| error.to_errno()));
+                answer(reply, made.map(|attr| entry(&attr)));
             }
-            Op::Rmdir { name } => {
-                reply.result(
-                    self.tree.rmdir(node, name, &credentials(header)).map_err(|error| error.to_errno()),
-                );
-            }
+            Op::Rmdir { name } => answer_done(reply, self.tree.rmdir(node, name, &credentials(header))),
             Op::Rename { flags, .. } if flags != 0 => reply.error(Errno::INVAL).ignore(),
             Op::Rename { new_parent, name, new_name, .. } => {
                 let new_parent = NodeId::from_raw(new_parent);
                 let renamed = self.tree.rename(node, name, new_parent, new_name, &credentials(header));
-                reply.result(renamed.map_err(|error| error.to_errno()));
+                answer_done(reply, renamed);
             }
             Op::Setattr(arg) => {
-                let set = self.set_attr(node, &arg, header);
-                answer(reply, set.map(|attr| attr_out(&attr)).map_err(|error| error.to_errno()));
+                answer(reply, self.set_attr(node, &arg, header).map(|attr| attr_out(&attr)));
             }
             Op::Setxattr { name, value, flags, .. } => {
-                reply.result(self.set_xattr(node, name, value, flags, &credentials(header)));
+                answer_done(reply, self.set_xattr(node, name, value, flags, &credentials(header)));
             }
             Op::Removexattr { name } => {
-                let removed = self.tree.remove_xattr(node, name, &credentials(header));
-                reply.result(removed.map_err(|error| error.to_errno()));
+                answer_done(reply, self.tree.remove_xattr(node, name, &credentials(header)));
             }
             Op::Getxattr { name, size } => {
-                answer_sized(reply, self.tree.xattr(node, name, &credentials(header)), size);
+                let value = self.tree.xattr(node, name, &credentials(header));
+                answer_with(reply, value, |reply, value| reply.sized(&value, size).ignore());
             }
             Op::Listxattr { size } => {
-                answer_sized(reply, self.tree.xattr_names(node, &credentials(header)), size);
+                let names = self.tree.xattr_names(node, &credentials(header));
+                answer_with(reply, names, |reply, names| reply.sized(&names, size).ignore());
             }
             ref op => reply.error(refusal(op)).ignore(),
         }
@@ -406,18 +394,20 @@ fn refusal(op: &Op<'_>) -> Errno {
     }
 }
 
-fn answer<T: zerocopy::IntoBytes + zerocopy::Immutable>(reply: &mut Reply, result: Result<T, Errno>) {
+/// Answers with `send` on success, and with the error otherwise.
+fn answer_with<T>(reply: &mut Reply, result: Result<T, ControlError>, send: impl FnOnce(&mut Reply, T)) {
     match result {
-        Ok(value) => reply.value(&value).ignore(),
-        Err(errno) => reply.error(errno).ignore(),
+        Ok(value) => send(reply, value),
+        Err(error) => reply.error(error.to_errno()).ignore(),
     }
 }
 
-fn answer_sized(reply: &mut Reply, result: Result<Vec<u8>, ControlError>, size: u32) {
-    match result {
-        Ok(bytes) => reply.sized(&bytes, size).ignore(),
-        Err(error) => reply.error(error.to_errno()).ignore(),
-    }
+fn answer<T: zerocopy::IntoBytes + zerocopy::Immutable>(reply: &mut Reply, result: Result<T, ControlError>) {
+    answer_with(reply, result, |reply, value| reply.value(&value).ignore());
+}
+
+fn answer_done(reply: &mut Reply, result: Result<(), ControlError>) {
+    answer_with(reply, result, |reply, ()| reply.done().ignore());
 }
 
 /// Returns the error for an invalid attribute name; `None` for a valid one.

@@ -336,14 +336,6 @@ impl Reply {
         }
     }
 
-    /// Answers success with nothing, or the error.
-    pub fn result(&mut self, result: Result<(), Errno>) {
-        match result {
-            Ok(()) => self.done().ignore(),
-            Err(errno) => self.error(errno).ignore(),
-        }
-    }
-
     fn send(&mut self, error: i32, payload: Payload<'_>) -> Delivery {
         self.send_or(error, payload, &mut || None)
     }
