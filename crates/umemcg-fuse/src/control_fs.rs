@@ -388,8 +388,8 @@ fn refusal(op: &Op<'_>) -> Errno {
         Op::Mknod { arg, .. } if arg.mode & TYPE_BITS == REGULAR => Errno::ACCESS,
         Op::Unlink { .. } | Op::Mknod { .. } | Op::Symlink { .. } | Op::Link { .. } => Errno::PERM,
         Op::Readlink => Errno::INVAL,
-        Op::Ioctl { .. } => Errno::NOTTY,
-        Op::Fallocate(_) | Op::CopyFileRange(_) | Op::Tmpfile { .. } => Errno::OPNOTSUPP,
+        Op::Ioctl => Errno::NOTTY,
+        Op::Fallocate(_) | Op::CopyFileRange | Op::Tmpfile { .. } => Errno::OPNOTSUPP,
         _ => Errno::NOSYS,
     }
 }

@@ -489,9 +489,9 @@ impl Filesystem for DataFs {
             Op::Getxattr { name, .. } if self.is_known_absent(header.nodeid, name) => {
                 reply.error(Errno::NODATA).ignore();
             }
-            Op::Ioctl { .. } => reply.error(Errno::NOTTY).ignore(),
+            Op::Ioctl => reply.error(Errno::NOTTY).ignore(),
             // The kernel has a fallback for each of these, and does not send them again.
-            Op::Access { .. } | Op::Poll(_) | Op::CopyFileRange(_) => {
+            Op::Access | Op::Poll(_) | Op::CopyFileRange => {
                 reply.error(Errno::NOSYS).ignore();
             }
             ref op => {
@@ -538,12 +538,12 @@ impl DataFs {
             Op::Read(arg) => self.read(request, &arg, reply),
             Op::Write { arg, data } => self.write(request, &arg, data, reply),
             Op::Open(arg) => self.open(request, &arg, reply),
-            Op::Create { arg, name, supplementary_gid: gid } => {
+            Op::Create { arg, name, parent_gid: gid } => {
                 self.open_new(request, (&arg, gid), reply, |volume, caller, node, flags| {
                     volume.create(caller, node, name, arg.mode, flags)
                 });
             }
-            Op::Tmpfile { arg, supplementary_gid: gid } => {
+            Op::Tmpfile { arg, parent_gid: gid } => {
                 self.open_new(request, (&arg, gid), reply, |volume, caller, node, flags| {
                     volume.tmpfile(caller, node, arg.mode, flags)
                 });

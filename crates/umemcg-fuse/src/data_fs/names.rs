@@ -99,17 +99,17 @@ impl DataFs {
             Op::Lookup { name } => self.lookup(request, name, reply),
             Op::Forget { nlookup } => self.forget(id, nlookup),
             Op::BatchForget(list) => list.iter().for_each(|(id, nr_lookups)| self.forget(id, nr_lookups)),
-            Op::Symlink { name, target, supplementary_gid: gid } => {
+            Op::Symlink { name, target, parent_gid: gid } => {
                 self.reply_new(request, (gid, 0), reply, |volume, caller, node| {
                     volume.symlink(caller, node, name, target)
                 });
             }
-            Op::Mknod { arg, name, supplementary_gid: gid } => {
+            Op::Mknod { arg, name, parent_gid: gid } => {
                 self.reply_new(request, (gid, arg.umask), reply, |volume, caller, node| {
                     volume.mknod(caller, node, name, arg.mode, device_from_kernel(arg.rdev))
                 });
             }
-            Op::Mkdir { arg, name, supplementary_gid: gid } => {
+            Op::Mkdir { arg, name, parent_gid: gid } => {
                 self.reply_new(request, (gid, arg.umask), reply, |volume, caller, node| {
                     volume.mkdir(caller, node, name, arg.mode)
                 });

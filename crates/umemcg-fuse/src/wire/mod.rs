@@ -31,8 +31,6 @@ pub const MINOR_MIN: u32 = 31;
 pub const MINOR_PRUNE: u32 = 45;
 /// The first minor number with the notification to expire all names (Linux 6.16).
 pub const MINOR_INC_EPOCH: u32 = 44;
-/// The node of the mount's root.
-pub const ROOT_NODE: u64 = 1;
 /// The largest payload of a read or a write.
 pub const MAX_PAYLOAD_BYTES: usize = 1 << 20;
 /// The size of a buffer: the largest payload, and a page for the headers, so that the payload
@@ -138,9 +136,7 @@ pub mod opcode {
 pub mod open_reply {
     pub const DIRECT_IO: u32 = 1 << 0;
     pub const KEEP_CACHE: u32 = 1 << 1;
-    pub const NONSEEKABLE: u32 = 1 << 2;
     pub const CACHE_DIR: u32 = 1 << 3;
-    pub const STREAM: u32 = 1 << 4;
     pub const NOFLUSH: u32 = 1 << 5;
     pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 }
@@ -157,8 +153,6 @@ pub mod setattr_valid {
     pub const FH: u32 = 1 << 6;
     pub const ATIME_NOW: u32 = 1 << 7;
     pub const MTIME_NOW: u32 = 1 << 8;
-    pub const LOCKOWNER: u32 = 1 << 9;
-    pub const CTIME: u32 = 1 << 10;
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
@@ -179,8 +173,6 @@ pub mod write_flag {
     pub const KILL_SUIDGID: u32 = 1 << 2;
 }
 
-/// The flag of a truncating open or create: it clears the set-id bits.
-pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
 /// The flag of a GETATTR with a file handle.
 pub const GETATTR_FH: u32 = 1 << 0;
 /// The flag of an fsync without metadata.
@@ -199,7 +191,6 @@ pub mod notify {
     pub const INVAL_INODE: i32 = 2;
     pub const INVAL_ENTRY: i32 = 3;
     pub const RETRIEVE: i32 = 5;
-    pub const DELETE: i32 = 6;
     pub const INC_EPOCH: i32 = 8;
     pub const PRUNE: i32 = 9;
 }

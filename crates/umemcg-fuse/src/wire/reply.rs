@@ -42,10 +42,8 @@ wire_out! {
     OpenOut { fh: u64, open_flags: u32, padding: u32 }
     /// Answer to CREATE and TMPFILE.
     CreateOut { entry: EntryOut, open: OpenOut }
-    /// Answer to WRITE and COPY_FILE_RANGE.
+    /// Answer to WRITE.
     WriteOut { size: u32, padding: u32 }
-    /// Answer to COPY_FILE_RANGE_64.
-    CopyFileRangeOut { bytes_copied: u64 }
     /// Answer to STATFS.
     StatfsOut {
         blocks: u64, bfree: u64, bavail: u64, files: u64, ffree: u64, bsize: u32, namelen: u32, frsize: u32,
@@ -57,8 +55,6 @@ wire_out! {
     LseekOut { offset: u64 }
     /// Answer to POLL.
     PollOut { revents: u32, padding: u32 }
-    /// Answer to IOCTL.
-    IoctlOut { result: i32, flags: u32, in_iovs: u32, out_iovs: u32 }
     /// Answer to INIT.
     InitOut {
         major: u32, minor: u32, max_readahead: u32, flags: u32, max_background: u16, congestion_threshold: u16,

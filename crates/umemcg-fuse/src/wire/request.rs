@@ -36,8 +36,6 @@ macro_rules! wire_in {
 }
 
 wire_in! {
-    /// FORGET.
-    ForgetIn { nlookup: u64 }
     /// One entry of a BATCH_FORGET.
     ForgetOne { nodeid: u64, nlookup: u64 }
     /// BATCH_FORGET.
@@ -53,12 +51,6 @@ wire_in! {
     MknodIn { mode: u32, rdev: u32, umask: u32, padding: u32 }
     /// MKDIR.
     MkdirIn { mode: u32, umask: u32 }
-    /// RENAME.
-    RenameIn { newdir: u64 }
-    /// RENAME2.
-    Rename2In { newdir: u64, flags: u32, padding: u32 }
-    /// LINK.
-    LinkIn { oldnodeid: u64 }
     /// OPEN and OPENDIR.
     OpenIn { flags: u32, open_flags: u32 }
     /// CREATE and TMPFILE.
@@ -79,26 +71,16 @@ wire_in! {
     SetxattrIn { size: u32, flags: u32, setxattr_flags: u32, padding: u32 }
     /// GETXATTR and LISTXATTR.
     GetxattrIn { size: u32, padding: u32 }
-    /// ACCESS.
-    AccessIn { mask: u32, padding: u32 }
     /// INIT up to protocol 7.35.
     InitShortIn { major: u32, minor: u32, max_readahead: u32, flags: u32 }
     /// NOTIFY_REPLY to a RETRIEVE. The data follows.
     RetrieveIn { dummy1: u64, offset: u64, size: u32, dummy2: u32, dummy3: u64, dummy4: u64 }
-    /// INTERRUPT.
-    InterruptIn { unique: u64 }
-    /// IOCTL.
-    IoctlIn { fh: u64, flags: u32, cmd: u32, arg: u64, in_size: u32, out_size: u32 }
     /// POLL.
     PollIn { fh: u64, kh: u64, flags: u32, events: u32 }
     /// FALLOCATE.
     FallocateIn { fh: u64, offset: u64, length: u64, mode: u32, padding: u32 }
     /// LSEEK.
     LseekIn { fh: u64, offset: u64, whence: u32, padding: u32 }
-    /// COPY_FILE_RANGE in both its forms.
-    CopyFileRangeIn {
-        fh_in: u64, off_in: u64, nodeid_out: u64, fh_out: u64, off_out: u64, len: u64, flags: u64,
-    }
     /// STATX.
     StatxIn { getattr_flags: u32, reserved: u32, fh: u64, sx_flags: u32, sx_mask: u32 }
 }
@@ -129,80 +111,37 @@ impl ForgetList<'_> {
     }
 }
 
-/// The operation of a request. Names and payloads are borrowed from its buffer.
+/// The operation of a request. Names and payloads are borrowed from its buffer. `parent_gid` is the
+/// group of the parent directory, if the caller is in it. A request for an attribute with `size` 0
+/// asks for the length. The right answer to `Unknown` is ENOSYS. With `Retrieved` the kernel has
+/// sent this many bytes of its page cache, in answer to a RETRIEVE. Requests that are always refused
+/// have no arguments here.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
 pub enum Op<'a> {
-    Lookup {
-        name: &'a OsStr,
-    },
-    Forget {
-        nlookup: u64,
-    },
+    Lookup { name: &'a OsStr },
+    Forget { nlookup: u64 },
     BatchForget(ForgetList<'a>),
-    Getattr {
-        fh: Option<u64>,
-    },
+    Getattr { fh: Option<u64> },
     Setattr(SetattrIn),
     Readlink,
-    /// `supplementary_gid`: the group of the parent directory, if the caller is in it.
-    Symlink {
-        name: &'a OsStr,
-        target: &'a OsStr,
-        supplementary_gid: Option<u32>,
-    },
-    Mknod {
-        arg: MknodIn,
-        name: &'a OsStr,
-        supplementary_gid: Option<u32>,
-    },
-    Mkdir {
-        arg: MkdirIn,
-        name: &'a OsStr,
-        supplementary_gid: Option<u32>,
-    },
-    Unlink {
-        name: &'a OsStr,
-    },
-    Rmdir {
-        name: &'a OsStr,
-    },
-    Rename {
-        new_parent: u64,
-        flags: u32,
-        name: &'a OsStr,
-        new_name: &'a OsStr,
-    },
-    Link {
-        old_node: u64,
-        name: &'a OsStr,
-    },
+    Symlink { name: &'a OsStr, target: &'a OsStr, parent_gid: Option<u32> },
+    Mknod { arg: MknodIn, name: &'a OsStr, parent_gid: Option<u32> },
+    Mkdir { arg: MkdirIn, name: &'a OsStr, parent_gid: Option<u32> },
+    Unlink { name: &'a OsStr },
+    Rmdir { name: &'a OsStr },
+    Rename { new_parent: u64, flags: u32, name: &'a OsStr, new_name: &'a OsStr },
+    Link { old_node: u64, name: &'a OsStr },
     Open(OpenIn),
     Read(ReadIn),
-    Write {
-        arg: WriteIn,
-        data: &'a [u8],
-    },
+    Write { arg: WriteIn, data: &'a [u8] },
     Statfs,
     Release(ReleaseIn),
     Fsync(FsyncIn),
-    Setxattr {
-        name: &'a OsStr,
-        value: &'a [u8],
-        flags: u32,
-        setxattr_flags: u32,
-    },
-    /// `size` 0 asks for the length.
-    Getxattr {
-        name: &'a OsStr,
-        size: u32,
-    },
-    Listxattr {
-        size: u32,
-    },
-    Removexattr {
-        name: &'a OsStr,
-    },
+    Setxattr { name: &'a OsStr, value: &'a [u8], flags: u32, setxattr_flags: u32 },
+    Getxattr { name: &'a OsStr, size: u32 },
+    Listxattr { size: u32 },
+    Removexattr { name: &'a OsStr },
     Flush(FlushIn),
     Init(Init),
     Opendir(OpenIn),
@@ -210,40 +149,20 @@ pub enum Op<'a> {
     Readdirplus(ReadIn),
     Releasedir(ReleaseIn),
     Fsyncdir(FsyncIn),
-    Access {
-        mask: u32,
-    },
-    Create {
-        arg: CreateIn,
-        name: &'a OsStr,
-        supplementary_gid: Option<u32>,
-    },
-    Tmpfile {
-        arg: CreateIn,
-        supplementary_gid: Option<u32>,
-    },
-    Interrupt {
-        unique: u64,
-    },
-    /// The kernel has sent this many bytes of its page cache, in answer to a RETRIEVE.
-    Retrieved {
-        bytes: u32,
-    },
+    Access,
+    Create { arg: CreateIn, name: &'a OsStr, parent_gid: Option<u32> },
+    Tmpfile { arg: CreateIn, parent_gid: Option<u32> },
+    Interrupt { unique: u64 },
+    Retrieved { bytes: u32 },
     Destroy,
-    Ioctl {
-        arg: IoctlIn,
-        data: &'a [u8],
-    },
+    Ioctl,
     Poll(PollIn),
     Fallocate(FallocateIn),
     Lseek(LseekIn),
-    CopyFileRange(CopyFileRangeIn),
+    CopyFileRange,
     Syncfs,
     Statx(StatxIn),
-    /// An unknown request; the right answer is ENOSYS.
-    Unknown {
-        opcode: u32,
-    },
+    Unknown { opcode: u32 },
 }
 
 /// The extension type for groups.
@@ -330,9 +249,10 @@ impl<'a> Op<'a> {
         let split = body.len().checked_sub(ext_bytes).ok_or(Malformed::Extension)?;
         let (body, extensions) = body.split_at(split);
         let mut body = Body(body);
+        let parent_gid = || parent_gid(extensions);
         Ok(match header.opcode {
             opcode::LOOKUP => Op::Lookup { name: body.name()? },
-            opcode::FORGET => Op::Forget { nlookup: body.take::<ForgetIn>()?.nlookup },
+            opcode::FORGET => Op::Forget { nlookup: body.take()? },
             opcode::BATCH_FORGET => {
                 let count = body.take::<BatchForgetIn>()?.count;
                 let len = count.checked_mul(size_of::<ForgetOne>() as u32).ok_or(Malformed::Short)?;
@@ -344,37 +264,20 @@ impl<'a> Op<'a> {
             }
             opcode::SETATTR => Op::Setattr(body.take()?),
             opcode::READLINK => Op::Readlink,
-            opcode::SYMLINK => Op::Symlink {
-                name: body.name()?,
-                target: body.name()?,
-                supplementary_gid: supplementary_gid(extensions)?,
-            },
-            opcode::MKNOD => Op::Mknod {
-                arg: body.take()?,
-                name: body.name()?,
-                supplementary_gid: supplementary_gid(extensions)?,
-            },
-            opcode::MKDIR => Op::Mkdir {
-                arg: body.take()?,
-                name: body.name()?,
-                supplementary_gid: supplementary_gid(extensions)?,
-            },
+            opcode::SYMLINK => {
+                Op::Symlink { name: body.name()?, target: body.name()?, parent_gid: parent_gid()? }
+            }
+            opcode::MKNOD => Op::Mknod { arg: body.take()?, name: body.name()?, parent_gid: parent_gid()? },
+            opcode::MKDIR => Op::Mkdir { arg: body.take()?, name: body.name()?, parent_gid: parent_gid()? },
             opcode::UNLINK => Op::Unlink { name: body.name()? },
             opcode::RMDIR => Op::Rmdir { name: body.name()? },
-            opcode::RENAME => {
-                let arg: RenameIn = body.take()?;
-                Op::Rename { new_parent: arg.newdir, flags: 0, name: body.name()?, new_name: body.name()? }
+            opcode::RENAME | opcode::RENAME2 => {
+                let new_parent = body.take()?;
+                let is_long = header.opcode == opcode::RENAME2;
+                let [flags, _padding] = if is_long { body.take::<[u32; 2]>()? } else { [0; 2] };
+                Op::Rename { new_parent, flags, name: body.name()?, new_name: body.name()? }
             }
-            opcode::RENAME2 => {
-                let arg: Rename2In = body.take()?;
-                Op::Rename {
-                    new_parent: arg.newdir,
-                    flags: arg.flags,
-                    name: body.name()?,
-                    new_name: body.name()?,
-                }
-            }
-            opcode::LINK => Op::Link { old_node: body.take::<LinkIn>()?.oldnodeid, name: body.name()? },
+            opcode::LINK => Op::Link { old_node: body.take()?, name: body.name()? },
             opcode::OPEN => Op::Open(body.take()?),
             opcode::READ => Op::Read(body.take()?),
             opcode::WRITE => {
@@ -415,26 +318,17 @@ impl<'a> Op<'a> {
             opcode::READDIRPLUS => Op::Readdirplus(body.take()?),
             opcode::RELEASEDIR => Op::Releasedir(body.take()?),
             opcode::FSYNCDIR => Op::Fsyncdir(body.take()?),
-            opcode::ACCESS => Op::Access { mask: body.take::<AccessIn>()?.mask },
-            opcode::CREATE => Op::Create {
-                arg: body.take()?,
-                name: body.name()?,
-                supplementary_gid: supplementary_gid(extensions)?,
-            },
-            opcode::TMPFILE => {
-                Op::Tmpfile { arg: body.take()?, supplementary_gid: supplementary_gid(extensions)? }
-            }
-            opcode::INTERRUPT => Op::Interrupt { unique: body.take::<InterruptIn>()?.unique },
+            opcode::ACCESS => Op::Access,
+            opcode::CREATE => Op::Create { arg: body.take()?, name: body.name()?, parent_gid: parent_gid()? },
+            opcode::TMPFILE => Op::Tmpfile { arg: body.take()?, parent_gid: parent_gid()? },
+            opcode::INTERRUPT => Op::Interrupt { unique: body.take()? },
             opcode::NOTIFY_REPLY => Op::Retrieved { bytes: body.take::<RetrieveIn>()?.size },
             opcode::DESTROY => Op::Destroy,
-            opcode::IOCTL => {
-                let arg: IoctlIn = body.take()?;
-                Op::Ioctl { arg, data: body.bytes(arg.in_size)? }
-            }
+            opcode::IOCTL => Op::Ioctl,
             opcode::POLL => Op::Poll(body.take()?),
             opcode::FALLOCATE => Op::Fallocate(body.take()?),
             opcode::LSEEK => Op::Lseek(body.take()?),
-            opcode::COPY_FILE_RANGE | opcode::COPY_FILE_RANGE_64 => Op::CopyFileRange(body.take()?),
+            opcode::COPY_FILE_RANGE | opcode::COPY_FILE_RANGE_64 => Op::CopyFileRange,
             opcode::SYNCFS => Op::Syncfs,
             opcode::STATX => Op::Statx(body.take()?),
             opcode => Op::Unknown { opcode },
@@ -443,7 +337,7 @@ impl<'a> Op<'a> {
 }
 
 /// Returns the optional group in a creating request: the group of the parent directory.
-fn supplementary_gid(mut extensions: &[u8]) -> Result<Option<u32>, Malformed> {
+fn parent_gid(mut extensions: &[u8]) -> Result<Option<u32>, Malformed> {
     for _ in 0..NR_EXTENSIONS_MAX {
         if extensions.is_empty() {
             return Ok(None);
@@ -543,8 +437,8 @@ mod tests {
         let groups = [16u32, EXT_GROUPS, 1, 4711].map(u32::to_ne_bytes).concat();
         let bytes = request(opcode::MKDIR, &[arg.as_bytes(), b"dir\0", &unknown, &groups].concat(), 4);
         match Op::parse(&bytes, EXT).unwrap() {
-            Op::Mkdir { name, supplementary_gid, .. } => {
-                assert_eq!((name.as_bytes(), supplementary_gid), (&b"dir"[..], Some(4711)));
+            Op::Mkdir { name, parent_gid, .. } => {
+                assert_eq!((name.as_bytes(), parent_gid), (&b"dir"[..], Some(4711)));
             }
             other => panic!("{other:?}"),
         }
