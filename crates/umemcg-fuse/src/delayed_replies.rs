@@ -1,8 +1,7 @@
 //! Delayed replies: a process over a dirty limit or over `memory.high` is slowed by a late answer,
 //! without a waiting thread of the daemon.
 
-use std::cmp::Ordering as Order;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -12,36 +11,18 @@ use umemcg_base::{Condvar, LeafMutex};
 
 use crate::reply::{Answer, RecheckFn, Reply};
 
+/// When a reply is due. Replies due at one time are sent in the order of their arrival, by serial.
+type Due = (Instant, u64);
+
 struct Delayed {
-    due: Instant,
-    /// Replies due at one time are sent in the order of their arrival.
-    serial: u64,
     reply: Reply,
     answer: Answer,
     again: RecheckFn,
 }
 
-impl PartialEq for Delayed {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Order::Equal
-    }
-}
-impl Eq for Delayed {}
-impl PartialOrd for Delayed {
-    fn partial_cmp(&self, other: &Self) -> Option<Order> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Delayed {
-    /// Orders replies so that the heap's top is the earliest.
-    fn cmp(&self, other: &Self) -> Order {
-        (other.due, other.serial).cmp(&(self.due, self.serial))
-    }
-}
-
 #[derive(Default)]
 struct Queue {
-    heap: BinaryHeap<Delayed>,
+    waiting: BTreeMap<Due, Delayed>,
     nr_delayed: u64,
     /// All conditions are to be checked now.
     all_due: bool,
@@ -86,7 +67,7 @@ impl DelayQueue {
 
     /// Returns the number of delayed replies.
     pub fn len(&self) -> usize {
-        self.shared.queue.lock().heap.len()
+        self.shared.queue.lock().waiting.len()
     }
 
     /// Returns whether no reply is delayed.
@@ -102,8 +83,8 @@ impl DelayQueue {
         let serial = queue.nr_delayed;
         queue.nr_delayed += 1;
         let due = Instant::now() + delay;
-        let is_next = queue.heap.peek().is_none_or(|next| due < next.due);
-        queue.heap.push(Delayed { due, serial, reply, answer, again });
+        let is_next = queue.waiting.first_key_value().is_none_or(|(next, _)| due < next.0);
+        queue.waiting.insert((due, serial), Delayed { reply, answer, again });
         drop(queue);
         if is_next {
             self.shared.wake.notify_one();
@@ -126,25 +107,29 @@ impl Timer {
             let now = Instant::now();
             let mut due = Vec::new();
             let all = std::mem::take(&mut queue.all_due) || queue.stop;
-            while let Some(next) = queue.heap.peek()
-                && (all || next.due <= now)
+            while let Some(next) = queue.waiting.first_entry()
+                && (all || next.key().0 <= now)
             {
-                due.extend(queue.heap.pop());
+                due.push(next.remove_entry());
             }
             if !due.is_empty() {
                 let stop = queue.stop;
                 // Conditions examine other parts of the engine, so they are checked without this
                 // lock held.
                 drop(queue);
-                due.retain_mut(|delayed| !delayed.send_due(stop, now));
+                due.retain_mut(|((at, _), delayed)| {
+                    let later = delayed.send_due(stop, now);
+                    *at = later.unwrap_or(*at);
+                    later.is_some()
+                });
                 queue = self.queue.lock();
-                queue.heap.extend(due);
+                queue.waiting.extend(due);
                 continue;
             }
             if queue.stop {
                 return;
             }
-            match queue.heap.peek().map(|next| next.due) {
+            match queue.waiting.first_key_value().map(|(next, _)| next.0) {
                 Some(due) => drop(self.wake.wait_until(&mut queue, due)),
                 None => self.wake.wait(&mut queue),
             }
@@ -153,16 +138,14 @@ impl Timer {
 }
 
 impl Delayed {
-    /// Sends the reply if it is due; otherwise computes when to check again. Returns whether it was
-    /// sent.
-    fn send_due(&mut self, stop: bool, now: Instant) -> bool {
+    /// Sends the reply if it is due; otherwise returns when to check again.
+    fn send_due(&mut self, stop: bool, now: Instant) -> Option<Instant> {
         if !stop
             && !self.reply.is_cancelled()
             && let Some(delay) = (self.again)()
         {
             // A condition returning zero must not keep the timer busy.
-            self.due = now + delay.max(Duration::from_millis(1));
-            return false;
+            return Some(now + delay.max(Duration::from_millis(1)));
         }
         let Answer { error, bytes, undo } = &mut self.answer;
         if self.reply.send_held(*error, bytes).is_gone()
@@ -170,7 +153,7 @@ impl Delayed {
         {
             undo();
         }
-        true
+        None
     }
 }
 
