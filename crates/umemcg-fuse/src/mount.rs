@@ -116,6 +116,12 @@ pub enum MountError {
     },
 }
 
+/// Returns the conversion of a system's error into the error of an operation on a path.
+fn system(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> MountError {
+    let path = path.to_owned();
+    move |error| MountError::System { what, path, error }
+}
+
 /// The way to unmount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unmount {
@@ -152,11 +158,7 @@ impl Mounted {
             Err(None) => mount_with_helper(&point, options)?,
         };
         let found = identity(&point).inspect_err(|_| drop(unmount(&point, Unmount::Lazily)));
-        let (device_number, id) = found.map_err(|error| MountError::System {
-            what: "find the new mount at",
-            path: point.clone(),
-            error,
-        })?;
+        let (device_number, id) = found.map_err(system("find the new mount at", &point))?;
         Ok((Self { point, device_number, id }, Device::new(fd)))
     }
 
@@ -271,11 +273,8 @@ fn prepare(point: &Path, options: &MountOptions) -> Result<PathBuf, MountError> 
                     return Err(MountError::Stale(absolute));
                 }
                 tracing::warn!(point = %absolute.display(), "taking over a mount whose daemon has died");
-                unmount(&absolute, Unmount::Lazily).map_err(|error| MountError::System {
-                    what: "unmount the dead mount at",
-                    path: absolute.clone(),
-                    error,
-                })?;
+                let unmounted = unmount(&absolute, Unmount::Lazily);
+                unmounted.map_err(system("unmount the dead mount at", &absolute))?;
             }
             Some(mount) => return Err(MountError::Busy { point: absolute, kind: mount.kind }),
             None => {
@@ -302,8 +301,7 @@ fn prepare(point: &Path, options: &MountOptions) -> Result<PathBuf, MountError> 
 
 /// Returns the absolute path, with symlinks resolved in all but the last component.
 fn locate(point: &Path) -> Result<PathBuf, MountError> {
-    let system = |error| MountError::System { what: "resolve", path: point.to_owned(), error };
-    let absolute = std::path::absolute(point).map_err(system)?;
+    let absolute = std::path::absolute(point).map_err(system("resolve", point))?;
     match (absolute.parent(), absolute.file_name()) {
         (Some(parent), Some(name)) => Ok(canonical(parent)?.join(name)),
         _ => canonical(&absolute),
@@ -315,16 +313,12 @@ fn canonical(path: &Path) -> Result<PathBuf, MountError> {
         io::ErrorKind::NotFound => MountError::Missing(path.to_owned()),
         io::ErrorKind::NotADirectory => MountError::NotDirectory(path.to_owned()),
         io::ErrorKind::NotConnected => MountError::Stale(path.to_owned()),
-        _ => MountError::System { what: "resolve", path: path.to_owned(), error },
+        _ => system("resolve", path)(error),
     })
 }
 
 fn fuse_at(point: &Path) -> Result<Option<Mount>, MountError> {
-    let found = mount_at(point).map_err(|error| MountError::System {
-        what: "read the mount table for",
-        path: point.to_owned(),
-        error,
-    })?;
+    let found = mount_at(point).map_err(system("read the mount table for", point))?;
     Ok(found.filter(Mount::is_fuse))
 }
 
@@ -346,11 +340,6 @@ fn allow_other(options: &MountOptions) -> bool {
     options.allow_other.unwrap_or_else(|| rustix::process::geteuid().is_root())
 }
 
-fn invalid(point: &Path) -> MountError {
-    let error = io::Error::from(io::ErrorKind::InvalidInput);
-    MountError::System { what: "mount at", path: point.to_owned(), error }
-}
-
 /// Mounts with our own rights. `Err(None)`: we lack them, the helper may have them.
 fn mount_as_root(point: &Path, options: &MountOptions) -> Result<OwnedFd, Option<MountError>> {
     let fd = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
@@ -364,7 +353,8 @@ fn mount_as_root(point: &Path, options: &MountOptions) -> Result<OwnedFd, Option
     if allow_other(options) {
         data.push_str(",allow_other");
     }
-    let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| Some(invalid(point)));
+    let failed = |error| Some(system("mount at", point)(error));
+    let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|error| failed(error.into()));
     let source = text(options.source.as_bytes().to_vec())?;
     let kind = text(format!("fuse.{}", options.subtype).into_bytes())?;
     let data = text(data.into_bytes())?;
@@ -373,9 +363,7 @@ fn mount_as_root(point: &Path, options: &MountOptions) -> Result<OwnedFd, Option
     match rustix::mount::mount(source.as_c_str(), point, kind.as_c_str(), flags, data.as_c_str()) {
         Ok(()) => Ok(fd),
         Err(Errno::PERM) => Err(None),
-        Err(errno) => {
-            Err(Some(MountError::System { what: "mount at", path: point.to_owned(), error: errno.into() }))
-        }
+        Err(errno) => Err(failed(errno.into())),
     }
 }
 
@@ -392,10 +380,8 @@ fn mount_with_helper(point: &Path, options: &MountOptions) -> Result<OwnedFd, Mo
         text.push(",");
         text.push(flag.name());
     }
-    let system = |what, error| MountError::System { what, path: point.to_owned(), error };
     for helper in HELPERS {
-        let (ours, theirs) =
-            UnixStream::pair().map_err(|error| system("make a socket to mount at", error))?;
+        let (ours, theirs) = UnixStream::pair().map_err(system("make a socket to mount at", point))?;
         // The helper's end is its standard input: no other child can inherit it by accident.
         let child = Command::new(helper)
             .arg("-o")
@@ -410,13 +396,13 @@ fn mount_with_helper(point: &Path, options: &MountOptions) -> Result<OwnedFd, Mo
         let child = match child {
             Ok(child) => child,
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(error) => return Err(system("run fusermount3 for", error)),
+            Err(error) => return Err(system("run fusermount3 for", point)(error)),
         };
         let received = receive_fd(&ours);
-        let output = child.wait_with_output().map_err(|error| system("wait for fusermount3 at", error))?;
+        let output = child.wait_with_output().map_err(system("wait for fusermount3 at", point))?;
         return match received {
             Ok(Some(fd)) if output.status.success() => Ok(fd),
-            Err(error) => Err(system("receive the device for", error)),
+            Err(error) => Err(system("receive the device for", point)(error)),
             _ => {
                 let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
                 Err(MountError::Helper { point: point.to_owned(), message })

@@ -64,16 +64,7 @@ impl DaemonConfig {
     /// Returns the defaults for `dir` mounted at `point`.
     pub fn new(dir: impl Into<PathBuf>, point: impl Into<PathBuf>) -> Self {
         let dir = dir.into();
-        let mount =
-            MountOptions { backing: Some(dir.clone()), ..MountOptions::new("umemcg", dir.as_os_str()) };
-        Self {
-            volume: Some(VolumeSpec::Directory(VolumeConfig::new(dir))),
-            point: point.into(),
-            mount,
-            lifetimes: Lifetimes::default(),
-            session: SessionConfig::default(),
-            guard: None,
-        }
+        Self::of(VolumeSpec::Directory(VolumeConfig::new(dir.clone())), dir, point)
     }
 
     /// Returns the defaults for a volume mounted at `point`, with the source for the mount table.
@@ -84,14 +75,8 @@ impl DaemonConfig {
             VolumeSpec::Objects(config) => config.staging.as_ref().map(|staging| staging.dir.clone()),
             VolumeSpec::Tmpfs(_) => None,
         };
-        Self {
-            volume: Some(spec),
-            point: point.into(),
-            mount: MountOptions { backing, ..MountOptions::new("umemcg", source.as_ref()) },
-            lifetimes: Lifetimes::default(),
-            session: SessionConfig::default(),
-            guard: None,
-        }
+        let mount = MountOptions { backing, ..MountOptions::new("umemcg", source.as_ref()) };
+        Self { volume: Some(spec), mount, ..Self::many(point) }
     }
 
     /// Returns the defaults for a mount at `point` for many volumes.

@@ -33,19 +33,10 @@ impl Lifetimes {
     /// Returns the lifetimes of an exclusive mount: existing and missing names, and attributes,
     /// have no limit.
     pub fn exclusive() -> Self {
-        Self {
-            entry: FOREVER,
-            absent: FOREVER,
-            attr: FOREVER,
-            pages: false,
-            exclusive: true,
-            watch: false,
-            silent_opens: false,
-        }
+        let [entry, absent, attr] = [FOREVER; 3];
+        Self { entry, absent, attr, exclusive: true, watch: false, ..Self::default() }
     }
-}
 
-impl Lifetimes {
     /// Returns the lifetimes of an answer about a volume with notifications of other programs'
     /// changes. Names have no limit. Attributes do, since stores through a lasting mapping cause no
     /// notification.
