@@ -6,7 +6,6 @@
 //! because only the daemon may write there.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::Arc;
 
 use tonic::Status;
@@ -87,12 +86,12 @@ impl Controller {
             .busy
             .try_take(&name)
             .ok_or_else(|| Status::aborted("the volume is being made; try again"))?;
-        match self.records.created(&name).map_err(failed)? {
+        match self.records.get::<Created>(&name)? {
             Some(known) if known != created => {
                 Err(Status::already_exists("a volume of that name has another capacity or other parameters"))
             }
             Some(known) => Ok(known),
-            None => self.records.keep_created(&name, &created).map_err(failed).map(|()| created),
+            None => self.records.keep(&name, &created).map(|()| created),
         }
     }
 
@@ -102,7 +101,7 @@ impl Controller {
     /// `InvalidArgument` without an id; `Internal`.
     pub fn delete(&self, volume_id: &str) -> Result<(), Status> {
         let name = volume_name(volume_id)?;
-        self.records.forget_created(&name).map_err(failed)
+        self.records.forget::<Created>(&name)
     }
 
     /// Returns the reason why a volume does not support these capabilities; none if it does.
@@ -118,7 +117,7 @@ impl Controller {
         if capabilities.is_empty() {
             return Err(Status::invalid_argument("the request has no volume capabilities"));
         }
-        let created = self.records.created(&name).map_err(failed)?;
+        let created = self.records.get::<Created>(&name)?;
         let created = created.ok_or_else(|| Status::not_found("the controller did not make the volume"))?;
         let data = Attributes::parse(&created.context.into_iter().collect())?.data;
         let refused = capabilities.iter().find_map(|capability| Access::of(Some(capability), &data).err());
@@ -137,7 +136,7 @@ impl Controller {
             None if token.is_empty() => "",
             None => return Err(Status::aborted("there is no such starting token")),
         };
-        let mut all = self.records.all_created().map_err(failed)?.split_off(from).into_iter();
+        let mut all = self.records.all::<Created>()?.split_off(from).into_iter();
         let mut page = VolumePage::default();
         for (name, created) in all.by_ref() {
             if max > 0 && page.volumes.len() == max {
@@ -160,10 +159,6 @@ fn capacity(range: Option<&CapacityRange>) -> Result<i64, Status> {
         return Err(Status::out_of_range("the required capacity is above its limit"));
     }
     Ok(if required_bytes > 0 { required_bytes } else { limit_bytes })
-}
-
-fn failed(error: io::Error) -> Status {
-    Status::internal(format!("cannot use the records of the plugin: {error}"))
 }
 
 #[cfg(test)]

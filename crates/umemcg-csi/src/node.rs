@@ -12,7 +12,6 @@
 //! (`requiresRepublish`), and so restores the state missing in a restarted daemon.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -97,12 +96,12 @@ impl Node {
         let _one_at_a_time = self.only(&name)?;
         let namespace = namespace_of(&request.volume_context).to_owned();
         let staged = Staged { volume_id: request.volume_id.clone(), name, data, namespace };
-        match self.records.staged(&staged.name).map_err(records_failed)? {
+        match self.records.get::<Staged>(&staged.name)? {
             Some(known) if known.data == staged.data => return self.volumes.ensure(&staged),
             Some(_) => return Err(Status::already_exists("the volume is staged with other attributes")),
             None => {
                 self.volumes.check_free(&staged)?;
-                self.records.keep_staged(&staged).map_err(records_failed)?;
+                self.records.keep(&staged.name, &staged)?;
             }
         }
         self.volumes.ensure(&staged).inspect_err(|status| {
@@ -122,17 +121,17 @@ impl Node {
         let name = volume_name(volume_id)?;
         absolute("staging target path", staging_path)?;
         let _one_at_a_time = self.only(&name)?;
-        let Some(staged) = self.records.staged(&name).map_err(records_failed)? else {
+        let Some(staged) = self.records.get::<Staged>(&name)? else {
             self.volumes.check_gone(&name)?;
-            return self.records.forget_staged(&name).map_err(records_failed);
+            return self.records.forget_staged(&name);
         };
-        let published = self.records.published().map_err(records_failed)?;
+        let published = self.records.all::<Published>()?;
         if let Some(other) = published.values().find(|other| other.volume.name == name) {
             let target = &other.target;
             return Err(Status::failed_precondition(format!("the volume is published at {target}")));
         }
         self.volumes.remove(&staged)?;
-        self.records.forget_staged(&name).map_err(records_failed)
+        self.records.forget_staged(&name)
     }
 
     /// Shows a volume to a pod, in a group with the pod's limits.
@@ -151,14 +150,14 @@ impl Node {
         let wanted = self.wanted(request, name)?;
         let _one_at_a_time = self.only(&wanted.volume.name)?;
         if !wanted.is_ephemeral {
-            let staged = self.records.staged(&wanted.volume.name).map_err(records_failed)?;
+            let staged = self.records.get::<Staged>(&wanted.volume.name)?;
             let staged =
                 staged.ok_or_else(|| Status::failed_precondition("the volume is not staged on this node"))?;
             if staged.data != wanted.volume.data {
                 return Err(Status::invalid_argument("the volume is staged with other attributes"));
             }
         }
-        let published = self.records.published().map_err(records_failed)?;
+        let published = self.records.all::<Published>()?;
         match published.iter().find(|(_, known)| known.target == wanted.target) {
             Some((record, known)) => self.publish_again(record, known, wanted),
             None => self.publish_first(wanted),
@@ -174,7 +173,7 @@ impl Node {
         let name = volume_name(volume_id)?;
         absolute("target path", target)?;
         let _one_at_a_time = self.only(&name)?;
-        let published = self.records.published().map_err(records_failed)?;
+        let published = self.records.all::<Published>()?;
         let found = published.into_iter().find(|(_, known)| known.target == target);
         let Some((record, known)) = found else {
             mounts::hide(Path::new(target))?;
@@ -195,7 +194,7 @@ impl Node {
         if path.is_empty() {
             return Err(Status::invalid_argument("the request has no volume path"));
         }
-        let published = self.records.published().map_err(records_failed)?;
+        let published = self.records.all::<Published>()?;
         let known = published.values().find(|known| known.volume.name == name && known.target == path);
         let known =
             known.ok_or_else(|| Status::not_found(format!("the volume is not published at {path}")))?;
@@ -213,8 +212,8 @@ impl Node {
     /// `NotFound` if it is not staged or published here.
     pub fn health(&self, volume_id: &str) -> Result<VolumeHealth, Status> {
         let name = volume_name(volume_id)?;
-        let staged = self.records.staged(&name).map_err(records_failed)?;
-        let published = self.records.published().map_err(records_failed)?;
+        let staged = self.records.get::<Staged>(&name)?;
+        let published = self.records.all::<Published>()?;
         let mut known = published.into_values().map(|known| known.volume).filter(|known| known.name == name);
         let volume = staged.or_else(|| known.next());
         let volume = volume.ok_or_else(|| Status::not_found("the volume is not on this node"))?;
@@ -228,7 +227,7 @@ impl Node {
     pub fn restore_staged(&self, name: &str) -> Result<(), Status> {
         let Some(_one_at_a_time) = self.busy.try_take(&volume_key(name)) else { return Ok(()) };
         // A request may have unstaged it since the caller read the records.
-        match self.records.staged(name).map_err(records_failed)? {
+        match self.records.get::<Staged>(name)? {
             Some(volume) => self.volumes.ensure(&volume),
             None => Ok(()),
         }
@@ -241,7 +240,7 @@ impl Node {
     /// As [`publish`](Self::publish).
     pub fn restore_published(&self, record: &str, volume: &str) -> Result<(), Status> {
         let Some(_one_at_a_time) = self.busy.try_take(&volume_key(volume)) else { return Ok(()) };
-        let known = self.records.published_by(record).map_err(records_failed)?;
+        let known = self.records.get::<Published>(record)?;
         match known.filter(|known| known.volume.name == volume) {
             Some(known) => self.ensure(record, &known),
             None => Ok(()),
@@ -310,7 +309,7 @@ impl Node {
     /// Decides which groups the plugin owns for a new target, and writes the record.
     fn begin(&self, mut wanted: Published) -> Result<(String, Published), Status> {
         let _groups = self.groups_of(&wanted);
-        let published = self.records.published().map_err(records_failed)?;
+        let published = self.records.all::<Published>()?;
         let mut others = published.values().filter(|other| other.volume.name == wanted.volume.name);
         if let Some(other) = others.find(|other| other.is_single || wanted.is_single) {
             let target = &other.target;
@@ -325,7 +324,7 @@ impl Node {
             wanted.owns_namespace = of_namespace.map_or(!has_namespace, |other| other.owns_namespace);
             wanted.owns_group = of_group.map_or(!has_group, |other| other.owns_group);
         }
-        let record = self.records.add_published(&wanted).map_err(records_failed)?;
+        let record = self.records.add_published(&wanted)?;
         Ok((record, wanted))
     }
 
@@ -343,13 +342,13 @@ impl Node {
                 }
                 // The pod may already run with another of its volumes: a new group gets the limits
                 // of all.
-                let published = self.records.published().map_err(records_failed)?;
+                let published = self.records.all::<Published>()?;
                 for other in published.values().filter(|other| !has_group && other.is_of_group(pod)) {
                     self.groups.limit(pod, &other.limits)?;
                 }
                 self.groups.limit(pod, &known.limits)?;
                 let known = Published { is_limited: true, ..known.clone() };
-                self.records.keep_published(record, &known).map_err(records_failed)?;
+                self.records.keep(record, &known)?;
             }
             self.daemon.add_pod(&pod.uid, &pod.group())?;
         }
@@ -363,7 +362,7 @@ impl Node {
         mounts::hide(target)?;
         mounts::remove_target(target)?;
         let others = || {
-            let mut others = self.records.published().map_err(records_failed)?;
+            let mut others = self.records.all::<Published>()?;
             others.remove(record);
             Ok::<_, Status>(others)
         };
@@ -374,7 +373,7 @@ impl Node {
         // Under one lock: when two targets of a pod end at the same time, exactly one is the last.
         let _groups = self.groups_of(known);
         self.undo_pod(known, &others()?)?;
-        self.records.forget_published(record).map_err(records_failed)
+        self.records.forget::<Published>(record)
     }
 
     /// Removes the rule of a pod and its group, and the group of its namespace, if no other record
@@ -455,10 +454,6 @@ fn no_secrets(secrets: &HashMap<String, String>) -> Result<(), Status> {
             "secrets are not used: the daemon's environment has the credentials of stores",
         )),
     }
-}
-
-fn records_failed(error: io::Error) -> Status {
-    Status::internal(format!("cannot use the records of the plugin: {error}"))
 }
 
 #[cfg(test)]
@@ -547,7 +542,7 @@ mod tests {
             ..NodePublishVolumeRequest::default()
         };
         assert_eq!(node.publish(&request).unwrap_err().code(), Code::Unavailable);
-        assert_eq!(node.records.published().unwrap().len(), 1);
+        assert_eq!(node.records.all::<Published>().unwrap().len(), 1);
     }
 
     #[test]

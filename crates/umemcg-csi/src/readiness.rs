@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tonic::{Code, Status};
 
 use crate::node::Node;
-use crate::records::Records;
+use crate::records::{Published, Records, Staged};
 use crate::requests::{PATIENCE, PLUGIN, Requests};
 
 /// The pause before a daemon without an answer is asked again.
@@ -83,9 +83,7 @@ impl Readiness {
     async fn restore_all(&self) -> Result<(), Status> {
         self.probe(None).await?;
         let records = Arc::clone(&self.records);
-        let unreadable = |error| Status::internal(format!("cannot read the records: {error}"));
-        let read =
-            move || Ok((records.all_staged().map_err(unreadable)?, records.published().map_err(unreadable)?));
+        let read = move || Ok((records.all::<Staged>()?, records.all::<Published>()?));
         let (staged, published) = self.requests.change(None, || PLUGIN.into(), read).await?;
         for (name, volume) in staged {
             let (node, restored) = (Arc::clone(&self.node), name.clone());

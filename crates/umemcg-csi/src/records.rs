@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use tonic::Status;
 use umemcg_base::own_directory::make_own_with_parents;
 
 use crate::daemon::VolumeData;
@@ -98,6 +99,24 @@ impl Published {
     }
 }
 
+/// A record, in the directory of its kind.
+pub trait Record: Serialize + DeserializeOwned {
+    /// The name of that directory.
+    const KIND: &'static str;
+}
+
+impl Record for Created {
+    const KIND: &'static str = "created";
+}
+
+impl Record for Staged {
+    const KIND: &'static str = "staged";
+}
+
+impl Record for Published {
+    const KIND: &'static str = "published";
+}
+
 /// The directory of the records.
 #[derive(Debug)]
 pub struct Records {
@@ -116,7 +135,7 @@ impl Records {
     pub fn open(dir: &Path) -> io::Result<Self> {
         let me = rustix::process::geteuid().as_raw();
         make_own_with_parents(dir, me)?;
-        for kind in ["created", "staged", "published"] {
+        for kind in [Created::KIND, Staged::KIND, Published::KIND] {
             for own in [dir.join(kind), dir.join("damaged").join(kind)] {
                 make_own_with_parents(&own, me)?;
             }
@@ -129,66 +148,50 @@ impl Records {
             }
             Err(errno) => return Err(errno.into()),
         }
-        move_damaged::<Created>(dir, "created")?;
-        move_damaged::<Staged>(dir, "staged")?;
-        move_damaged::<Published>(dir, "published")?;
+        move_damaged::<Created>(dir)?;
+        move_damaged::<Staged>(dir)?;
+        move_damaged::<Published>(dir)?;
         Ok(Self { dir: dir.to_owned(), _lock: lock })
     }
 
-    /// Returns the record of a volume made by the controller.
-    ///
-    /// # Errors
-    /// The system's errors.
-    pub fn created(&self, name: &str) -> io::Result<Option<Created>> {
-        read(&self.dir.join("created").join(name))
+    fn path_of<T: Record>(&self, name: &str) -> PathBuf {
+        self.dir.join(T::KIND).join(name)
     }
 
-    /// Returns all volumes made by the controller, by name.
+    /// Returns the record of this name.
     ///
     /// # Errors
-    /// The system's errors.
-    pub fn all_created(&self) -> io::Result<BTreeMap<String, Created>> {
-        read_all(&self.dir.join("created"))
+    /// `Internal`.
+    pub fn get<T: Record>(&self, name: &str) -> Result<Option<T>, Status> {
+        read(&self.path_of::<T>(name)).map_err(failed)
     }
 
-    /// Writes the record of a volume made by the controller.
+    /// Returns all records of a kind, by name.
     ///
     /// # Errors
-    /// The system's errors.
-    pub fn keep_created(&self, name: &str, created: &Created) -> io::Result<()> {
-        write(&self.dir.join("created").join(name), created)
+    /// `Internal`.
+    pub fn all<T: Record>(&self) -> Result<BTreeMap<String, T>, Status> {
+        read_all(&self.dir.join(T::KIND)).map_err(failed)
     }
 
-    /// Removes such a record, if it is there.
+    /// Writes or replaces a record.
     ///
     /// # Errors
-    /// The system's errors.
-    pub fn forget_created(&self, name: &str) -> io::Result<()> {
-        remove(&self.dir.join("created").join(name))
+    /// `Internal`.
+    pub fn keep<T: Record>(&self, name: &str, record: &T) -> Result<(), Status> {
+        let written = draft(&self.dir.join(T::KIND), record).and_then(|draft| {
+            let placed = draft.persist(self.path_of::<T>(name));
+            placed.map(drop).map_err(|refused| refused.error)
+        });
+        written.map_err(failed)
     }
 
-    /// Returns the record of a staged volume.
+    /// Removes a record, if it is there.
     ///
     /// # Errors
-    /// The system's errors.
-    pub fn staged(&self, name: &str) -> io::Result<Option<Staged>> {
-        read(&self.dir.join("staged").join(name))
-    }
-
-    /// Returns all staged volumes, by name.
-    ///
-    /// # Errors
-    /// The system's errors.
-    pub fn all_staged(&self) -> io::Result<BTreeMap<String, Staged>> {
-        read_all(&self.dir.join("staged"))
-    }
-
-    /// Writes the record of a staged volume.
-    ///
-    /// # Errors
-    /// The system's errors.
-    pub fn keep_staged(&self, staged: &Staged) -> io::Result<()> {
-        write(&self.dir.join("staged").join(&staged.name), staged)
+    /// `Internal`.
+    pub fn forget<T: Record>(&self, name: &str) -> Result<(), Status> {
+        remove(&self.path_of::<T>(name)).map_err(failed)
     }
 
     /// Returns whether a damaged record of a staged volume was moved away at a start.
@@ -196,37 +199,21 @@ impl Records {
         self.dir.join("damaged/staged").join(name).exists()
     }
 
-    /// Removes such a record, if it is there, damaged or not.
+    /// Removes the record of a staged volume, if it is there, damaged or not.
     ///
     /// # Errors
-    /// The system's errors.
-    pub fn forget_staged(&self, name: &str) -> io::Result<()> {
-        remove(&self.dir.join("damaged/staged").join(name))?;
-        remove(&self.dir.join("staged").join(name))
-    }
-
-    /// Returns all published targets, by the names of their records.
-    ///
-    /// # Errors
-    /// The system's errors.
-    pub fn published(&self) -> io::Result<BTreeMap<String, Published>> {
-        read_all(&self.dir.join("published"))
-    }
-
-    /// Returns the record of a target, by its name.
-    ///
-    /// # Errors
-    /// The system's errors.
-    pub fn published_by(&self, record: &str) -> io::Result<Option<Published>> {
-        read(&self.dir.join("published").join(record))
+    /// `Internal`.
+    pub fn forget_staged(&self, name: &str) -> Result<(), Status> {
+        remove(&self.dir.join("damaged/staged").join(name)).map_err(failed)?;
+        self.forget::<Staged>(name)
     }
 
     /// Returns the namespace of a staged volume: its claim's, else that of a pod with the volume;
     /// empty if none is known.
     pub fn tenant_of(&self, name: &str) -> String {
-        let staged = self.staged(name).ok().flatten().map(|staged| staged.namespace);
+        let staged = self.get::<Staged>(name).ok().flatten().map(|staged| staged.namespace);
         staged.filter(|namespace| !namespace.is_empty()).unwrap_or_else(|| {
-            let published = self.published().unwrap_or_default();
+            let published = self.all::<Published>().unwrap_or_default();
             let of_volume = published.into_values().filter(|known| known.volume.name == name);
             of_volume.filter_map(|known| known.pod).map(|pod| pod.namespace).next().unwrap_or_default()
         })
@@ -234,7 +221,7 @@ impl Records {
 
     /// Returns the namespace of the pod of a target; empty if none is known.
     pub fn tenant_at(&self, target: &str) -> String {
-        let published = self.published().unwrap_or_default();
+        let published = self.all::<Published>().unwrap_or_default();
         let known = published.into_values().find(|known| known.target == target);
         known.and_then(|known| known.pod).map_or_else(String::new, |pod| pod.namespace)
     }
@@ -242,36 +229,23 @@ impl Records {
     /// Writes the record of a new target. Returns the name of the record.
     ///
     /// # Errors
-    /// The system's errors.
-    pub fn add_published(&self, published: &Published) -> io::Result<String> {
-        let dir = self.dir.join("published");
-        let mut draft = draft(&dir, published)?;
+    /// `Internal`.
+    pub fn add_published(&self, published: &Published) -> Result<String, Status> {
+        let mut draft = draft(&self.dir.join(Published::KIND), published).map_err(failed)?;
         for number in 0_u64.. {
             // Refused if the name is taken: another target may get its record at the same time.
-            match draft.persist_noclobber(dir.join(number.to_string())) {
+            match draft.persist_noclobber(self.path_of::<Published>(&number.to_string())) {
                 Ok(_) => return Ok(number.to_string()),
                 Err(refused) if refused.error.kind() == io::ErrorKind::AlreadyExists => draft = refused.file,
-                Err(refused) => return Err(refused.error),
+                Err(refused) => return Err(failed(refused.error)),
             }
         }
-        Err(io::ErrorKind::StorageFull.into())
+        Err(failed(io::ErrorKind::StorageFull.into()))
     }
+}
 
-    /// Replaces the record of a target.
-    ///
-    /// # Errors
-    /// The system's errors.
-    pub fn keep_published(&self, record: &str, published: &Published) -> io::Result<()> {
-        write(&self.dir.join("published").join(record), published)
-    }
-
-    /// Removes the record of a target, if it is there.
-    ///
-    /// # Errors
-    /// The system's errors.
-    pub fn forget_published(&self, record: &str) -> io::Result<()> {
-        remove(&self.dir.join("published").join(record))
-    }
+fn failed(error: io::Error) -> Status {
+    Status::internal(format!("cannot use the records of the plugin: {error}"))
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
@@ -298,9 +272,10 @@ fn is_damage(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
 }
 
-fn move_damaged<T: DeserializeOwned>(dir: &Path, kind: &str) -> io::Result<()> {
-    for name in names(&dir.join(kind))? {
-        let (from, to) = (dir.join(kind).join(&name), dir.join("damaged").join(kind).join(&name));
+fn move_damaged<T: Record>(dir: &Path) -> io::Result<()> {
+    let (good, damaged) = (dir.join(T::KIND), dir.join("damaged").join(T::KIND));
+    for name in names(&good)? {
+        let (from, to) = (good.join(&name), damaged.join(&name));
         if let Some(error) = read::<T>(&from).err().filter(is_damage) {
             fs::rename(from, &to)?;
             tracing::error!(record = %to.display(), %error, "a record cannot be read, and is moved here");
@@ -333,11 +308,6 @@ fn draft<T: Serialize>(dir: &Path, record: &T) -> io::Result<tempfile::NamedTemp
     Ok(draft)
 }
 
-fn write<T: Serialize>(path: &Path, record: &T) -> io::Result<()> {
-    let dir = path.parent().unwrap_or(Path::new("/"));
-    draft(dir, record)?.persist(path).map(drop).map_err(|refused| refused.error)
-}
-
 fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -360,7 +330,10 @@ mod tests {
         let records = Records::open(dir.path()).unwrap();
         let text = r#"{"volume_id":"a","name":"a","data":{"tmpfs":{"size_bytes":1}}}"#;
         fs::write(dir.path().join("staged/a"), text).unwrap();
-        assert_eq!(records.staged("a").unwrap(), Some(Staged { namespace: String::new(), ..staged("a") }));
+        assert_eq!(
+            records.get::<Staged>("a").unwrap(),
+            Some(Staged { namespace: String::new(), ..staged("a") })
+        );
     }
 
     #[test]
@@ -368,7 +341,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::open(dir.path()).unwrap();
         assert_eq!(Records::open(dir.path()).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
-        records.keep_staged(&staged("a")).unwrap();
+        records.keep("a", &staged("a")).unwrap();
         let published = Published {
             target: "/t".into(),
             volume: staged("a"),
@@ -385,8 +358,8 @@ mod tests {
         let first = records.add_published(&published).unwrap();
         let second = records.add_published(&published).unwrap();
         assert_ne!(first, second);
-        records.forget_published(&first).unwrap();
-        records.forget_published(&first).unwrap();
+        records.forget::<Published>(&first).unwrap();
+        records.forget::<Published>(&first).unwrap();
         // A killed plugin leaves a draft.
         fs::write(dir.path().join("published/.draft-x"), "{").unwrap();
         // A failed disk leaves damaged records.
@@ -394,16 +367,16 @@ mod tests {
         for (name, text) in damaged {
             fs::write(dir.path().join("published").join(name), text).unwrap();
         }
-        assert_eq!(records.published().unwrap().len(), 1);
+        assert_eq!(records.all::<Published>().unwrap().len(), 1);
         drop(records);
         let records = Records::open(dir.path()).unwrap();
-        assert_eq!(records.staged("a").unwrap(), Some(staged("a")));
-        assert_eq!(records.published().unwrap(), BTreeMap::from([(second, published)]));
+        assert_eq!(records.get::<Staged>("a").unwrap(), Some(staged("a")));
+        assert_eq!(records.all::<Published>().unwrap(), BTreeMap::from([(second, published)]));
         for (name, text) in damaged {
             assert!(!dir.path().join("published").join(name).exists());
             assert_eq!(fs::read_to_string(dir.path().join("damaged/published").join(name)).unwrap(), text);
         }
         records.forget_staged("a").unwrap();
-        assert_eq!(records.all_staged().unwrap(), BTreeMap::new());
+        assert_eq!(records.all::<Staged>().unwrap(), BTreeMap::new());
     }
 }
