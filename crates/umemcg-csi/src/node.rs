@@ -48,13 +48,6 @@ impl std::fmt::Debug for Node {
     }
 }
 
-/// The health of a volume on this node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VolumeHealth {
-    /// The fault of the volume; none if it is healthy.
-    pub trouble: Option<String>,
-}
-
 impl Node {
     /// Creates the node of a daemon.
     pub fn new(
@@ -87,9 +80,6 @@ impl Node {
     pub fn stage(&self, request: &NodeStageVolumeRequest) -> Result<(), Status> {
         let name = volume_name(&request.volume_id)?;
         absolute("staging target path", &request.staging_target_path)?;
-        if request.volume_capability.is_none() {
-            return Err(Status::invalid_argument("the request has no volume capability"));
-        }
         no_secrets(&request.secrets)?;
         let data = Attributes::parse(&request.volume_context)?.data;
         Access::of(request.volume_capability.as_ref(), &data)?;
@@ -143,9 +133,6 @@ impl Node {
     pub fn publish(&self, request: &NodePublishVolumeRequest) -> Result<(), Status> {
         let name = volume_name(&request.volume_id)?;
         absolute("target path", &request.target_path)?;
-        if request.volume_capability.is_none() {
-            return Err(Status::invalid_argument("the request has no volume capability"));
-        }
         no_secrets(&request.secrets)?;
         let wanted = self.wanted(request, name)?;
         let _one_at_a_time = self.only(&wanted.volume.name)?;
@@ -185,11 +172,11 @@ impl Node {
         self.undo(&record, &known)
     }
 
-    /// Returns the health of a volume at a path.
+    /// Returns the fault of a volume at a path; none if it is healthy.
     ///
     /// # Errors
     /// `NotFound` if the volume is not published there.
-    pub fn health_at(&self, volume_id: &str, path: &str) -> Result<VolumeHealth, Status> {
+    pub fn trouble_at(&self, volume_id: &str, path: &str) -> Result<Option<String>, Status> {
         let name = volume_name(volume_id)?;
         if path.is_empty() {
             return Err(Status::invalid_argument("the request has no volume path"));
@@ -203,21 +190,21 @@ impl Node {
             let is_shown = mounts::is_shown(&self.root, known.volume.served_name(), Path::new(path));
             (!is_shown).then(|| format!("{path} does not show the volume"))
         };
-        Ok(VolumeHealth { trouble: self.volumes.trouble_of(&known.volume).or_else(at_target) })
+        Ok(self.volumes.trouble_of(&known.volume).or_else(at_target))
     }
 
-    /// Returns the health of a volume of this node.
+    /// Returns the fault of a volume of this node; none if it is healthy.
     ///
     /// # Errors
     /// `NotFound` if it is not staged or published here.
-    pub fn health(&self, volume_id: &str) -> Result<VolumeHealth, Status> {
+    pub fn trouble(&self, volume_id: &str) -> Result<Option<String>, Status> {
         let name = volume_name(volume_id)?;
         let staged = self.records.get::<Staged>(&name)?;
         let published = self.records.all::<Published>()?;
         let mut known = published.into_values().map(|known| known.volume).filter(|known| known.name == name);
         let volume = staged.or_else(|| known.next());
         let volume = volume.ok_or_else(|| Status::not_found("the volume is not on this node"))?;
-        Ok(VolumeHealth { trouble: self.volumes.trouble_of(&volume) })
+        Ok(self.volumes.trouble_of(&volume))
     }
 
     /// Adds a staged volume to a restarted daemon, unless a request is working on it.

@@ -103,10 +103,10 @@ impl node_server::Node for NodeService {
         let tenant = move || records.tenant_at(&path);
         let node = Arc::clone(&self.node);
         let work = move || {
-            let health = node.health_at(&request.volume_id, &request.volume_path)?;
+            let trouble = node.trouble_at(&request.volume_id, &request.volume_path)?;
             // The path of a faulty volume may be a plain directory, with the usage of the node's
             // disk.
-            health.trouble.map_or(Ok(()), |trouble| Err(Status::internal(trouble)))?;
+            trouble.map_or(Ok(()), |trouble| Err(Status::internal(trouble)))?;
             usage_of(Path::new(&request.volume_path))
         };
         let usage = self.requests.look(limit, tenant, work).await?;
@@ -120,13 +120,13 @@ impl node_server::Node for NodeService {
         let limit = time_limits::of_client(&request);
         let (node, volume_id) = (Arc::clone(&self.node), request.into_inner().volume_id);
         let asked = volume_id.clone();
-        let health = self.requests.look(limit, || PLUGIN.into(), move || node.health(&asked)).await?;
+        let trouble = self.requests.look(limit, || PLUGIN.into(), move || node.trouble(&asked)).await?;
         let entry = |message| VolumeHealthEntry {
             status: VolumeHealthErrorType::Inaccessible.into(),
             reason: "VolumeInTrouble".into(),
             message,
         };
-        let health_statuses = health.trouble.map(entry).into_iter().collect();
+        let health_statuses = trouble.map(entry).into_iter().collect();
         let volume_health = Some(VolumeHealth { volume_id, health_statuses });
         Ok(Response::new(NodeGetVolumeHealthResponse { volume_health }))
     }
