@@ -33,10 +33,9 @@ impl fmt::Debug for ParkedRequest {
 
 /// The session, as seen by parked requests.
 pub(crate) trait Lot: Send + Sync {
-    /// Takes a place. Returns `false` if too many of the group wait.
-    fn park(&self, keys: Keys) -> bool;
-    /// Takes a place for a resumed request, however many of its group wait.
-    fn park_again(&self, keys: Keys);
+    /// Takes a place. Returns `false` if too many of the group wait; a resumed request gets one
+    /// all the same.
+    fn park(&self, keys: Keys, is_resumed: bool) -> bool;
     /// Releases the place of an abandoned request.
     fn unpark(&self, keys: Keys);
     /// Releases the place, and has a worker resume the request.
@@ -53,17 +52,11 @@ impl Parking {
     }
 
     /// Takes a place for a request with these keys. Returns `None` when too many of its group wait
-    /// already, or when the session is over: the request must then wait on its thread.
-    pub fn park(&self, keys: Keys) -> Option<ParkedPlace> {
+    /// already, or when the session is over: the request must then wait on its thread. Other
+    /// requests may wait for a resumed one, so it gets a place however many of its group wait.
+    pub fn park(&self, keys: Keys, is_resumed: bool) -> Option<ParkedPlace> {
         let lot = self.0.upgrade()?;
-        lot.park(keys).then(|| ParkedPlace { lot: Some(Weak::clone(&self.0)), keys })
-    }
-
-    /// Like [`park`](Self::park), for a resumed request: other requests may wait for it, so it gets
-    /// a place however many of its group wait.
-    pub fn park_again(&self, keys: Keys) -> Option<ParkedPlace> {
-        self.0.upgrade()?.park_again(keys);
-        Some(ParkedPlace { lot: Some(Weak::clone(&self.0)), keys })
+        lot.park(keys, is_resumed).then(|| ParkedPlace { lot: Some(Weak::clone(&self.0)), keys })
     }
 }
 

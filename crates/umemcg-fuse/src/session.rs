@@ -573,11 +573,8 @@ fn end_run(seat: &PoolObserver, started: Started, reply: &mut Reply) -> Started 
 }
 
 impl Lot for Connection {
-    fn park(&self, keys: Keys) -> bool {
-        self.pool.park(keys)
-    }
-    fn park_again(&self, keys: Keys) {
-        self.pool.park_again(keys);
+    fn park(&self, keys: Keys, is_resumed: bool) -> bool {
+        self.pool.park(keys, is_resumed)
     }
     fn unpark(&self, keys: Keys) {
         self.pool.unpark(keys);

@@ -37,8 +37,6 @@ pub struct Status {
     pub is_ending: bool,
     /// Supplementary group ids.
     pub groups: Vec<u32>,
-    /// Its process's ids, from the daemon's pid namespace down to its own.
-    pub ids_of_process: Vec<u32>,
     /// Its own ids, from the daemon's pid namespace down to its own.
     pub ids_of_thread: Vec<u32>,
 }
@@ -189,7 +187,6 @@ pub(crate) fn parse_status(text: &[u8]) -> Option<Status> {
         is_zombie: false,
         is_ending: false,
         groups: Vec::new(),
-        ids_of_process: Vec::new(),
         ids_of_thread: Vec::new(),
     };
     let (mut has_memory, mut is_of_kernel) = (false, None);
@@ -202,7 +199,6 @@ pub(crate) fn parse_status(text: &[u8]) -> Option<Status> {
             b"PPid" => status.ppid = parse_decimal(value)? as u32,
             b"State" => status.is_zombie = matches!(value.first(), Some(b'Z' | b'X')),
             b"Groups" => status.groups = numbers(value),
-            b"NStgid" => status.ids_of_process = numbers(value),
             b"NSpid" => status.ids_of_thread = numbers(value),
             b"NSsid" => status.session = numbers(value).first().copied().unwrap_or(0),
             b"Kthread" => is_of_kernel = Some(value == b"1"),
@@ -292,7 +288,7 @@ mod tests {
         assert_eq!((status.tgid, status.ppid, status.session), (71, 5, 70));
         assert!(status.is_zombie && status.is_ending);
         assert_eq!(status.groups, [4, 27, 1000]);
-        assert_eq!((status.ids_of_process, status.ids_of_thread), (vec![71, 3], vec![72, 4]));
+        assert_eq!(status.ids_of_thread, [72, 4]);
         assert_eq!(parse_status(b""), None);
         assert_eq!(parse_status(b"Tgid:\tx\n"), None);
     }

@@ -104,7 +104,7 @@ impl DataFs {
         slow.charged_bytes += meter.bytes();
         let result = match step {
             Ok(ReadStep::Done(pages)) => Ok(pages),
-            Ok(ReadStep::Waits(waiting)) => match self.park(&slow) {
+            Ok(ReadStep::Waits(waiting)) => match self.place_for(&slow) {
                 Some(place) => {
                     let me = self.me.clone();
                     let held = charge_parked(self.engine.reclaimer(), &group, slow.size);
@@ -130,9 +130,8 @@ impl DataFs {
     }
 
     /// Takes a place to wait without a thread.
-    fn park(&self, slow: &SlowRead) -> Option<ParkedPlace> {
-        let parking = self.parking.get()?;
-        if slow.was_parked { parking.park_again(slow.keys) } else { parking.park(slow.keys) }
+    fn place_for(&self, slow: &SlowRead) -> Option<ParkedPlace> {
+        self.parking.get()?.park(slow.keys, slow.was_parked)
     }
 
     fn answer_read(&self, slow: &SlowRead, result: Result<PinnedPages<'_>, VfsError>, reply: &mut Reply) {

@@ -29,8 +29,8 @@
 //! counts here as one of its group's waiting requests. When it is resumed, running requests may be
 //! waiting for its pages and claims. So it gets keys of its own ([`to_go_on`](Keys::to_go_on)), and
 //! the first of such a pair starts regardless of the running ones, even above `all_max`. One of a
-//! tenant is enough: it waits on its thread for no parked request, but [parks
-//! again](Queue::park_again). So it ends, and the next one starts.
+//! tenant is enough: it waits on its thread for no parked request, but [parks](Queue::park) again.
+//! So it ends, and the next one starts.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -336,18 +336,16 @@ impl<J: Waiting> Queue<J> {
         self.waits.fits(&keys.path, 1)
     }
 
-    /// Counts a parked request. Returns `false` if too many of its group wait already.
-    pub fn park(&mut self, keys: Keys) -> bool {
-        let may = self.waits.take(&keys.path, 1);
-        self.nr_parked += usize::from(may);
+    /// Counts a parked request. Returns `false` if too many of its group wait already. A resumed
+    /// request is always counted: others may wait for it, so it must not wait for them on its
+    /// thread.
+    pub fn park(&mut self, keys: Keys, is_resumed: bool) -> bool {
+        let may = is_resumed || self.waits.fits(&keys.path, 1);
+        if may {
+            self.waits.add(&keys.path, 1);
+            self.nr_parked += 1;
+        }
         may
-    }
-
-    /// Counts a resumed request as parked, however many of its group wait: others may wait for it,
-    /// so it must not wait for them on its thread.
-    pub fn park_again(&mut self, keys: Keys) {
-        self.waits.add(&keys.path, 1);
-        self.nr_parked += 1;
     }
 
     /// Notes the end of a parked request's wait.

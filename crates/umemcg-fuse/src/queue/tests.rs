@@ -151,7 +151,7 @@ fn groups_of_a_tenant_share_what_one_has() {
     let nr = (0..u32::MAX).take_while(|nr| {
         let keys = Keys { path: GroupPath::new(&[3, 1000 + u64::from(nr % 100)]), store: 9 };
         let may = queue.may_wait(keys);
-        may && queue.park(keys)
+        may && queue.park(keys, false)
     });
     assert!(nr.count() <= NR_WAITING_MAX / 2);
 }

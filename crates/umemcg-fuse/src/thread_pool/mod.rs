@@ -273,14 +273,9 @@ impl<J: Waiting> Pool<J> {
     }
 
     /// Counts a request that waits for its store without a thread. Returns `false` if too many of
-    /// its group wait already.
-    pub fn park(&self, keys: Keys) -> bool {
-        self.state.lock().queue.park(keys)
-    }
-
-    /// Counts a resumed request that waits for its store again, however many of its group wait.
-    pub fn park_again(&self, keys: Keys) {
-        self.state.lock().queue.park_again(keys);
+    /// its group wait already, unless it has been resumed and waits again.
+    pub fn park(&self, keys: Keys, is_resumed: bool) -> bool {
+        self.state.lock().queue.park(keys, is_resumed)
     }
 
     /// Notes that a parked request has been given up.

@@ -207,7 +207,7 @@ fn what_hangs_without_saying_so_gives_its_processor_up() {
 fn a_request_that_goes_on_starts_whatever_runs() {
     let pool = pool(4);
     let keys = |n| Keys::single(n, n);
-    assert!(pool.park(keys(1)));
+    assert!(pool.park(keys(1), false));
     // As many as may run, all waiting for something held by the parked request.
     (0..8).for_each(|n| assert!(matches!(ask(&pool, n, n, 0), Start::Run(_))));
     assert_eq!(ask(&pool, 8, 8, 8), Start::Wait);
@@ -220,12 +220,12 @@ fn a_request_that_goes_on_starts_whatever_runs() {
 fn a_request_that_goes_on_parks_again_beyond_the_bound() {
     let pool = pool::<Job>(4);
     let keys = Keys::single(1, 1);
-    let nr_max = (0..).take_while(|_| pool.park(keys)).count();
+    let nr_max = (0..).take_while(|_| pool.park(keys, false)).count();
     assert!(pool.resume(keys, Job(1), || Ok(())).is_empty());
-    assert!(!pool.park(keys), "it has its place until it runs");
+    assert!(!pool.park(keys, false), "it has its place until it runs");
     assert_eq!(picked(pool.join(|| Ok(()))), Some((keys.to_go_on(), Job(1))));
-    assert!(pool.park(keys) && !pool.park(keys));
-    pool.park_again(keys);
+    assert!(pool.park(keys, false) && !pool.park(keys, false));
+    assert!(pool.park(keys, true));
     assert_eq!(pool.pool_counts().nr_parked, nr_max + 1);
 }
 
@@ -270,7 +270,7 @@ fn many_that_go_on_have_one_thread_started_at_a_time() {
     };
     let keys = |n| Keys::single(n, 1);
     for n in 0..20 {
-        assert!(pool.park(keys(n)));
+        assert!(pool.park(keys(n), false));
         assert!(pool.resume(keys(n), Job(n as u32), spawn).is_empty());
     }
     assert_eq!(nr_started.get(), 1);
@@ -282,7 +282,7 @@ fn many_that_go_on_have_one_thread_started_at_a_time() {
 fn parked_requests_count_as_their_groups_waiting_ones() {
     let pool = pool::<Job>(4);
     let keys = |group| Keys::single(group, 1);
-    let nr_of = |group| (0..).take_while(|_| pool.park(keys(group))).count();
+    let nr_of = |group| (0..).take_while(|_| pool.park(keys(group), false)).count();
     let first = nr_of(1);
     let second = nr_of(2);
     assert!(first > 10_000 && second >= first / 2, "a half of what others leave: {first}, {second}");
@@ -297,7 +297,7 @@ fn parked_requests_count_as_their_groups_waiting_ones() {
 fn the_end_drops_what_goes_on_and_waits_for_what_is_parked() {
     let pool = pool(4);
     let keys = Keys::single(1, 1);
-    assert!(pool.park(keys) && pool.park(keys));
+    assert!(pool.park(keys, false) && pool.park(keys, false));
     (0..2).for_each(|_| assert!(pool.end().is_empty()));
     assert_eq!(pool.resume(keys, Job(1), || Ok(())), [Job(1)]);
     assert!(!pool.wait_ended(Some(Duration::ZERO)));
