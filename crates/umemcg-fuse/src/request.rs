@@ -10,7 +10,7 @@ use crate::classify::Payer;
 use crate::inflight::Inflight;
 use crate::reply::Reply;
 use crate::transport::Transport;
-use crate::wait_charge::{self, LoanPool, WaitCharge};
+use crate::wait_charge::{self, LENT_BYTES_MAX, SharedBound, WaitCharge};
 use crate::wire::request::write_payload;
 use crate::wire::{BUFFER_BYTES, Dialect, InHeader, Malformed, Op, opcode};
 
@@ -63,18 +63,18 @@ impl DerefMut for Buffer {
 }
 
 /// Free request buffers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Buffers {
     spare: LeafMutex<Vec<Buffer>>,
-    /// For waiting writes.
-    loan_pool: Arc<LoanPool>,
+    /// Bytes on loan to waiting writes.
+    loans: SharedBound,
 }
 
 impl Buffers {
     /// Creates a pool with room for a few spare buffers. It never makes a caller wait: each reader
     /// and each running request has one buffer.
     pub fn new() -> Arc<Self> {
-        Arc::default()
+        Arc::new(Self { spare: LeafMutex::default(), loans: SharedBound::new(LENT_BYTES_MAX) })
     }
 
     fn take(&self) -> Buffer {
@@ -172,9 +172,9 @@ impl RequestSlot {
         let mut header = self.header;
         let payer = self.payer.take();
         let message = &self.buffer[..self.len];
-        let loan_pool = &self.buffers.loan_pool;
+        let loans = &self.buffers.loans;
         let paid =
-            payer.as_ref().map(|payer| wait_charge::keep(payer.group_for_now(), loan_pool, &header, message));
+            payer.as_ref().map(|payer| wait_charge::keep(payer.group_for_now(), loans, &header, message));
         let (kept, len) = paid.map_or((None, self.len), |(kept, len)| (Some(kept), len));
         // A full buffer changes hands, to avoid a copy of a mebibyte.
         let mut buffer = if len == self.len && self.buffer.len() - len < PAGE_SIZE {

@@ -2,8 +2,8 @@
 //!
 //! The group pays while it has room. A device reader cannot reclaim, and a write must not fail or
 //! be short for lack of memory, since most programs treat a short write to a file as an error. So a
-//! write in a group without room borrows memory of the daemon, as running requests do. A `LoanPool`
-//! has [`LENT_BYTES_MAX`] for a mount, divided among tenants and their groups.
+//! write in a group without room borrows memory of the daemon, as running requests do. A mount has
+//! [`LENT_BYTES_MAX`] to lend, divided among tenants and their groups.
 //!
 //! Beyond the loans (more than a hundred simultaneous writers of a mebibyte in one tenant), only
 //! the header and the start of the data are kept, charged beyond the limit: at most
@@ -33,38 +33,34 @@ pub const KEPT_BYTES_MIN: usize = 16 << 10;
 /// The bytes that a mount can lend to waiting writes: enough for 256 of the largest.
 pub const LENT_BYTES_MAX: u64 = 256 << 20;
 
-/// Lends memory of the daemon to waiting writes of groups without room.
-#[derive(Debug)]
-pub(crate) struct LoanPool {
-    /// The bytes on loan.
-    loans: LeafMutex<ShareByPath>,
-}
+/// A bound that tenants and the groups in them share.
+#[derive(Debug, Clone)]
+pub(crate) struct SharedBound(Arc<LeafMutex<ShareByPath>>);
 
-impl Default for LoanPool {
-    fn default() -> Self {
-        Self { loans: LeafMutex::new(ShareByPath::new(LENT_BYTES_MAX)) }
+impl SharedBound {
+    pub(crate) fn new(nr_max: u64) -> Self {
+        Self(Arc::new(LeafMutex::new(ShareByPath::new(nr_max))))
     }
-}
 
-impl LoanPool {
-    fn lend(self: &Arc<Self>, group: &Group, bytes: u64) -> Option<Loan> {
+    /// Counts `nr` for a group; `None` if its tenant has its share.
+    pub(crate) fn take(&self, group: &Group, nr: u64) -> Option<CountedShare> {
         let path = GroupPath::of(group);
-        let is_lent = self.loans.lock().take(&path, bytes);
-        is_lent.then(|| Loan { loan_pool: Arc::clone(self), path, bytes })
+        let is_taken = self.0.lock().take(&path, nr);
+        is_taken.then(|| CountedShare { bound: self.clone(), path, nr })
     }
 }
 
-/// A loan; returned when dropped.
+/// A number counted against a bound; released when dropped.
 #[derive(Debug)]
-struct Loan {
-    loan_pool: Arc<LoanPool>,
+pub(crate) struct CountedShare {
+    bound: SharedBound,
     path: GroupPath,
-    bytes: u64,
+    nr: u64,
 }
 
-impl Drop for Loan {
+impl Drop for CountedShare {
     fn drop(&mut self) {
-        self.loan_pool.loans.lock().give(&self.path, self.bytes);
+        self.bound.0.lock().give(&self.path, self.nr);
     }
 }
 
@@ -72,14 +68,14 @@ impl Drop for Loan {
 #[derive(Debug)]
 pub(crate) struct WaitCharge {
     _charge: AccountedCharge,
-    _loan: Option<Loan>,
+    _loan: Option<CountedShare>,
 }
 
 /// Charges or borrows the memory for a waiting request with `message`. Returns the number of bytes
 /// of `message` that may be kept.
 pub(crate) fn keep(
     group: &Arc<Group>,
-    loan_pool: &Arc<LoanPool>,
+    loans: &SharedBound,
     header: &InHeader,
     message: &[u8],
 ) -> (WaitCharge, usize) {
@@ -97,7 +93,7 @@ pub(crate) fn keep(
     let end = write.offset.saturating_add(KEPT_BYTES_MIN as u64).next_multiple_of(PAGE_SIZE as u64);
     let least = message.len().min(write.at + (end - write.offset) as usize);
     if least < message.len()
-        && let Some(loan) = loan_pool.lend(group, (message.len() - write.at) as u64)
+        && let Some(loan) = loans.take(group, (message.len() - write.at) as u64)
     {
         return kept(forced(0), Some(loan), message.len());
     }
@@ -164,7 +160,7 @@ mod tests {
         let (_engine, group) = group(8 << 20);
         let (header, message) = write(0, 1 << 20, 0);
         let before = group.stat_local(StatItem::SlabUnreclaimable);
-        let (request, kept) = keep(&group, &Arc::default(), &header, &message);
+        let (request, kept) = keep(&group, &SharedBound::new(LENT_BYTES_MAX), &header, &message);
         assert_eq!(kept, message.len());
         let charged = group.stat_local(StatItem::SlabUnreclaimable) - before;
         assert_eq!(charged, REQUEST_BYTES as i64 + message.len() as i64);
@@ -177,9 +173,9 @@ mod tests {
         let (engine, group) = group(0);
         let other = engine.create_group(engine.root(), "other".as_ref()).unwrap();
         other.store_max(0);
-        let (loan_pool, (header, message)) = (Arc::<LoanPool>::default(), write(0, 1 << 20, 0));
+        let (loans, (header, message)) = (SharedBound::new(LENT_BYTES_MAX), write(0, 1 << 20, 0));
         let whole = |group| {
-            let waits = std::iter::repeat_with(|| keep(group, &loan_pool, &header, &message));
+            let waits = std::iter::repeat_with(|| keep(group, &loans, &header, &message));
             waits.take_while(|(_, kept)| *kept == message.len()).map(|(request, _)| request).collect()
         };
         let first: Vec<WaitCharge> = whole(&group);
@@ -188,16 +184,15 @@ mod tests {
         let second: Vec<WaitCharge> = whole(&other);
         assert_eq!(second.len(), first.len() / 2, "a half of what the first has left");
         drop((first, second));
-        assert_eq!(loan_pool.loans.lock().nr(), 0);
+        assert_eq!(loans.0.lock().nr(), 0);
     }
 
     #[test]
     fn a_hundred_groups_of_a_tenant_borrow_no_more_than_one() {
         let (engine, many) = group(8 << 20);
         let one = engine.create_group(engine.root(), "one".as_ref()).unwrap();
-        let loan_pool = Arc::<LoanPool>::default();
-        let all =
-            |group: &Arc<Group>| std::iter::from_fn(|| loan_pool.lend(group, 1 << 20)).collect::<Vec<_>>();
+        let loans = SharedBound::new(LENT_BYTES_MAX);
+        let all = |group: &Arc<Group>| std::iter::from_fn(|| loans.take(group, 1 << 20)).collect::<Vec<_>>();
         let of_many: Vec<_> = hundred_below(engine.tree(), &many).iter().flat_map(all).collect();
         let nr_of_pool = LENT_BYTES_MAX >> 20;
         assert_eq!((of_many.len() as u64, all(&one).len() as u64), (nr_of_pool / 2 - 1, nr_of_pool / 4));
@@ -206,11 +201,11 @@ mod tests {
     #[test]
     fn past_all_loans_what_waits_is_bounded_and_still_a_write() {
         let (_engine, group) = group(8 << 20);
-        let (loan_pool, mut held) = (Arc::default(), Vec::new());
+        let (loans, mut held) = (SharedBound::new(LENT_BYTES_MAX), Vec::new());
         let mut nr_cut = 0;
         for n in 0..500 {
             let (mut header, mut message) = write(100, 1 << 20, 0);
-            let (request, kept) = keep(&group, &loan_pool, &header, &message);
+            let (request, kept) = keep(&group, &loans, &header, &message);
             message.truncate(kept);
             close(&mut header, &mut message);
             let op = Op::parse(&message, Dialect::default()).unwrap();
@@ -241,12 +236,12 @@ mod tests {
     #[test]
     fn only_long_writes_are_cut() {
         let (_engine, group) = group(0);
-        let loan_pool = Arc::default();
+        let loans = SharedBound::new(LENT_BYTES_MAX);
         for (header, message) in [write(4000, 8 << 10, 0), write(0, 1 << 20, write_flag::CACHE)] {
-            assert_eq!(keep(&group, &loan_pool, &header, &message).1, message.len());
+            assert_eq!(keep(&group, &loans, &header, &message).1, message.len());
         }
         let header = InHeader { opcode: opcode::SETXATTR, ..Default::default() };
-        assert_eq!(keep(&group, &loan_pool, &header, &[0; 60_000]).1, 60_000);
-        assert_eq!(loan_pool.loans.lock().nr(), 0);
+        assert_eq!(keep(&group, &loans, &header, &[0; 60_000]).1, 60_000);
+        assert_eq!(loans.0.lock().nr(), 0);
     }
 }

@@ -6,20 +6,18 @@
 //! bounds their number: a request occupies its place there until it has been answered. In the
 //! daemon each one is charged to its group ([`charge_held`]).
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use umemcg::Group;
-use umemcg::internal::{GroupPath, ShareByPath};
+use umemcg_base::RateLimit;
 use umemcg_base::clock::{Clock, SystemClock};
-use umemcg_base::{LeafMutex, RateLimit};
 
 use crate::classify::Payer;
 use crate::delayed_replies::DelayQueue;
 use crate::reply::{Answer, RecheckFn, Reply, holding};
 use crate::request::Request;
-use crate::wait_charge::charge_held;
+use crate::wait_charge::{SharedBound, charge_held};
 
 /// The delay of a refusal within the share of its tenant.
 const REFUSED_AFTER: Duration = Duration::from_millis(100);
@@ -32,7 +30,7 @@ const NR_LATE_SHARED: u64 = 4096;
 #[derive(Debug)]
 pub(super) struct Refusals {
     /// Late refusals not yet sent, within the shares of their tenants.
-    late: Arc<LeafMutex<ShareByPath>>,
+    late: SharedBound,
     /// Limits the warnings.
     rate: RateLimit,
     clock: SystemClock,
@@ -40,23 +38,16 @@ pub(super) struct Refusals {
 
 impl Default for Refusals {
     fn default() -> Self {
-        let late = Arc::new(LeafMutex::new(ShareByPath::new(NR_LATE_SHARED)));
+        let late = SharedBound::new(NR_LATE_SHARED);
         Self { late, rate: RateLimit::default(), clock: SystemClock::new() }
     }
 }
 
 impl Refusals {
-    /// Counts a late refusal; `None` if its tenant has its share of them.
-    fn begin(&self, group: &Group) -> Option<LateRefusal> {
-        let path = GroupPath::of(group);
-        let may = self.late.lock().take(&path, 1);
-        may.then(|| LateRefusal { late: Arc::clone(&self.late), path })
-    }
-
     /// Returns the delay of a refusal, and the check that keeps its charge and its count until it is
     /// sent.
     fn hold(&self, group: &Group) -> (Duration, RecheckFn) {
-        let late = self.begin(group);
+        let late = self.late.take(group, 1);
         let delay = if late.is_some() { REFUSED_AFTER } else { REFUSED_LATER_AFTER };
         (delay, holding((charge_held(group), late)))
     }
@@ -77,20 +68,10 @@ impl Refusals {
     }
 }
 
-/// The count of a late refusal; released when dropped.
-struct LateRefusal {
-    late: Arc<LeafMutex<ShareByPath>>,
-    path: GroupPath,
-}
-
-impl Drop for LateRefusal {
-    fn drop(&mut self) {
-        self.late.lock().give(&self.path, 1);
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use umemcg::internal::testing::hundred_below;
     use umemcg::{Engine, EngineConfig};
 
@@ -115,7 +96,8 @@ mod tests {
         let [many, one] =
             ["many", "one"].map(|name| engine.create_group(engine.root(), name.as_ref()).unwrap());
         let refusals = Refusals::default();
-        let all = |group: &Arc<Group>| std::iter::from_fn(|| refusals.begin(group)).collect::<Vec<_>>();
+        let all =
+            |group: &Arc<Group>| std::iter::from_fn(|| refusals.late.take(group, 1)).collect::<Vec<_>>();
         let of_many: Vec<_> = hundred_below(engine.tree(), &many).iter().flat_map(all).collect();
         let nr = [&of_many, &all(&one)].map(|late| late.len() as u64);
         assert_eq!(nr, [NR_LATE_SHARED / 2 - 1, NR_LATE_SHARED / 4]);
