@@ -77,7 +77,7 @@ impl DelayQueue {
 
     /// Delays an answer by `delay`; then `again` decides. A requester killed meanwhile is answered
     /// immediately.
-    pub fn delay(&self, reply: Reply, answer: Answer, delay: Duration, again: RecheckFn) {
+    pub(crate) fn delay(&self, reply: Reply, answer: Answer, delay: Duration, again: RecheckFn) {
         reply.end_change();
         let mut queue = self.shared.queue.lock();
         let serial = queue.nr_delayed;

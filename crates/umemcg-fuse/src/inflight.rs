@@ -53,15 +53,6 @@ pub enum Interrupts {
     AnySignal,
 }
 
-/// The answer to a killed requester.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KillAnswer {
-    /// EINTR.
-    Interrupted,
-    /// Success with this many bytes: the write has been accepted, and only its reply is delayed.
-    Written(u32),
-}
-
 /// A registered request.
 #[derive(Debug)]
 pub struct InflightRequest {
@@ -82,7 +73,9 @@ pub struct InflightRequest {
     has_sent_result: AtomicBool,
     /// (A) A change is under way. Relaxed: it only makes the watcher patient.
     is_changing: AtomicBool,
-    on_kill: LeafMutex<KillAnswer>,
+    /// The bytes of an accepted write whose reply is delayed: the answer to a killed requester in
+    /// place of EINTR.
+    accepted_bytes: LeafMutex<Option<u32>>,
 }
 
 impl InflightRequest {
@@ -108,21 +101,21 @@ impl InflightRequest {
         !self.claimed.swap(true, Ordering::AcqRel)
     }
 
+    /// From now on, answers a killed requester with the byte count of its write.
+    pub(crate) fn accepted_write(&self, bytes: u32) {
+        *self.accepted_bytes.lock() = Some(bytes);
+    }
+
     fn kill(&self) {
         if !self.claim() {
             return;
         }
-        let answer = *self.on_kill.lock();
-        tracing::debug!(unique = self.unique, tid = self.tid, ?answer, "the waiting thread was interrupted");
-        self.has_sent_result.store(matches!(answer, KillAnswer::Written(_)), Ordering::Relaxed);
-        let written;
-        let (error, payload) = match answer {
-            KillAnswer::Interrupted => (-rustix::io::Errno::INTR.raw_os_error(), &[][..]),
-            KillAnswer::Written(size) => {
-                written = WriteOut { size, padding: 0 };
-                (0, written.as_bytes())
-            }
-        };
+        let written = *self.accepted_bytes.lock();
+        tracing::debug!(unique = self.unique, tid = self.tid, ?written, "the waiting thread was interrupted");
+        self.has_sent_result.store(written.is_some(), Ordering::Relaxed);
+        let error = if written.is_some() { 0 } else { -rustix::io::Errno::INTR.raw_os_error() };
+        let written = written.map(|size| WriteOut { size, padding: 0 });
+        let payload = written.as_ref().map_or(&[][..], |written| written.as_bytes());
         let header = OutHeader { len: (OUT_HEADER_BYTES + payload.len()) as u32, error, unique: self.unique };
         // The result does not matter: the caller is being killed.
         let _ = self.transport.send(header.as_bytes(), Payload::Bytes(payload));
@@ -201,7 +194,7 @@ impl Inflight {
             watched: AtomicBool::new(false),
             has_sent_result: AtomicBool::new(false),
             is_changing: AtomicBool::new(false),
-            on_kill: LeafMutex::new(KillAnswer::Interrupted),
+            accepted_bytes: LeafMutex::default(),
         });
         self.shard(unique).lock().insert(unique, Arc::clone(&flight));
         flight
@@ -210,11 +203,6 @@ impl Inflight {
     /// Forgets an answered request.
     pub fn leave(&self, unique: u64) {
         self.shard(unique).lock().remove(&unique);
-    }
-
-    /// Sets the answer for a killed requester from now on.
-    pub fn set_kill_answer(flight: &InflightRequest, answer: KillAnswer) {
-        *flight.on_kill.lock() = answer;
     }
 
     /// Notes that the kernel interrupts `unique`. Called by a reader; does not inspect other

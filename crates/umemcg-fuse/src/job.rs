@@ -5,7 +5,6 @@ use crate::request::RequestSlot;
 use crate::thread_pool::Waiting;
 
 /// A request waiting for a worker.
-#[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "nearly all are new")]
 pub(crate) enum Job {
     New(RequestSlot),

@@ -56,7 +56,7 @@ pub use mount::{MountError, MountOptions, Mounted, Unmount};
 pub use mount_flag::MountFlag;
 pub use notifier::Notifier;
 pub use orphan_guard::GuardProgram;
-pub use parking::{ParkedPlace, Parking};
+pub use parking::Parking;
 pub use reply::{Delivery, Reply};
 pub use request::Request;
 pub use session::{Filesystem, QuickOutcome, Session, SessionConfig, SessionError};

@@ -1,9 +1,9 @@
 //! Requests waiting for their store without a thread.
 //!
-//! When a request waits for an operation of its store, its worker takes a [`ParkedPlace`] and
-//! continues with other requests. At the end of the operation, the thread of the store only queues
-//! the request again, and a worker resumes it. The request gets keys of its own: others may be
-//! waiting for its pages and claims, so it must not queue behind them.
+//! When a request waits for an operation of its store, its worker takes a place and continues with
+//! other requests. At the end of the operation, the thread of the store only queues the request
+//! again, and a worker resumes it. The request gets keys of its own: others may be waiting for its
+//! pages and claims, so it must not queue behind them.
 //!
 //! A parked request counts as a waiting one, and a group has a bound on those. At the end of a
 //! session the kernel has failed the request, and its reply is dropped at the end of the store's
@@ -23,12 +23,6 @@ pub(crate) struct ParkedRequest {
     /// Resumes the request; `None` once begun.
     pub(crate) work: Option<Work>,
     pub(crate) reply: Reply,
-}
-
-impl fmt::Debug for ParkedRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ParkedRequest").field("reply", &self.reply).finish_non_exhaustive()
-    }
 }
 
 /// The session, as seen by parked requests.
@@ -54,7 +48,7 @@ impl Parking {
     /// Takes a place for a request with these keys. Returns `None` when too many of its group wait
     /// already, or when the session is over: the request must then wait on its thread. Other
     /// requests may wait for a resumed one, so it gets a place however many of its group wait.
-    pub fn park(&self, keys: Keys, is_resumed: bool) -> Option<ParkedPlace> {
+    pub(crate) fn park(&self, keys: Keys, is_resumed: bool) -> Option<ParkedPlace> {
         let lot = self.0.upgrade()?;
         lot.park(keys, is_resumed).then(|| ParkedPlace { lot: Some(Weak::clone(&self.0)), keys })
     }
@@ -67,7 +61,7 @@ impl fmt::Debug for Parking {
 }
 
 /// The place of a parked request; released when dropped.
-pub struct ParkedPlace {
+pub(crate) struct ParkedPlace {
     /// `None` once released.
     lot: Option<Weak<dyn Lot>>,
     keys: Keys,
@@ -89,11 +83,5 @@ impl Drop for ParkedPlace {
         if let Some(lot) = self.lot.take().and_then(|lot| lot.upgrade()) {
             lot.unpark(self.keys);
         }
-    }
-}
-
-impl fmt::Debug for ParkedPlace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ParkedPlace").field("keys", &self.keys).finish_non_exhaustive()
     }
 }

@@ -12,7 +12,7 @@ use umemcg_arena::{Arena, Segment};
 use umemcg_vfs::{KernelIo, NodeId};
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::inflight::{Inflight, InflightRequest, Interrupts, KillAnswer};
+use crate::inflight::{Inflight, InflightRequest, Interrupts};
 use crate::transport::{Payload, SendError, Transport};
 use crate::wire::reply::{GetxattrOut, WriteOut};
 use crate::wire::{InHeader, OUT_HEADER_BYTES, OutHeader, opcode};
@@ -38,11 +38,11 @@ impl Delivery {
 }
 
 /// Takes back the object handed over by an answer, when the kernel did not take the answer.
-pub type Undo = Box<dyn FnOnce() + Send>;
+pub(crate) type Undo = Box<dyn FnOnce() + Send>;
 
 /// Asks whether the reply may be sent (`None`), or how much longer to delay it. Must not
 /// sleep.
-pub type RecheckFn = Box<dyn FnMut() -> Option<Duration> + Send>;
+pub(crate) type RecheckFn = Box<dyn FnMut() -> Option<Duration> + Send>;
 
 /// Returns a check that lets the reply go, and keeps `held` until then.
 pub(crate) fn holding<T: Send + 'static>(held: T) -> RecheckFn {
@@ -53,7 +53,7 @@ pub(crate) fn holding<T: Send + 'static>(held: T) -> RecheckFn {
 }
 
 /// A delayed answer, as it would have been sent.
-pub struct Answer {
+pub(crate) struct Answer {
     /// 0, or a negative error.
     pub error: i32,
     /// The bytes that follow. Pages that were read are copied: pinned for so long they could not be
@@ -75,19 +75,13 @@ impl Answer {
     }
 }
 
-impl fmt::Debug for Answer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Answer").field("error", &self.error).field("len", &self.bytes.len()).finish()
-    }
-}
-
 /// Delays an answer.
-pub type Hold = Box<dyn FnOnce(Reply, Answer) + Send>;
+pub(crate) type Hold = Box<dyn FnOnce(Reply, Answer) + Send>;
 type Decide = dyn FnOnce(&Reply) -> Option<Hold> + Send;
 
 /// Decides, just before an answer is sent and on the answering thread, whether to hold it back. May
 /// sleep.
-pub struct Gate(Box<Decide>);
+pub(crate) struct Gate(Box<Decide>);
 
 impl Gate {
     /// Creates a gate that asks `decide`.
@@ -96,18 +90,12 @@ impl Gate {
     }
 }
 
-impl fmt::Debug for Gate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Gate")
-    }
-}
-
 /// Inodes changed by a request that does not name them.
-pub type Others = [Option<NodeId>; 2];
+pub(crate) type Others = [Option<NodeId>; 2];
 type SendFn = dyn FnOnce(Others) + Send;
 
 /// Invalidates the kernel's cached state of the inodes and names changed by a request. Never waits.
-pub struct Invalidation {
+pub(crate) struct Invalidation {
     send: Box<SendFn>,
     /// A killed requester is answered only after the change has had some time to end.
     has_grace: bool,
@@ -121,14 +109,7 @@ impl Invalidation {
     }
 }
 
-impl fmt::Debug for Invalidation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Invalidation").field("others", &self.others).finish_non_exhaustive()
-    }
-}
-
 /// The duty to answer one request.
-#[derive(Debug)]
 pub struct Reply {
     transport: Arc<dyn Transport>,
     unique: u64,
@@ -148,6 +129,12 @@ pub struct Reply {
     invalidation: Option<Invalidation>,
     /// Ends when the request has been answered; for requests through the kernel's page cache.
     kernel_io: Option<Arc<KernelIo>>,
+}
+
+impl fmt::Debug for Reply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reply").field("unique", &self.unique).field("due", &self.due).finish_non_exhaustive()
+    }
 }
 
 impl Reply {
@@ -214,7 +201,7 @@ impl Reply {
     /// accepted, only the answer is held back.
     pub fn accepted_write(&self, bytes: u32) {
         if let Some(flight) = &self.flight {
-            Inflight::set_kill_answer(flight, KillAnswer::Written(bytes));
+            flight.accepted_write(bytes);
         }
     }
 
@@ -230,12 +217,12 @@ impl Reply {
     }
 
     /// Sets the gate to ask before the answer is sent.
-    pub fn set_gate(&mut self, gate: Gate) {
+    pub(crate) fn set_gate(&mut self, gate: Gate) {
         self.gate = Some(gate);
     }
 
     /// Begins a change: if the kernel does not take the answer, its caches are invalidated.
-    pub fn begin_change(&mut self, invalidation: Invalidation) {
+    pub(crate) fn begin_change(&mut self, invalidation: Invalidation) {
         self.invalidation = Some(invalidation);
         self.note_change();
     }
@@ -247,7 +234,7 @@ impl Reply {
     }
 
     /// Notes inodes changed by the request and not named in it.
-    pub fn also_changed(&mut self, others: Others) {
+    pub(crate) fn also_changed(&mut self, others: Others) {
         if let Some(invalidation) = &mut self.invalidation {
             invalidation.others = others;
         }

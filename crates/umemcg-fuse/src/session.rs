@@ -144,7 +144,7 @@ pub struct Session {
 
 impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Session").field("pool", &self.connection.pool).finish_non_exhaustive()
+        f.debug_struct("Session").field("pool", &self.pool_counts()).finish_non_exhaustive()
     }
 }
 

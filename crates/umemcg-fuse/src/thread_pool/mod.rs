@@ -28,7 +28,6 @@
 //! third reader wins nothing with one requester (59 k against 53 k) and loses half with two (108 k
 //! against 212 k).
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use umemcg_base::{Condvar, LeafMutex, LeafMutexGuard, Wait};
@@ -418,12 +417,6 @@ pub struct PoolCounts {
     pub nr_waiting: usize,
     /// Requests that wait for their store without a thread.
     pub nr_parked: usize,
-}
-
-impl<J: Waiting> fmt::Debug for Pool<J> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.pool_counts().fmt(f)
-    }
 }
 
 #[cfg(test)]
