@@ -77,7 +77,7 @@ impl Notifier {
     pub(crate) fn start(transport: Arc<dyn Transport>, minor: u32) -> io::Result<Self> {
         let (prunes, to_prune) = sync_channel(NR_QUEUED_MAX);
         let can_prune = Arc::new(AtomicBool::new(minor >= MINOR_PRUNE));
-        let kernel = Kernel { transport: Arc::clone(&transport), can_prune };
+        let kernel = Kernel { transport, can_prune };
         let polls = Arc::<Polls>::default();
         // Not joined: the thread may be in the kernel.
         std::thread::Builder::new().name("umemcg-notify".into()).spawn({
@@ -88,8 +88,12 @@ impl Notifier {
             let kernel = kernel.clone();
             move |node, ask: &Ask| kernel.ask(node, ask)
         }));
-        let page_watch = PageWatch::new(move |number, node, offset, size| {
-            retrieve(&*transport, number, node, offset, size)
+        let page_watch = PageWatch::new({
+            let kernel = kernel.clone();
+            move |notify_unique, nodeid, offset, size| {
+                let body = RetrieveOut { notify_unique, nodeid, offset, size, padding: 0 };
+                kernel.send(notify::RETRIEVE, body.as_bytes())
+            }
         });
         Ok(Self {
             prunes,
@@ -231,15 +235,6 @@ fn deliver(to_prune: &Receiver<Vec<u64>>, polls: &Polls, kernel: &Kernel) {
             kernel.prune(&nodes);
         }
     }
-}
-
-/// Asks the kernel for its cached pages of a range. Does not wait. Returns false if the kernel will
-/// send none, because it does not know the node.
-fn retrieve(transport: &dyn Transport, notify_unique: u64, nodeid: u64, offset: u64, size: u32) -> bool {
-    let body = RetrieveOut { notify_unique, nodeid, offset, size, padding: 0 };
-    let len = (OUT_HEADER_BYTES + body.as_bytes().len()) as u32;
-    let header = OutHeader { len, error: notify::RETRIEVE, unique: 0 };
-    transport.send(header.as_bytes(), Payload::Bytes(body.as_bytes())).is_ok()
 }
 
 impl Kernel {

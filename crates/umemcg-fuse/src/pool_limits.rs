@@ -10,7 +10,8 @@ pub struct PoolLimits {
     pub readers_min: usize,
     /// With this many readers, a free thread becomes a spare one.
     pub readers_max: usize,
-    /// The most requests running at the same time, of all groups, in addition to sleeping ones.
+    /// The most requests running at the same time, of all groups, in addition to one for each
+    /// sleeping request. One tenant, and one store, has at most half of them.
     pub running_max: usize,
     /// The most requests running or sleeping at the same time, each on a thread.
     pub all_max: usize,

@@ -40,6 +40,7 @@ use umemcg::internal::{GroupPath, ShareByPath, TurnQueue};
 use umemcg_base::Wait;
 
 use crate::computing::{Computing, Run};
+use crate::pool_limits::PoolLimits;
 
 /// The group that pays for a request, and the store where it may wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -102,18 +103,6 @@ impl PairKeys {
 pub(crate) trait Waiting {
     /// Returns whether the request has been answered, or its caller has gone.
     fn is_finished(&self) -> bool;
-}
-
-/// The limits on running requests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ConcurrencyLimits {
-    /// Places shared among all requests, in addition to one for each sleeping request. One tenant,
-    /// and one store, has at most half of them.
-    pub running_max: usize,
-    /// The most started requests, asleep or not.
-    pub all_max: usize,
-    /// The most started requests computing at the same time.
-    pub computing_max: usize,
 }
 
 /// A running request: its keys, and its entry among the computing requests.
@@ -204,7 +193,7 @@ struct LoadCounts {
 /// The counts of running requests, and the queues of waiting ones.
 #[derive(Debug)]
 pub(crate) struct Queue<J> {
-    places: ConcurrencyLimits,
+    places: PoolLimits,
     computing: Computing,
     nr_running: usize,
     /// Running requests that have reported a wait.
@@ -227,7 +216,7 @@ pub(crate) struct Queue<J> {
 }
 
 impl<J: Waiting> Queue<J> {
-    pub fn new(places: ConcurrencyLimits) -> Self {
+    pub fn new(places: PoolLimits) -> Self {
         Self {
             places,
             computing: Computing::new(places.computing_max),

@@ -2,7 +2,14 @@
 
 use super::*;
 
-const PLACES: ConcurrencyLimits = ConcurrencyLimits { running_max: 64, all_max: 256, computing_max: 200 };
+const PLACES: PoolLimits = PoolLimits {
+    readers_min: 1,
+    readers_max: 2,
+    running_max: 64,
+    all_max: 256,
+    computing_max: 200,
+    spare_life: Duration::from_secs(10),
+};
 
 #[derive(Debug, PartialEq, Eq)]
 struct Job(u32);
@@ -113,7 +120,7 @@ fn a_pair_with_nothing_running_starts_wherever_it_is_listed() {
 
 #[test]
 fn what_waits_starts_in_order_and_pairs_take_turns() {
-    let mut queue = Queue::new(ConcurrencyLimits { running_max: 2, all_max: 2, ..PLACES });
+    let mut queue = Queue::new(PoolLimits { running_max: 2, all_max: 2, ..PLACES });
     let first = try_start(&mut queue, 1, 1, 0).unwrap();
     for job in 1..4 {
         assert!(!ask(&mut queue, 1, 1, job));
@@ -230,7 +237,7 @@ fn whatever_comes_and_goes_nothing_stays_that_could_start() {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) % below
     };
-    let mut queue = Queue::new(ConcurrencyLimits { running_max: 8, all_max: 16, computing_max: 6 });
+    let mut queue = Queue::new(PoolLimits { running_max: 8, all_max: 16, computing_max: 6, ..PLACES });
     let mut running = Vec::new();
     for round in 0..50_000 {
         if next(5) < 3 && queue.len() < 200 {
@@ -274,7 +281,7 @@ fn whatever_comes_and_goes_nothing_stays_that_could_start() {
 
 #[test]
 fn further_requests_wait_for_a_processor_and_first_ones_do_not() {
-    let mut queue = Queue::new(ConcurrencyLimits { computing_max: 3, ..PLACES });
+    let mut queue = Queue::new(PoolLimits { computing_max: 3, ..PLACES });
     let mut running: Vec<Started> = (0..8).filter_map(|n| try_start(&mut queue, 1, 7, n)).collect();
     assert_eq!((running.len(), queue.len()), (3, 5));
     assert!(queue.pick().is_none() && queue.blocked.contains_key(&Obstacle::Processors));
@@ -295,7 +302,7 @@ fn further_requests_wait_for_a_processor_and_first_ones_do_not() {
 
 #[test]
 fn a_store_gets_as_many_requests_as_places_allow() {
-    let mut queue = Queue::new(ConcurrencyLimits { computing_max: 1, ..PLACES });
+    let mut queue = Queue::new(PoolLimits { computing_max: 1, ..PLACES });
     let mut nr = 0;
     for n in 0..100 {
         if let Some(started) = try_start(&mut queue, 1, 7, n) {

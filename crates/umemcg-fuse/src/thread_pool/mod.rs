@@ -35,7 +35,7 @@ use umemcg_base::{Condvar, LeafMutex, LeafMutexGuard, Wait};
 use crate::computing::Run;
 pub use crate::pool_limits::PoolLimits;
 pub use crate::queue::Keys;
-use crate::queue::{ConcurrencyLimits, Queue};
+use crate::queue::Queue;
 pub(crate) use crate::queue::{Started, Waiting};
 
 /// The verdict on a request that may sleep.
@@ -101,7 +101,6 @@ impl<J: Waiting> Pool<J> {
         assert!(
             limits.readers_min >= 1 && limits.readers_max >= limits.readers_min && limits.running_max >= 4
         );
-        let PoolLimits { running_max, all_max, computing_max, .. } = limits;
         let state = PoolState {
             nr_threads: 0,
             nr_readers: 0,
@@ -109,7 +108,7 @@ impl<J: Waiting> Pool<J> {
             nr_called: 0,
             nr_coming: 0,
             is_ticking: false,
-            queue: Queue::new(ConcurrencyLimits { running_max, all_max, computing_max }),
+            queue: Queue::new(limits),
             ended: false,
         };
         Self {
