@@ -44,8 +44,8 @@ impl Default for Refusals {
 }
 
 impl Refusals {
-    /// Returns the delay of a refusal, and the check that keeps its charge and its count until it is
-    /// sent.
+    /// Returns the delay of a refusal, and the check that keeps its charge and its count until it
+    /// is sent.
     fn hold(&self, group: &Group) -> (Duration, RecheckFn) {
         let late = self.late.take(group, 1);
         let delay = if late.is_some() { REFUSED_AFTER } else { REFUSED_LATER_AFTER };

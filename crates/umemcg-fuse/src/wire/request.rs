@@ -114,8 +114,8 @@ impl ForgetList<'_> {
 /// The operation of a request. Names and payloads are borrowed from its buffer. `parent_gid` is the
 /// group of the parent directory, if the caller is in it. A request for an attribute with `size` 0
 /// asks for the length. The right answer to `Unknown` is ENOSYS. With `Retrieved` the kernel has
-/// sent this many bytes of its page cache, in answer to a RETRIEVE. Requests that are always refused
-/// have no arguments here.
+/// sent this many bytes of its page cache, in answer to a RETRIEVE. Requests that are always
+/// refused have no arguments here.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
 pub enum Op<'a> {
