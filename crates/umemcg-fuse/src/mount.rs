@@ -272,7 +272,11 @@ fn prepare(point: &Path, options: &MountOptions) -> Result<PathBuf, MountError> 
                 if mount.kind.strip_prefix("fuse.") != Some(options.subtype.as_str()) {
                     return Err(MountError::Stale(absolute));
                 }
-                tracing::warn!(point = %absolute.display(), "taking over a mount whose daemon has died");
+                // Another daemon may have been faster.
+                if fuse_at(&absolute)?.is_none_or(|now| now.device != mount.device) {
+                    continue;
+                }
+                tracing::warn!(point = %absolute.display(), "taking over a mount that is no longer connected");
                 let unmounted = unmount(&absolute, Unmount::Lazily);
                 unmounted.map_err(system("unmount the dead mount at", &absolute))?;
             }

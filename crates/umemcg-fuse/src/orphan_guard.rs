@@ -94,7 +94,8 @@ pub fn run(mut abort: impl Write, point: &Path, device: &str, daemon: u32) -> io
             break true;
         }
         if is_zombie() {
-            break false;
+            // Of a process that has ended as a whole, too, until it is waited for.
+            break ends_within(&pidfd, &Timespec::default())?;
         }
     };
     let is_aborted = abort.write_all(b"1").is_ok();

@@ -134,7 +134,7 @@ impl File {
         group: &Arc<Group>,
         offset: u64,
         data: &[u8],
-        claim: Option<&mut RequestClaim>,
+        mut claim: Option<&mut RequestClaim>,
     ) -> Result<RoundResult, FileError> {
         if data.is_empty() {
             return Ok(RoundResult::Written(0));
@@ -147,7 +147,6 @@ impl File {
         let first_missing = missing_pages.next();
         let mut new = None;
         let mut covered = nr_pages;
-        let mut claim = claim;
         if let Some(first_missing) = first_missing {
             let missing = 1 + missing_pages.count() as u64;
             let Some(pages) = self.pages_to_write(group, first_missing, missing, claim.as_deref_mut())?

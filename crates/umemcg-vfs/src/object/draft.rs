@@ -397,8 +397,8 @@ impl Draft {
         &self.mark
     }
 
-    /// Writes the record with a state, or with the present one; `durably` if it must survive a power
-    /// cut.
+    /// Writes the record with a state, or with the present one; `durably` if it must survive a
+    /// power cut.
     fn write_record(&self, state: Option<DraftState>, durably: bool) -> Result<(), Errno> {
         let record = {
             let progress = self.progress.lock();

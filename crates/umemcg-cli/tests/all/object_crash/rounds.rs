@@ -18,8 +18,8 @@ use crate::object_crash::writer::{Shared, Writer};
 const NR_WRITERS: u32 = 3;
 /// Rounds of the ordinary test.
 const NR_ROUNDS: u64 = 12;
-/// After this many rounds the server is a new one, or its disk would only fill; and the volume has a
-/// staging directory or none, by chance (`UMEMCG_OBJECT_CRASH_WRITES` says which).
+/// After this many rounds the server is a new one, or its disk would only fill; and the volume has
+/// a staging directory or none, by chance (`UMEMCG_OBJECT_CRASH_WRITES` says which).
 const NR_ROUNDS_OF_SERVER: u64 = 30;
 
 /// What is killed.
