@@ -399,7 +399,6 @@ impl Leases {
 
 impl Drop for Leases {
     fn drop(&mut self) {
-        // The thread is joined next.
         self.stop();
     }
 }

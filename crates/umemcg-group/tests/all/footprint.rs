@@ -23,7 +23,7 @@ fn an_empty_group_costs_no_more_than_is_charged_for_it() {
     let groups: Vec<Arc<Group>> = (0..NR_GROUPS)
         .map(|i| tree.create(tree.root(), &OsString::from(format!("group {i}"))).unwrap())
         .collect();
-    let each = (resident_bytes() - before) / NR_GROUPS as u64;
+    let each = resident_bytes().saturating_sub(before) / NR_GROUPS as u64;
     println!("{each} bytes for an empty group");
     assert!(each <= GROUP_STATE_BYTES, "{each} bytes for an empty group");
     assert!(tree.root().usage_bytes() >= NR_GROUPS as u64 * GROUP_STATE_BYTES);
@@ -36,7 +36,7 @@ fn a_group_with_a_turn_costs_no_more_than_is_listed() {
     // The turns of write-back have this size.
     let mut queue = TurnQueue::<[u64; 3]>::default();
     (0..NR_GROUPS as u64).for_each(|group| queue.push(GroupPath::new(&[1, 2 + group]), [group; 3]));
-    let each = (resident_bytes() - before) / NR_GROUPS as u64;
+    let each = resident_bytes().saturating_sub(before) / NR_GROUPS as u64;
     println!("{each} bytes for a group with a turn");
     assert!(each <= TURN_BYTES, "{each} bytes for a group with a turn");
     assert_eq!(queue.len(), NR_GROUPS);
