@@ -7,7 +7,7 @@ use umemcg_arena::{FrameFlags as Flag, FrameId};
 use umemcg_base::{
     PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, Rank, RankedWriteGuard, assert_may_wait, assert_no_locks_held,
 };
-use umemcg_group::StatItem;
+use umemcg_group::{Group, StatItem};
 
 use super::store_fills::Closed;
 use super::{File, FileError, PAGES_END, owner_of};
@@ -47,7 +47,7 @@ impl File {
         }
         if len < old {
             self.drop_pages(len.div_ceil(PAGE_SIZE_U64), PAGES_END, false);
-            self.zero_cached(len, len.next_multiple_of(PAGE_SIZE_U64), false);
+            self.zero_cached(len, len.next_multiple_of(PAGE_SIZE_U64), None);
         }
         Ok(())
     }
@@ -55,12 +55,14 @@ impl File {
     /// Makes a range read as zeroes after `store_change` has done so in the store. The store is
     /// changed with all other operations kept out; the length stays. Dirty pages in the range are
     /// forgotten, so `store_change` must also make the store's file as long as this one: those
-    /// pages can no longer extend it.
+    /// pages can no longer extend it. Pages partly in the range become dirty as by a write of
+    /// `group`.
     ///
     /// # Errors
     /// The store's refusal, which changes nothing.
     pub fn zero_range(
         self: &Arc<Self>,
+        group: &Arc<Group>,
         offset: u64,
         len: u64,
         store_change: impl FnOnce() -> std::io::Result<()>,
@@ -75,9 +77,9 @@ impl File {
             self.drop_pages(first_whole, end_whole, false);
         }
         // The edges: pages partly kept. Dirty ones carry the zeroes to the store themselves.
-        self.zero_cached(offset, end.min(first_whole << PAGE_SHIFT), true);
+        self.zero_cached(offset, end.min(first_whole << PAGE_SHIFT), Some(group));
         if end_whole >= first_whole {
-            self.zero_cached(offset.max(end_whole << PAGE_SHIFT), end, true);
+            self.zero_cached(offset.max(end_whole << PAGE_SHIFT), end, Some(group));
         }
         Ok(())
     }
@@ -111,8 +113,8 @@ impl File {
         self.writeback.forget(&**self);
     }
 
-    /// Zeroes `from..to` of one page if it is cached.
-    fn zero_cached(self: &Arc<Self>, from: u64, to: u64, dirty: bool) {
+    /// Zeroes `from..to` of one page if it is cached; a writer's zeroes make it dirty.
+    fn zero_cached(self: &Arc<Self>, from: u64, to: u64, writer: Option<&Arc<Group>>) {
         if from >= to {
             return;
         }
@@ -126,8 +128,8 @@ impl File {
         let Some(frame) = pin(self.index.lock()) else { return };
         let in_page = from as usize & (PAGE_SIZE - 1);
         self.cache.arena().zero(frame, in_page, (to - from) as usize);
-        if dirty {
-            self.mark_dirty(&[(page, frame)]);
+        if let Some(writer) = writer {
+            self.note_foreign(writer, &self.mark_dirty(&[(page, frame)]));
         }
         self.cache.reclaimer().unpin(frame);
     }

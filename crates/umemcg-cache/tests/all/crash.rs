@@ -231,7 +231,7 @@ impl User {
                     }
                     Ok(())
                 };
-                file.zero_range(range.start as u64, range.len() as u64, punch).unwrap();
+                file.zero_range(tenant, range.start as u64, range.len() as u64, punch).unwrap();
             }
             10..=11 => self.sync(true),
             12 => self.sync(false),

@@ -46,7 +46,7 @@ fn fragment(pool: &Pool, tenant: &Arc<Group>, dice: &mut Dice) {
     read_all(&file, tenant);
     for page in 0..len as u64 / PAGE {
         if dice.below(3) != 0 {
-            file.zero_range(page * PAGE, PAGE, || Ok(())).unwrap();
+            file.zero_range(tenant, page * PAGE, PAGE, || Ok(())).unwrap();
         }
     }
 }
@@ -81,7 +81,7 @@ fn step(
                 // file shorter.
                 if store.live().len() < file.len() as usize { store.set_len(file.len()) } else { Ok(()) }
             };
-            file.zero_range(at, len, punch).unwrap();
+            file.zero_range(tenant, at, len, punch).unwrap();
             model[(at as usize).min(end as usize)..end as usize].fill(0);
         }
         4 if dice.below(16) == 0 => {
@@ -172,7 +172,7 @@ fn no_page_moves_while_its_file_is_being_changed() {
     let file = pool.cache().open_memory_file(Arc::new(Unlimited), 0).unwrap();
     file.write(&tenant, 0, &pattern(5, 0, 8 << 20)).unwrap();
     for page in (0..(8 << 20) / PAGE).filter(|page| page % NR_KEPT > 0) {
-        file.zero_range(page * PAGE, PAGE, || Ok(())).unwrap();
+        file.zero_range(&tenant, page * PAGE, PAGE, || Ok(())).unwrap();
     }
     let (tell, told) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
@@ -194,7 +194,7 @@ fn no_page_moves_while_its_file_is_being_changed() {
             moves = Some(mover);
             Ok(())
         };
-        file.zero_range(0, PAGE, change).unwrap();
+        file.zero_range(&tenant, 0, PAGE, change).unwrap();
         assert!(moves.unwrap().join().unwrap() > 0);
     });
 }

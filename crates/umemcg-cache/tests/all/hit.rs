@@ -83,7 +83,7 @@ fn a_page_apart_from_its_neighbours_is_found() {
     // Every third page goes, others take the frames, it comes back elsewhere.
     let holes: Vec<usize> = (0..len).step_by(3 * PAGE).collect();
     for &at in &holes {
-        file.zero_range(at as u64, PAGE as u64, || Ok(())).unwrap();
+        file.zero_range(&tenant, at as u64, PAGE as u64, || Ok(())).unwrap();
     }
     assert!(read_all(&other, &tenant) == pattern(2, 0, len));
     assert_eq!(check(&file, &expected), nr_pages - holes.len());

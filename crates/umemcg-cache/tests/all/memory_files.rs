@@ -157,7 +157,7 @@ fn a_write_beyond_the_limit_is_refused_and_old_data_stays() {
     assert_eq!(read_all(&file, &tenant), text[..written]);
     // Overwriting takes nothing.
     assert_eq!(file.write(&tenant, 100, b"over").unwrap(), 4);
-    file.zero_range(0, 64 * PAGE, || Ok(())).unwrap();
+    file.zero_range(&tenant, 0, 64 * PAGE, || Ok(())).unwrap();
     assert_eq!(file.write(&tenant, 2 << 20, b"more").unwrap(), 4);
 }
 
@@ -173,7 +173,7 @@ fn the_quota_is_met_exactly_and_comes_back() {
     assert!(matches!(one.write(pool.root(), 100 * PAGE, b"x"), Err(FileError::NoSpace)));
     one.set_len(4096 + 1).unwrap();
     assert_eq!(quota.free(), 5);
-    one.zero_range(0, 4096, || Ok(())).unwrap();
+    one.zero_range(pool.root(), 0, 4096, || Ok(())).unwrap();
     assert_eq!(quota.free(), 6);
     drop(one);
     assert_eq!(quota.free(), 7);
@@ -261,7 +261,7 @@ fn writers_readers_and_truncation_at_once_lose_no_page() {
                     let at = (round * 7919 + seed * 104_729) % (1 << 20);
                     match (round + seed) % 5 {
                         0 => file.set_len(at).unwrap(),
-                        1 => file.zero_range(at, 50_000, || Ok(())).unwrap(),
+                        1 => file.zero_range(tenant, at, 50_000, || Ok(())).unwrap(),
                         2 => drop(file.read(tenant, at, 30_000, &Readahead::default()).unwrap()),
                         3 => drop(file.allocate_memory(tenant, at, 20_000, true)),
                         _ => drop(file.write(tenant, at, &[7; 30_000])),

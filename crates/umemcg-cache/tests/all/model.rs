@@ -96,7 +96,7 @@ impl World {
             Op::Zero { file, offset, len } => {
                 let store = Arc::clone(&self.stores[file]);
                 self.files[file]
-                    .zero_range(offset, len, || {
+                    .zero_range(&self.group, offset, len, || {
                         store.punch(offset, len);
                         Ok(())
                     })

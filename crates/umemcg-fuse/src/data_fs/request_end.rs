@@ -13,7 +13,7 @@ use umemcg::files::File;
 use umemcg::internal::{ChargeMeter, Stalled, WritePause};
 use umemcg_base::PAGE_SIZE;
 
-use super::DataFs;
+use super::{DataFs, SilentOpen};
 use crate::classify::Payer;
 use crate::reply::{Gate, Hold, RecheckFn, Reply};
 use crate::request::Request;
@@ -29,11 +29,11 @@ impl DataFs {
             Op::Read(_) | Op::Write { .. } | Op::Release(_) | Op::Releasedir(_) => return None,
             Op::Forget { .. } | Op::BatchForget(_) | Op::Statfs | Op::Syncfs => return None,
             _ if header.pid == 0 => return None,
-            Op::Fallocate(arg) => Some(arg.fh),
+            Op::Fallocate(arg) => Some(self.handle(arg.fh, SilentOpen::writing(header.nodeid, 0))),
             Op::Setattr(arg) => (arg.valid & setattr_valid::FH != 0).then_some(arg.fh),
             _ => None,
         };
-        // Every request able to dirty a page names its open file.
+        // Every request able to dirty a page names its open file, or comes through a silent open.
         let content = written.and_then(|fh| Some(Arc::clone(self.files.get(fh)?.file.content())));
         let (me, meter, payer) = (self.me.clone(), ChargeMeter::start(), request.payer.cloned());
         let holds_directory = request.op.holds_directory();

@@ -257,7 +257,7 @@ impl VolumeFile for OpenFile {
     /// `EBADF` if not open for writing; `EINVAL`, `EFBIG`, `ENOSPC`, and the host's.
     fn fallocate(
         &self,
-        _group: &Arc<Group>,
+        group: &Arc<Group>,
         mode: FallocateFlags,
         offset: u64,
         len: u64,
@@ -283,7 +283,7 @@ impl VolumeFile for OpenFile {
         if kind.is_empty() {
             content.file.allocate(grows.then_some(end), on_host)?;
         } else if mode == PUNCH || kind == FallocateFlags::ZERO_RANGE {
-            content.file.zero_range(offset, len, on_host)?;
+            content.file.zero_range(group, offset, len, on_host)?;
             content.was_emptied(offset, len);
             if grows {
                 // The host's file has grown already.

@@ -376,7 +376,7 @@ impl VolumeFile for OpenFile {
         if kind.is_empty() {
             draft.file.allocate(Some(end), on_disk)?;
         } else {
-            draft.file.zero_range(offset, len, on_disk)?;
+            draft.file.zero_range(group, offset, len, on_disk)?;
             if let Some(copy) = &self.kernel_copy {
                 copy.pages.was_emptied(offset, len);
             }

@@ -215,11 +215,11 @@ impl VolumeFile for OpenFile {
         if mode.difference(FallocateFlags::KEEP_SIZE).is_empty() {
             file.allocate_memory(group, offset, len, grows)?;
         } else if mode == PUNCH {
-            file.zero_range(offset, len, || Ok(()))?;
+            file.zero_range(group, offset, len, || Ok(()))?;
         } else if mode.difference(FallocateFlags::KEEP_SIZE) == FallocateFlags::ZERO_RANGE {
             // Memory is charged first: if the charge fails, the content stays unchanged.
             file.allocate_memory(group, offset, len, grows)?;
-            file.zero_range(offset, len, || Ok(()))?;
+            file.zero_range(group, offset, len, || Ok(()))?;
             file.allocate_memory(group, offset, len, grows)?;
         } else {
             return Err(Errno::OPNOTSUPP.into());

@@ -32,7 +32,7 @@ fn resident_memory_follows_usage_down() {
         for page in 0..256u64 {
             if page % 16 != 0 {
                 let offset = page * 4096;
-                file.zero_range(offset, 4096, || Ok(())).unwrap();
+                file.zero_range(&tenant, offset, 4096, || Ok(())).unwrap();
             }
         }
     }

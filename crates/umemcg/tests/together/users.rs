@@ -242,7 +242,7 @@ impl User {
 
     fn punch(&mut self, file: usize) {
         let world = Arc::clone(&self.world);
-        let (model, range) = (&world.models[file], self.range());
+        let (model, range, group) = (&world.models[file], self.range(), self.group());
         if range.end > model.len() {
             return;
         }
@@ -259,7 +259,7 @@ impl User {
             }
             world.store.punch(file, range.start, range.len())
         };
-        let result = handle.zero_range(range.start as u64, range.len() as u64, punch);
+        let result = handle.zero_range(&group, range.start as u64, range.len() as u64, punch);
         schedule::end();
         match result {
             Ok(()) => model.end_fill(&range, range.len(), 0),
