@@ -102,6 +102,11 @@ impl<J> TurnQueue<J> {
         }
     }
 
+    /// Returns the number of tenants with items.
+    pub fn nr_tenants(&self) -> u64 {
+        self.root.turn.len() as u64
+    }
+
     /// Takes out the items selected by `is_meant`.
     pub fn take_out(&mut self, is_meant: impl Fn(&J) -> bool) -> Vec<(GroupPath, J)> {
         let mut taken = Vec::new();
@@ -231,6 +236,7 @@ mod tests {
         (100..250).for_each(|group| of(&[1, group], 0..1, &mut queue));
         of(&[2], 0..1, &mut queue);
         assert_eq!([&[1, 100][..], &[2], &[3]].map(|path| parts(&queue, path)), [300, 2, 2]);
+        assert_eq!(queue.nr_tenants(), 2);
         // A group has a part beside the groups in it.
         of(&[2, 5, 6], 0..1, &mut queue);
         of(&[2, 5], 0..1, &mut queue);

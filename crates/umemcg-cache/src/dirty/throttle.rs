@@ -12,8 +12,8 @@
 //! needs for it, so the group as a whole has the rate, however many writers it has, and no rate of
 //! single tasks has to be estimated. And since write-back serves tenants with groups over their
 //! threshold in turn, and these groups within a tenant, the store is divided in the same way.
-//! Writers of other groups that dirty the group's pages never use that clock: each tenant has
-//! another one for them (see `dirty::paced_writers`).
+//! Writers of other tenants that dirty the group's pages never use that clock: each such tenant has
+//! another one (see `dirty::paced_writers`).
 
 use std::time::Duration;
 

@@ -8,6 +8,7 @@ use umemcg_base::PAGE_SIZE_U64;
 use umemcg_group::{Group, StatItem};
 
 use super::File;
+use crate::dirty::paced_writers::is_foreign;
 use crate::dirty::settings::GroupDirty;
 use crate::index::{LockedIndex, Mark};
 
@@ -95,12 +96,12 @@ impl File {
         fresh
     }
 
-    /// Notes the newly dirty pages that a group other than the writer's, and none above it, pays
-    /// for: the next pause of the writer's group counts them.
+    /// Notes the newly dirty pages that a group of another tenant than the writer's pays for: the
+    /// next pause of the writer's group counts them.
     pub(super) fn note_foreign(&self, writer: &Arc<Group>, fresh: &[(u64, FrameId)]) {
         for (owner, nr) in self.runs_of_owners(fresh) {
             let foreign = umemcg_reclaim::owner_from(owner)
-                .with_group(|payer| (!writer.is_descendant_of(payer)).then(|| Arc::clone(payer)));
+                .with_group(|payer| is_foreign(writer, payer).then(|| Arc::clone(payer)));
             if let Some(payer) = foreign {
                 self.writeback.paced.note_foreign(writer, payer, nr as u64 * PAGE_SIZE_U64);
                 // It is to have that pause soon.

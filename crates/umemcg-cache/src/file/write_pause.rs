@@ -17,11 +17,13 @@
 //!
 //! No writer waits for a store that refuses data; see `dirty::refusal`.
 //!
-//! A writer that has made pages of another group dirty also waits for that group, the *payer* (see
-//! `dirty::paced_writers`), before the payer's own writers do: it is paced from the payer's
-//! background threshold on, so that what such writers have dirty settles below the point where the
-//! payer's own writers are paced. Beyond that point it has the least rate, and at the payer's limit
-//! it is held. The writers of a tenant that wait for a payer go on one by one, at that rate.
+//! A writer that has made pages of another tenant dirty also waits for the group that pays for
+//! them, the *payer* (see `dirty::paced_writers`), before the payer's own writers do: it is paced
+//! from the payer's background threshold on, so that what such writers have dirty settles below the
+//! point where the payer's own writers are paced. Beyond that point it keeps the least share of a
+//! tenant's part of the store, however many groups the payer's tenant has. At the payer's limit it
+//! is held, as the payer's own writers are, or it could keep the payer there. The writers of a
+//! tenant that wait for payers of another go on one by one.
 //!
 //! A level with less than an eighth of its threshold dirty on a store does not slow writers to this
 //! store: it is over the threshold because of another, perhaps hanging, store, and only writers to
@@ -32,13 +34,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use umemcg_base::{PAGE_SIZE_U64, Rank, assert_may_wait};
-use umemcg_group::Group;
+use umemcg_group::{Group, GroupPath};
 use umemcg_reclaim::stall::StalledHere;
 
 use super::File;
 use crate::dirty::lease;
 use crate::dirty::lists::living;
-use crate::dirty::paced_writers::ForeignBytes;
+use crate::dirty::paced_writers::{ForeignBytes, is_foreign};
 use crate::dirty::settings::GroupDirty;
 use crate::dirty::thresholds::{DIRTY_FLOOR, Level, levels};
 use crate::dirty::throttle::{PAUSE_MAX, PAUSE_MIN, POSITION_RATIO_MAX, hold, paced_rate, position_ratio};
@@ -74,7 +76,7 @@ pub struct WritePause {
     group: Arc<Group>,
     /// The end of the time reserved for it, on the cache's clock.
     due: Duration,
-    /// The pages of other groups for which the writer waits.
+    /// The pages of other tenants for which the writer still waits, one payer after the other.
     foreign: Vec<ForeignBytes>,
 }
 
@@ -83,7 +85,7 @@ impl WritePause {
     /// `None` when the writer may continue.
     pub fn remaining(&mut self) -> Option<Duration> {
         let (file, group) = (&self.file, &self.group);
-        let mut longest = match file.look(group, group) {
+        let own = match file.look(group, group) {
             LevelCheck::Free(_) => None,
             // No writer waits for data refused by the store; the next write fails instead.
             LevelCheck::Held(remaining) => file.refusal().is_none().then_some(remaining),
@@ -92,12 +94,7 @@ impl WritePause {
                 (!remaining.is_zero()).then_some(remaining.min(PAUSE_MAX))
             }
         };
-        self.foreign.retain(|foreign| {
-            let wait = file.foreign_wait(group, foreign);
-            longest = longest.max(wait);
-            wait.is_some()
-        });
-        longest
+        own.max(file.foreign_wait(group, &mut self.foreign))
     }
 }
 
@@ -119,6 +116,8 @@ impl File {
     #[inline(never)]
     fn write_pause_unleased(self: &Arc<Self>, group: &Arc<Group>, written: usize) -> Option<WritePause> {
         if self.writeback.nr_unclean() <= STORE_FREE_PAGES {
+            // What was noted is durable, or next to nothing: no later writer waits for it.
+            drop(self.writeback.paced.take_foreign(group));
             lease::take(group.id(), STORE_FREE_PAGES * PAGE_SIZE_U64 * lease::LEASE_SHARE);
             return None;
         }
@@ -131,11 +130,8 @@ impl File {
         let due = self.own_due(group, now, written as u64);
         let mut foreign = self.writeback.paced.take_foreign(group);
         // Below the payer's background threshold no writer waits.
-        foreign.retain(|foreign| {
-            !matches!(self.look(group, living(&foreign.payer)), LevelCheck::Free(_))
-                && self.foreign_wait(group, foreign).is_some()
-        });
-        if due < now + PAUSE_MIN && foreign.is_empty() {
+        foreign.retain(|note| !matches!(self.look(group, living(&note.payer)), LevelCheck::Free(_)));
+        if self.foreign_wait(group, &mut foreign).is_none() && due < now + PAUSE_MIN {
             return None;
         }
         Some(WritePause { file: Arc::clone(self), group: Arc::clone(group), due, foreign })
@@ -159,20 +155,35 @@ impl File {
         }
     }
 
+    /// Takes off the payers for which a writer need not wait any more. Returns the wait for the
+    /// next one, of which alone each call asks.
+    fn foreign_wait(&self, writer: &Arc<Group>, foreign: &mut Vec<ForeignBytes>) -> Option<Duration> {
+        while let Some(last) = foreign.last() {
+            let wait = self.payer_wait(writer, last);
+            if wait.is_some() {
+                return wait;
+            }
+            foreign.pop();
+        }
+        None
+    }
+
     /// Lets a writer that has made pages of a payer dirty go on in its turn. Otherwise returns the
     /// wait before it asks again. Also when the payer has no more dirty data than its background
     /// threshold, waiting writers go on one by one: all of them at once would fill its dirty room.
-    fn foreign_wait(&self, writer: &Arc<Group>, foreign: &ForeignBytes) -> Option<Duration> {
-        if self.refusal().is_some() {
+    fn payer_wait(&self, writer: &Arc<Group>, foreign: &ForeignBytes) -> Option<Duration> {
+        let payer = living(&foreign.payer);
+        // A removed payer's pages may be the writer's own by now, or the root's.
+        if self.refusal().is_some() || !is_foreign(writer, payer) {
             return None;
         }
-        let payer = living(&foreign.payer);
         let rate = match self.look(writer, payer) {
-            LevelCheck::Free(_) => self.rate(payer, POSITION_RATIO_MAX),
+            LevelCheck::Free(_) => self.foreign_rate(POSITION_RATIO_MAX),
             LevelCheck::Paced(rate) => rate,
             LevelCheck::Held(remaining) => return Some(remaining),
         };
-        self.writeback.paced.pass(writer, payer, self.cache.writeback().now(), foreign.bytes, rate)
+        let tenants = (GroupPath::of(payer).tenant(), GroupPath::of(writer).tenant());
+        self.writeback.paced.pass(tenants, self.cache.writeback().now(), foreign.bytes, rate)
     }
 
     /// Sleeps as long as the writer has to be slowed after such a write, in pauses of at most
@@ -225,14 +236,20 @@ impl File {
         paced_rate(self.writeback.write_bandwidth(), position_ratio, self.writeback.nr_sharing(group))
     }
 
+    /// Returns the rate of a tenant's writers to the pages of another: a share of the latter's part
+    /// of the store, however many groups divide that part.
+    fn foreign_rate(&self, position_ratio: f64) -> f64 {
+        paced_rate(self.writeback.write_bandwidth(), position_ratio, self.writeback.nr_tenants())
+    }
+
     /// Looks at all levels of the payer. A writer of another group passes over those that are above
     /// its own group too, and is paced earlier.
     fn look(&self, writer: &Arc<Group>, payer: &Arc<Group>) -> LevelCheck {
-        let (cache, is_foreign) = (&self.cache, !Arc::ptr_eq(writer, payer));
+        let (cache, of_others) = (&self.cache, !Arc::ptr_eq(writer, payer));
         let now = cache.writeback().now();
         let (mut ratio, mut held, mut gap) = (POSITION_RATIO_MAX, None::<Duration>, u64::MAX);
         for Level { group: level, thresholds, unclean } in levels(cache.reclaimer(), payer) {
-            if is_foreign && writer.is_descendant_of(level) {
+            if of_others && writer.is_descendant_of(level) {
                 continue;
             }
             if unclean > thresholds.background {
@@ -242,7 +259,7 @@ impl File {
                 }
             }
             let free_run = thresholds.free_run();
-            let paced_from = if is_foreign { thresholds.background } else { free_run };
+            let paced_from = if of_others { thresholds.background } else { free_run };
             if unclean <= paced_from {
                 gap = gap.min(paced_from - unclean);
                 continue;
@@ -256,14 +273,77 @@ impl File {
                 let remaining = hold(unclean, free_run, self.writeback.write_bandwidth());
                 held = Some(held.unwrap_or_default().max(remaining));
             }
-            let paced_to = if is_foreign { free_run } else { limit };
+            let paced_to = if of_others { free_run } else { limit };
             ratio = ratio.min(position_ratio(unclean, paced_from, paced_to));
             gap = 0;
         }
         match held {
             Some(remaining) => LevelCheck::Held(remaining),
-            None if gap == 0 && ratio < POSITION_RATIO_MAX => LevelCheck::Paced(self.rate(payer, ratio)),
+            None if gap == 0 && ratio < POSITION_RATIO_MAX => LevelCheck::Paced(match of_others {
+                true => self.foreign_rate(ratio),
+                false => self.rate(payer, ratio),
+            }),
             None => LevelCheck::Free((gap / CREDIT_SHARE).min(CREDIT_MAX)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use umemcg_arena::{Arena, Segment};
+    use umemcg_group::GroupTree;
+    use umemcg_reclaim::Reclaimer;
+
+    use super::*;
+    use crate::page_cache::PageCache;
+    use crate::store::{BackingStore, StoreId};
+
+    /// A store that takes everything.
+    #[derive(Debug)]
+    struct Sink;
+
+    impl BackingStore for Sink {
+        fn store_id(&self) -> StoreId {
+            StoreId(1)
+        }
+        fn read_at(&self, _: &Arena, _: &[Segment], _: u64) -> io::Result<usize> {
+            Ok(0)
+        }
+        fn write_at(&self, _: &Arena, segments: &[Segment], _: u64) -> io::Result<usize> {
+            Ok(segments.iter().map(|segment| usize::from(segment.len)).sum())
+        }
+        fn sync_range(&self, _: u64, _: u64) -> io::Result<()> {
+            Ok(())
+        }
+        fn sync(&self, _: bool) -> io::Result<()> {
+            Ok(())
+        }
+        fn set_len(&self, _: u64) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn notes_last_until_a_pause_finds_the_store_clean() {
+        let tree = GroupTree::new(64 << 20);
+        let arena = Arena::new(64 << 20).unwrap();
+        let cache = PageCache::new(Arc::new(Reclaimer::new(arena, Arc::clone(&tree)).unwrap())).unwrap();
+        let [a, b] = ["a", "b"].map(|name| tree.create(tree.root(), name.as_ref()).unwrap());
+        let file = cache.open_file(Arc::new(Sink), 0).unwrap();
+        let cursor = file.sample_error();
+        let clean = || file.fsync(true, &cursor).unwrap();
+        let noted = || file.writeback.paced.take_foreign(&a).iter().map(|note| note.bytes).sum::<u64>();
+        file.write(&b, 0, &[1; 16384]).unwrap();
+        clean();
+        file.write(&a, 0, &[2; 16384]).unwrap();
+        assert_eq!(noted(), 16384);
+        clean();
+        file.zero_range(&a, 100, 5000, || Ok(())).unwrap();
+        assert_eq!(noted(), 8192, "the edges of a hole");
+        clean();
+        file.write(&a, 0, &[3; 16384]).unwrap();
+        assert!(file.write_pause(&a, 16384).is_none());
+        assert_eq!(noted(), 0);
+        cache.close();
     }
 }

@@ -262,6 +262,11 @@ impl StoreWriteback {
         self.sharing.lock().nr_parts(&path)
     }
 
+    /// Returns the number of tenants with a part in the store.
+    pub(crate) fn nr_tenants(&self) -> u64 {
+        self.sharing.lock().nr_tenants()
+    }
+
     /// Begins a call that writes to the store, or waits for it to confirm.
     pub(crate) fn begin_io(&self) {
         let mut bandwidth = self.bandwidth.lock();

@@ -234,16 +234,22 @@ fn dirty_data_on_another_store_does_not_slow_a_group() {
     assert!(pool.sync_all(Duration::from_secs(60)).is_empty());
 }
 
+/// Opens a file of 16 MiB whose clean pages `payer` pays for, and lets its store hang.
+fn paid_by(pool: &Pool, payer: &Arc<Group>, store: &Arc<MemStore>) -> Arc<File> {
+    let file = open(pool, store);
+    file.write(payer, 0, &vec![1; 16 * MIB as usize]).unwrap();
+    assert!(pool.sync_all(Duration::from_secs(60)).is_empty());
+    limit(pool, payer, 8 * MIB, 4 * MIB);
+    store.hang();
+    file
+}
+
 #[test]
 fn a_group_does_not_wait_for_what_others_dirty_of_its_pages() {
     let pool = pool(256 * MIB);
     let [a, b, c] = ["a", "b", "c"].map(|name| group(&pool, name, u64::MAX));
     let store = MemStore::on_store(1);
-    let (shared, own) = (open(&pool, &store), open(&pool, &MemStore::on_store(1)));
-    shared.write(&b, 0, &vec![1; 16 * MIB as usize]).unwrap();
-    assert!(pool.sync_all(Duration::from_secs(60)).is_empty());
-    limit(&pool, &b, 8 * MIB, 4 * MIB);
-    store.hang();
+    let (shared, own) = (paid_by(&pool, &b, &store), open(&pool, &MemStore::on_store(1)));
     let piece = vec![2; 64 * KIB as usize];
     let rewrite = |at: u64| {
         shared.write(&a, at * 64 * KIB, &piece).unwrap();
@@ -260,6 +266,27 @@ fn a_group_does_not_wait_for_what_others_dirty_of_its_pages() {
     assert!(shared.write_pause(&c, piece.len()).is_none(), "c queues behind a");
     store.release();
     until("a goes on", || pause.remaining().is_none());
+    assert!(pool.sync_all(Duration::from_secs(60)).is_empty());
+}
+
+#[test]
+fn killing_the_writer_or_removing_the_payer_ends_a_hold() {
+    let pool = pool(256 * MIB);
+    let [a, b] = ["a", "b"].map(|name| group(&pool, name, u64::MAX));
+    let store = MemStore::on_store(1);
+    let shared = paid_by(&pool, &b, &store);
+    shared.write(&a, 0, &vec![2; 9 * MIB as usize]).unwrap();
+    assert!(unclean(&b) > 8 * MIB && unclean(&a) == 0);
+    let mut pause = shared.write_pause(&a, 4096).expect("b is at its limit");
+    assert!(pause.remaining().is_some());
+    shared.write(&a, 9 * MIB, &[2; 4096]).unwrap();
+    let nr_asked = std::cell::Cell::new(0);
+    let is_killed = || nr_asked.replace(nr_asked.get() + 1) == 2;
+    shared.throttle_unless(&a, 4096, &is_killed);
+    assert_eq!(nr_asked.get(), 3, "it was held until it was killed");
+    pool.remove_group(&b).unwrap();
+    assert!(pause.remaining().is_none(), "the pages are the root's");
+    store.release();
     assert!(pool.sync_all(Duration::from_secs(60)).is_empty());
 }
 
