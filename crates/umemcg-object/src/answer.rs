@@ -2,8 +2,8 @@
 //! error or an empty body may have it. So a response is accepted by the root element of its XML,
 //! or, without a body, by its headers.
 
-use http::HeaderMap;
-use http::header::{ETAG, LAST_MODIFIED};
+use http::header::LAST_MODIFIED;
+use http::{HeaderMap, StatusCode};
 use quick_xml::Reader;
 use quick_xml::events::{BytesStart, Event};
 
@@ -58,10 +58,20 @@ pub(crate) fn is_of_change(body: &[u8]) -> bool {
     }
 }
 
-/// Returns whether a successful HEAD response may describe an object: an object has an ETag or a
-/// modification time, most pages of gateways have neither.
+/// Returns whether a successful HEAD response may describe an object. Each object has a modification
+/// time, most pages of gateways have none. An ETag proves nothing: web servers compute one for any
+/// page, and some stores send none.
 pub(crate) fn is_of_object(headers: &HeaderMap) -> bool {
-    headers.contains_key(LAST_MODIFIED) || headers.contains_key(ETAG)
+    headers.contains_key(LAST_MODIFIED)
+}
+
+/// A header of each response from Azure.
+const AZURE_REQUEST: &str = "x-ms-request-id";
+
+/// Returns whether a success status is a store's response to a DELETE request: 204, or Azure's 202.
+/// Any other success may come from a gateway without a store.
+pub(crate) fn is_of_deletion(status: StatusCode, headers: &HeaderMap) -> bool {
+    status == StatusCode::NO_CONTENT || status == StatusCode::ACCEPTED && headers.contains_key(AZURE_REQUEST)
 }
 
 /// Returns the element's name without a namespace prefix.
@@ -255,8 +265,19 @@ mod tests {
     fn a_page_is_no_object() {
         let headers =
             |name: http::HeaderName| HeaderMap::from_iter([(name, http::HeaderValue::from_static("x"))]);
-        assert!(is_of_object(&headers(ETAG)) && is_of_object(&headers(LAST_MODIFIED)));
+        assert!(is_of_object(&headers(LAST_MODIFIED)));
         assert!(!is_of_object(&headers(http::header::CONTENT_TYPE)));
+        assert!(!is_of_object(&headers(http::header::ETAG)));
+    }
+
+    #[test]
+    fn only_a_stores_own_answer_is_a_deletion() {
+        let of_azure = http::HeaderName::from_static(AZURE_REQUEST);
+        let of_azure = HeaderMap::from_iter([(of_azure, http::HeaderValue::from_static("x"))]);
+        let is = |status| [&HeaderMap::new(), &of_azure].map(|headers| is_of_deletion(status, headers));
+        assert_eq!(is(StatusCode::NO_CONTENT), [true, true]);
+        assert_eq!(is(StatusCode::ACCEPTED), [false, true]);
+        assert_eq!(is(StatusCode::OK), [false, false]);
     }
 
     proptest! {

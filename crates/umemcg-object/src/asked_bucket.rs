@@ -123,8 +123,16 @@ impl AskedBucket {
         key: &str,
         answer: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Refusal> {
-        let timed = async { tokio::time::timeout(ANSWER_TIMEOUT, answer).await };
-        match self.runtime.block_on(timed) {
+        self.runtime.block_on(self.awaited(what, key, answer))
+    }
+
+    async fn awaited<T>(
+        &self,
+        what: &str,
+        key: &str,
+        answer: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Refusal> {
+        match tokio::time::timeout(ANSWER_TIMEOUT, answer).await {
             Ok(answer) => answer.map_err(|error| Refusal::new(self.failed(what, key, &error), &error)),
             Err(_) => {
                 self.counts.failures.fetch_add(1, Ordering::Relaxed);
@@ -166,11 +174,12 @@ impl AskedBucket {
         (key, place): (&str, &Place),
         found: Option<&Found>,
     ) -> Result<(), BucketError> {
-        if self.is_listed_as(found, (key, place), true)? { Ok(()) } else { Err(self.contradiction(key)) }
+        let is_confirmed = self.is_listed_as(found, (key, place), true)?;
+        if is_confirmed { Ok(()) } else { Err(self.contradiction("HEAD", key)) }
     }
 
-    fn contradiction(&self, key: &str) -> BucketError {
-        BucketError::Unavailable(format!("HEAD of {key:?} in {}: the listing contradicts it", self.url))
+    fn contradiction(&self, what: &str, key: &str) -> BucketError {
+        BucketError::Unavailable(format!("{what} of {key:?} in {}: the listing contradicts it", self.url))
     }
 
     /// Returns whether a listing has this version of an object, or for `None` no object. A version
@@ -182,14 +191,26 @@ impl AskedBucket {
         (key, place): (&str, &Place),
         may_differ: bool,
     ) -> Result<bool, BucketError> {
+        self.runtime.block_on(self.look_in_listing(Tenant::current(), found, (key, place), may_differ))
+    }
+
+    /// As [`is_listed_as`](Self::is_listed_as), for a task.
+    async fn look_in_listing(
+        &self,
+        tenant: Tenant,
+        found: Option<&Found>,
+        (key, place): (&str, &Place),
+        may_differ: bool,
+    ) -> Result<bool, BucketError> {
         if self.store.lists.is_none() {
             return Ok(true);
         }
         // The key sorts first among all keys with this prefix.
         let (whole, mut next) = (format!("{}{key}", self.prefix), None);
         for _ in 0..NR_EMPTY_PARTS_MAX {
-            let part = self.part(&whole, next.as_deref(), 1);
-            let (listed, goes_on, hidden) = self.in_time("LIST", key, part).map_err(|error| match error {
+            let part = self.part(tenant, &whole, next.as_deref(), 1);
+            let part = self.awaited("LIST", key, part).await;
+            let (listed, goes_on, hidden) = part.map_err(|refusal| match refusal.error {
                 BucketError::NotFound(what) => BucketError::Unavailable(what),
                 error => error,
             })?;
@@ -231,7 +252,7 @@ impl AskedBucket {
             // Other programs may create, replace and remove it repeatedly.
             self.runtime.block_on(async { tokio::time::sleep(ROUND_PAUSE * round).await });
         }
-        Err(self.contradiction(key))
+        Err(self.contradiction("HEAD", key))
     }
 
     /// As [`changed`](Self::changed), unless a listing contradicts it.
@@ -249,6 +270,7 @@ impl AskedBucket {
     /// paths, and keys left out by `object_store`.
     pub(crate) async fn part(
         &self,
+        tenant: Tenant,
         prefix: &str,
         from: Option<&str>,
         max: usize,
@@ -259,7 +281,7 @@ impl AskedBucket {
                     delimiter: Some("/".into()),
                     max_keys: Some(max),
                     page_token: from.map(str::to_owned),
-                    extensions: Tenant::current().extensions_with(ListingPrefix(prefix.to_owned())),
+                    extensions: tenant.extensions_with(ListingPrefix(prefix.to_owned())),
                     ..PaginatedListOptions::default()
                 };
                 let asked = Some(prefix).filter(|prefix| !prefix.is_empty());
@@ -321,9 +343,9 @@ impl AskedBucket {
         range: Range<u64>,
         take: &mut (dyn FnMut(&[u8]) + Send),
     ) -> Result<(), BucketError> {
-        let path = self.place(key)?.path;
+        let place = self.place(key)?;
         let wanted = range.end - range.start;
-        let read = self.read_range(tenant, &path, info, range, take);
+        let read = self.read_range(tenant, &place.path, info, range, take);
         let read = tokio::time::timeout(READ_TIMEOUT, read).await;
         let read =
             read.unwrap_or_else(|elapsed| Err(Error::Generic { store: "GET", source: Box::new(elapsed) }));
@@ -334,8 +356,13 @@ impl AskedBucket {
             }
             Ok((len, Err(what))) if len == wanted => what,
             Ok((len, _)) => format!("{len} bytes came of {wanted}"),
-            Err(what) => {
-                return Err(BucketError::Changed(format!("GET of {key:?} in {}: {what}", self.url)));
+            // A page in place of the store may have an ETag.
+            Err(other) => {
+                let is_listed = self.look_in_listing(tenant, Some(&other), (key, &place), true).await?;
+                return Err(match is_listed {
+                    true => self.changed("GET", key, Some(&other)),
+                    false => self.contradiction("GET", key),
+                });
             }
         };
         self.counts.failures.fetch_add(1, Ordering::Relaxed);
@@ -343,7 +370,7 @@ impl AskedBucket {
     }
 
     /// As [`read`](Self::read); returns the number of bytes received and the result of the
-    /// checksum, or a description of an unexpected response.
+    /// checksum, or the other version that the store sent.
     async fn read_range(
         &self,
         tenant: Tenant,
@@ -351,7 +378,7 @@ impl AskedBucket {
         info: &ObjectInfo,
         range: Range<u64>,
         take: &mut (dyn FnMut(&[u8]) + Send),
-    ) -> Result<Result<(u64, Result<(), String>), String>, Error> {
+    ) -> Result<Result<(u64, Result<(), String>), Found>, Error> {
         // The ETag of the response is compared below, too.
         let if_match = strong_etag(info).map(str::to_owned);
         let wanted = range.end - range.start;
@@ -362,9 +389,8 @@ impl AskedBucket {
         let extensions = tenant.extensions_with(RequestPatch { headers, ..RequestPatch::default() });
         let options = GetOptions { if_match, range, extensions, ..GetOptions::default() };
         let mut answer = self.store.objects.get_opts(path, options).await?;
-        let found = info_of(&answer.meta);
-        if !found.is_same(info) {
-            return Ok(Err(format!("the store sent {:?} in place of {:?}", found.etag, info.etag)));
+        if !info_of(&answer.meta).is_same(info) {
+            return Ok(Err(found_of(&answer.meta, &answer.attributes)));
         }
         let expected = answer.extensions.remove::<ExpectedChecksum>();
         let mut sum = expected.filter(|_| is_whole).map(RunningSum::new);

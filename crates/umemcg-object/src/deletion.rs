@@ -4,8 +4,8 @@
 //! version. A server that refuses it, and accepts the request without it, gets unconditional
 //! requests from then on. A request with a lost response is sent again, and then fails because the
 //! object is gone. So a HEAD judges a failure, and an object not found is gone if no listing has
-//! it. A conflict with another change decides nothing: the request is sent again, with its
-//! precondition.
+//! it. A success that is no store's own (`is_of_deletion`) comes here as an object not found. A
+//! conflict with another change decides nothing: the request is sent again, with its precondition.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -19,7 +19,7 @@ use object_store::client::{
 use umemcg_base::LeafMutex;
 use umemcg_vfs::bucket::{BucketFigures, UNREADABLE};
 
-use crate::answer::{check_listing, error_code, is_of_change, is_of_object};
+use crate::answer::{check_listing, error_code, is_of_change, is_of_deletion, is_of_object};
 use crate::checksum::ExpectedChecksum;
 use crate::listing_filter::{HiddenKeys, ListingPrefix, without_hidden};
 use crate::pace::Lane;
@@ -280,7 +280,10 @@ impl CountingService {
                 kind == RequestKind::Copy && parts.status == StatusCode::OK && whole.trim_ascii().is_empty();
             // The status of a gateway without a store: `object_store` retries it.
             let unknown = (is_missing || !is_of_change(&whole)).then_some(StatusCode::BAD_GATEWAY);
-            parts.status = belated_failure(&whole).or(unknown).unwrap_or(parts.status);
+            // Listings then tell whether the object or the upload is gone.
+            let is_doubtful = kind == RequestKind::Delete && !is_of_deletion(parts.status, &parts.headers);
+            let doubtful = is_doubtful.then_some(StatusCode::NOT_FOUND);
+            parts.status = belated_failure(&whole).or(unknown).or(doubtful).unwrap_or(parts.status);
         } else if parts.status == StatusCode::BAD_REQUEST && is_damaged(&whole) {
             // `object_store` retries this status.
             parts.status = StatusCode::INTERNAL_SERVER_ERROR;
@@ -477,7 +480,8 @@ mod tests {
     #[test]
     fn an_object_whose_copy_is_pending_is_not_there_yet() {
         let head = |status: &str| {
-            let answer = http::Response::builder().header("etag", "x").header("x-ms-copy-status", status);
+            let answer =
+                http::Response::builder().header("last-modified", "x").header("x-ms-copy-status", status);
             let (parts, ()) = answer.body(()).unwrap().into_parts();
             recognised(RequestKind::Head, with_body(parts, Bytes::new())).status()
         };

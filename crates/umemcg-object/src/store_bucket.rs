@@ -146,7 +146,7 @@ impl Bucket for StoreBucket {
     fn list(&self, prefix: &str, from: Option<&str>, max: usize) -> Result<ListedPart, BucketError> {
         let whole = format!("{}{prefix}", self.asked.prefix);
         let directory_len = whole.rfind('/').map_or(0, |at| at + 1);
-        let part = self.asked.part(&whole, from, max);
+        let part = self.asked.part(Tenant::current(), &whole, from, max);
         let (result, next, mut hidden) = self.asked.in_time("LIST", prefix, part)?;
         // Empty for the directory's own object: `object_store` drops its slash.
         let name_of = |path: &Path| path.as_ref().get(directory_len..).unwrap_or_default().to_owned();

@@ -1,6 +1,6 @@
 //! Chance: numbers as good as random, and the odd answers and servers that they choose.
 
-use super::{Asked, Character, Etags, FORMS, INSTEAD, Instead, Listing, Oddity};
+use super::{Asked, Character, Etags, FORMS, INSTEAD, Listing, Oddity};
 
 const LISTINGS: [Listing; 9] = [
     Listing::NoToken,
@@ -42,9 +42,8 @@ impl Dice {
         }
     }
 
-    /// Returns an odd answer, for how many requests it is, and of which kind; `None` for an answer
-    /// that no program can see through.
-    pub fn oddity(&mut self) -> Option<(usize, Asked, Oddity)> {
+    /// Returns an odd answer, for how many requests it is, and of which kind.
+    pub fn oddity(&mut self) -> (usize, Asked, Oddity) {
         let asked = match self.below(40) {
             // Rare: they are for large files alone.
             0 => Asked::Begin,
@@ -59,15 +58,6 @@ impl Dice {
             4 if asked == Asked::Get => Oddity::WholeObject,
             _ => Oddity::Instead(self.of(&INSTEAD)),
         };
-        if let Oddity::Instead(instead) = oddity {
-            // Many servers answer a deletion so; whether it was one cannot be seen.
-            let is_silent = matches!(instead, Instead::Nothing | Instead::Accepted | Instead::CutShort);
-            // At an open it is taken for the object.
-            let is_page = instead == Instead::PageWithEtag;
-            if asked == Asked::Delete && is_silent || asked == Asked::Head && is_page {
-                return None;
-            }
-        }
-        Some((1 + self.below(3) as usize, asked, oddity))
+        (1 + self.below(3) as usize, asked, oddity)
     }
 }

@@ -31,6 +31,9 @@ pub enum Instead {
     Html,
     /// The same, with an ETag.
     PageWithEtag,
+    /// The same, with an ETag and a time, as of a web server's file: at an open it is taken for the
+    /// object.
+    DatedPage,
     Nothing,
     /// Nothing under another status of success.
     Accepted,
@@ -38,7 +41,7 @@ pub enum Instead {
     CutShort,
 }
 
-/// All of them.
+/// All of them, but the one that no program can see through.
 pub const INSTEAD: [Instead; 7] = [
     Instead::Error,
     Instead::ErrorWithNamespace,
@@ -235,9 +238,10 @@ impl OddStore {
         lock(&self.plan).always.push((asked, oddity));
     }
 
-    /// Puts a page with an ETag in place of the store, for listings, too, or for all else.
+    /// Puts a page with an ETag and a time in place of the store, for listings, too, or for all
+    /// else.
     pub fn be_behind_a_page(&self, hides_listings: bool) {
-        let page = Oddity::Instead(Instead::PageWithEtag);
+        let page = Oddity::Instead(Instead::DatedPage);
         self.always(Asked::Head, page);
         for asked in [Asked::Put, Asked::Copy, Asked::Delete, Asked::Begin, Asked::Complete] {
             self.always(asked, Oddity::Status(405));

@@ -266,8 +266,8 @@ impl Model {
     }
 
     /// Makes the store odd, and returns the kind of requests that it is odd for.
-    fn make_odd(&mut self) -> Option<Asked> {
-        let (nr, asked, oddity) = self.dice.oddity()?;
+    fn make_odd(&mut self) -> Asked {
+        let (nr, asked, oddity) = self.dice.oddity();
         self.done.push(format!("    {nr} of {asked:?}: {oddity:?}"));
         if matches!(oddity, Oddity::Listing(Listing::Endless | Listing::EmptyParts)) {
             // For as long as it is asked.
@@ -275,12 +275,12 @@ impl Model {
         } else {
             self.store.next(nr, asked, oddity);
         }
-        Some(asked)
+        asked
     }
 
     fn step(&mut self) {
         self.store.be_calm();
-        let asked = if self.dice.below(3) > 0 { self.make_odd() } else { None };
+        let asked = (self.dice.below(3) > 0).then(|| self.make_odd());
         let path = self.dice.of(&PATHS);
         if matches!(asked, Some(Asked::Begin | Asked::Complete)) {
             return self.write_some(path, true);

@@ -163,6 +163,9 @@ impl State {
         let answer = match oddity {
             Some(Oddity::Status(status)) => refusal(status, request),
             Some(Oddity::Instead(Instead::PageWithEtag)) => Answer::new(200, PAGE).with("ETag", "\"page\""),
+            Some(Oddity::Instead(Instead::DatedPage)) => {
+                Answer::new(200, PAGE).with("ETag", "\"page\"").with("Last-Modified", written(0, false))
+            }
             Some(Oddity::Instead(Instead::Accepted)) => Answer::new(202, ""),
             Some(Oddity::Instead(instead)) if instead != Instead::CutShort => Answer::new(
                 200,
@@ -171,7 +174,7 @@ impl State {
                     Instead::ErrorWithNamespace => {
                         "\n <Error xmlns=\"http://s3.amazonaws.com/doc/\"><Code>ServiceUnavailable</Code></Error>"
                     }
-                    Instead::Html | Instead::PageWithEtag => PAGE,
+                    Instead::Html | Instead::PageWithEtag | Instead::DatedPage => PAGE,
                     Instead::Nothing | Instead::Accepted | Instead::CutShort => "",
                 },
             ),
