@@ -3,11 +3,11 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Returns the directory for records of uploads to stores: below systemd's `StateDirectory=`, else
-/// `/var/lib/umemcg` for root, else the user's state directory by the XDG specification. `None` for
-/// a user without a home.
-pub fn uploads() -> Option<PathBuf> {
-    of(rustix::process::geteuid().is_root(), &|name| std::env::var_os(name)).map(|dir| dir.join("uploads"))
+/// Returns the directory for notes about uploads and staging directories of stores: below systemd's
+/// `StateDirectory=`, else `/var/lib/umemcg` for root, else the user's state directory by the XDG
+/// specification. `None` for a user without a home.
+pub fn notes() -> Option<PathBuf> {
+    of(rustix::process::geteuid().is_root(), &|name| std::env::var_os(name)).map(|dir| dir.join("stores"))
 }
 
 fn of(is_root: bool, variable: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {

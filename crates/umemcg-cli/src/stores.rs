@@ -223,7 +223,7 @@ fn open(
         gid: rustix::process::getegid().as_raw(),
         staging,
         streams: writes == Writes::Streamed,
-        upload_notes: if writes == Writes::Streamed { crate::state_directory::uploads() } else { None },
+        notes: crate::state_directory::notes(),
     }))
 }
 

@@ -49,7 +49,7 @@ pub fn staged(bucket: &Arc<MemoryBucket>, staging: StagingConfig) -> ObjectConfi
         uid: 0,
         gid: 0,
         streams: false,
-        upload_notes: None,
+        notes: None,
         staging: Some(staging),
     }
 }

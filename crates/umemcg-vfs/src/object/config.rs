@@ -66,8 +66,9 @@ pub struct ObjectConfig {
     /// New files and whole replacements go to the store while they are written, from memory.
     /// Ignored with a staging directory.
     pub streams: bool,
-    /// A directory on a local disk for notes about the multipart uploads of streams. The next
-    /// volume of the same URL aborts the uploads of a killed daemon. Volumes and daemons may share
-    /// the directory. Without it such uploads stay until a lifecycle rule of the store aborts them.
-    pub upload_notes: Option<PathBuf>,
+    /// A directory on a local disk for notes about the multipart uploads of streams and about the
+    /// staging directory. The next volume of the same URL aborts the uploads of a killed daemon,
+    /// and logs the files left in another staging directory. Volumes and daemons may share the
+    /// directory. Without it such uploads stay until a lifecycle rule of the store aborts them.
+    pub notes: Option<PathBuf>,
 }

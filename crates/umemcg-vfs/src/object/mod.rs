@@ -53,6 +53,7 @@ mod same_names;
 mod shown_attributes;
 mod side_by_side;
 mod staging;
+mod staging_note;
 mod staging_room;
 mod stored_names;
 mod stream;
@@ -92,6 +93,7 @@ use node::Facts;
 use objects::Objects;
 use open_file::{OpenFile, wants_to_write};
 use staging::Staging;
+use staging_note::StagingNote;
 use streams::Streams;
 use umemcg::Engine;
 use umemcg::files::{File, StoreId};
@@ -111,6 +113,7 @@ pub struct ObjectVolume {
     drafts: Option<Arc<Drafts>>,
     /// Set where written bytes go to the store as they arrive.
     streams: Option<Arc<Streams>>,
+    _staging_note: Option<StagingNote>,
 }
 
 impl ObjectVolume {
@@ -138,9 +141,11 @@ impl ObjectVolume {
             None => None,
         };
         let streams = drafts.as_ref().filter(|drafts| drafts.staging.is_none());
-        let notes = || config.upload_notes.as_ref().map(|below| UploadNotes::open(below, &config.bucket));
+        let notes = || config.notes.as_ref().map(|below| UploadNotes::open(below, &config.bucket));
         let streams = streams.map(|drafts| Arc::new(Streams::new(drafts, notes())));
-        Ok(Arc::new(Self { objects, drafts, streams }))
+        let staging = config.staging.as_ref().map(|staging| &*staging.dir);
+        let note = config.notes.as_ref().and_then(|below| StagingNote::open(below, &*config.bucket, staging));
+        Ok(Arc::new(Self { objects, drafts, streams, _staging_note: note }))
     }
 
     /// Returns the drafts of the volume.

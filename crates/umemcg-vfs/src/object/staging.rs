@@ -210,6 +210,18 @@ impl Found {
     }
 }
 
+/// Returns the number of files in a volume's subdirectory that did not reach the store.
+pub(super) fn nr_unsaved(dir: &Path) -> usize {
+    let is_unsaved = |serial: &u64| {
+        let record = read_record(&record_path(dir, *serial));
+        let is_there = dir.join(serial.to_string()).exists();
+        is_there && record.is_none_or(|record| record.state == DraftState::Staged)
+    };
+    let drafts = Found::look(dir).map_or_else(|_| Vec::new(), |found| found.serials);
+    let nr_lost = list_lost(dir).map_or(0, |(lost, _)| lost.len());
+    drafts.into_iter().filter(is_unsaved).count() + nr_lost
+}
+
 /// Returns the numbers of drafts and records.
 fn serials_in(dir: &Path) -> io::Result<Vec<u64>> {
     let mut serials = Vec::new();

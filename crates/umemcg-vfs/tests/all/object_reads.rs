@@ -26,7 +26,7 @@ fn open(engine: &Arc<Engine>, group: &Arc<Group>, bucket: &Arc<MemoryBucket>) ->
         gid: 0,
         staging: None,
         streams: false,
-        upload_notes: None,
+        notes: None,
     };
     let volume = ObjectVolume::open(engine, &config, 0).unwrap();
     let group = Arc::clone(group);

@@ -42,7 +42,7 @@ impl World {
             gid: 8,
             staging: None,
             streams: false,
-            upload_notes: None,
+            notes: None,
         };
         let volume = ObjectVolume::open(&engine, &config, 0).unwrap();
         let group = engine.create_group(engine.root(), OsStr::new("g")).unwrap();
@@ -508,7 +508,7 @@ fn failing() -> ObjectConfig {
         gid: 0,
         staging: None,
         streams: false,
-        upload_notes: None,
+        notes: None,
     }
 }
 

@@ -161,7 +161,7 @@ impl Model {
             gid: 0,
             staging: (self.writes != Writes::Streamed).then_some(staging),
             streams: self.writes == Writes::Streamed,
-            upload_notes: None,
+            notes: None,
         };
         self.volume = Some(open_volume(&self.engine, &config));
     }

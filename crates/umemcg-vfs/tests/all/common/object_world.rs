@@ -424,7 +424,7 @@ fn config_with(bucket: &Arc<MemoryBucket>, staging: StagingConfig) -> ObjectConf
         gid: 8,
         staging: Some(staging),
         streams: false,
-        upload_notes: None,
+        notes: None,
     }
 }
 

@@ -227,7 +227,7 @@ impl Together {
             gid: 8,
             staging: (!self.streams).then(|| self.staging_config()),
             streams: self.streams,
-            upload_notes: self.streams.then(|| self.staging.path().to_owned()),
+            notes: self.streams.then(|| self.staging.path().to_owned()),
         };
         let until = Instant::now() + PATIENCE;
         let volume = loop {
