@@ -44,6 +44,9 @@ const NR_PINNED: usize = 16_000;
 const NR_WALKED: usize = 30_000;
 const NR_READS: usize = 30_000;
 const NR_MIN: usize = 1_000;
+/// How long the store of a rename stands still at a time, at full size and at least.
+const STANDS_STILL: Duration = Duration::from_secs(5);
+const STANDS_STILL_MIN: Duration = Duration::from_millis(100);
 /// The cost of a name.
 const NAME_BYTES: u64 = 344;
 const NAMES_PER_DIRECTORY: usize = 1_000;
@@ -59,6 +62,8 @@ pub struct Ground {
     pub nr_pinned: usize,
     pub nr_walked: usize,
     pub nr_reads: usize,
+    /// How long the store of a rename stands still at a time.
+    pub stands_still: Duration,
     /// The pieces of the file that A's groups have written, by place.
     pub written: Vec<AtomicBool>,
     directory: tempfile::TempDir,
@@ -88,9 +93,18 @@ impl Ground {
         let local = at("local");
         let nr_pieces = WRITE_FILE / MIB;
         let written = (0..nr_pieces).map(|_| AtomicBool::new(false)).collect();
-        let (mount, store) = (Some(mount), Some(store));
-        let ground =
-            Self { mount, store, control, point, nr_pinned, nr_walked, nr_reads, written, directory };
+        let ground = Self {
+            mount: Some(mount),
+            store: Some(store),
+            control,
+            point,
+            nr_pinned,
+            nr_walked,
+            nr_reads,
+            stands_still: STANDS_STILL.mul_f64(options.scale.min(1.0)).max(STANDS_STILL_MIN),
+            written,
+            directory,
+        };
         ground.add_volume(&umemcg, "local", &local)?;
         ground.add_volume(&umemcg, "slow", &slow)?;
         ground.add_groups()?;

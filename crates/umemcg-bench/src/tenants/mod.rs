@@ -90,11 +90,12 @@ pub fn run(options: &Options, program: &Program) -> Result<Report, Failure> {
     report.compact = true;
     report.notes.push(format!(
         "{} names are pinned and {} are walked, {} reads wait for the store; the file that A rewrites has {} MiB; the slow store \
-         stands still for 100 of 110 ms",
+         stands still for {} ms at a time",
         ground.nr_pinned,
         ground.nr_walked,
         ground.nr_reads,
-        SHARED_FILE / MIB
+        SHARED_FILE / MIB,
+        ground.stands_still.as_millis()
     ));
     ground.end()?;
     report.sections = sections(&samples);

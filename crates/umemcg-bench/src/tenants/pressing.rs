@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::Timespec;
 use rustix::fs::{Mode, OFlags};
@@ -17,8 +17,7 @@ use super::ground::{
 };
 use crate::options::Failure;
 
-/// The store of a rename stands still for so long, goes on for so long, and so on.
-const STANDS_STILL: Duration = Duration::from_millis(100);
+/// How long the store of a rename goes on before it stands still again.
 const GOES_ON: Duration = Duration::from_millis(10);
 /// A look without a wait.
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -201,8 +200,10 @@ fn syncs(
 /// Has the store stand still most of the time.
 fn stops(ground: &Ground, goes_on: &dyn Fn() -> bool) -> Result<u64, Failure> {
     while goes_on() {
-        let stopped = ground.stop_store()?;
-        std::thread::sleep(STANDS_STILL);
+        let (stopped, since) = (ground.stop_store()?, Instant::now());
+        while goes_on() && since.elapsed() < ground.stands_still {
+            std::thread::sleep(GOES_ON);
+        }
         drop(stopped);
         std::thread::sleep(GOES_ON);
     }
