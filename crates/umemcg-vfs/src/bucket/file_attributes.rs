@@ -108,6 +108,17 @@ impl FileAttributes {
     }
 }
 
+/// Returns whether the metadata of an empty object make it a directory, as other programs store
+/// them: a flag (Azure Data Lake), a content type (s3fs), or the kind in the mode.
+pub(crate) fn are_of_directory(metadata: &[(String, String)]) -> bool {
+    metadata.iter().any(|(name, value)| match name.as_str() {
+        "hdi_isfolder" => value.eq_ignore_ascii_case("true"),
+        ":content-type" => value.starts_with("application/x-directory"),
+        "mode" => mode_of(value).is_some_and(|mode| mode & KIND == DIRECTORY),
+        _ => false,
+    })
+}
+
 /// Returns whether anything but the length is to change.
 pub(crate) fn changes_attributes(change: &SetAttr) -> bool {
     let SetAttr { size: _, mode, uid, gid, atime, mtime, kill_set_id } = *change;

@@ -13,8 +13,9 @@
 //! So a listing decides whether a name exists. A status of 404 alone may come from something
 //! between, such as a gateway without its route.
 //!
-//! Other programs mark directories with empty objects. For a longer object the keys below are not
-//! looked for.
+//! Other programs mark directories with empty objects. Where attributes are stored with objects, an
+//! empty object is a directory without keys below it, too, if its metadata say so. For a longer
+//! object the keys below are not looked for.
 
 use rustix::io::Errno;
 use umemcg_base::assert_no_locks_held;
@@ -22,7 +23,8 @@ use umemcg_base::assert_no_locks_held;
 use super::listing_place::{ListingPlace, Listings};
 use super::node::Facts;
 use super::shown_attributes::ShownAttributes;
-use crate::bucket::{Bucket, BucketError, ListedName, ObjectInfo};
+use crate::bucket::file_attributes::are_of_directory;
+use crate::bucket::{Bucket, BucketError, ListedName, Metadata, ObjectInfo};
 
 /// Names requested to classify a key: names between `key` and `key/` come first.
 const NR_NAMES: usize = 10;
@@ -51,19 +53,24 @@ impl KeySearch<'_> {
         assert_no_locks_held("a request to a store");
         for _ in 0..NR_ROUNDS {
             if let Some(info) = self.head(self.key)? {
-                let is_marker = may_mark_directory(&info, self.listings.bucket) && self.has_keys_below()?;
-                return if is_marker { self.directory() } else { Ok(Facts::Object(self.shown.kept(&info))) };
+                let may_mark = may_mark_directory(&info, self.listings.bucket);
+                let told =
+                    info.metadata.as_deref().filter(|told| self.shown.are_stored && are_of_directory(told));
+                if may_mark && (told.is_some() || self.has_keys_below()?) {
+                    return self.directory(told);
+                }
+                return Ok(Facts::Object(self.shown.kept(&info)));
             }
             if self.listings.bucket.knows_absence() {
-                return if self.has_keys_below()? { self.directory() } else { Err(Errno::NOENT) };
+                return if self.has_keys_below()? { self.directory(None) } else { Err(Errno::NOENT) };
             }
             let part = self.listings.part(self.key, None, NR_NAMES)?;
             match part.names.iter().find(|listed| listed.name == self.name) {
                 // It may have been stored meanwhile.
                 Some(ListedName { object: Some(_), .. }) => {}
-                Some(ListedName { object: None, .. }) => return self.directory(),
+                Some(ListedName { object: None, .. }) => return self.directory(None),
                 None if part.next.is_none() && part.hidden.is_empty() => return Err(Errno::NOENT),
-                None if self.has_keys_below()? => return self.directory(),
+                None if self.has_keys_below()? => return self.directory(None),
                 None => return Err(Errno::NOENT),
             }
         }
@@ -96,15 +103,17 @@ impl KeySearch<'_> {
         }
     }
 
-    /// Returns the facts about a directory.
-    fn directory(&self) -> Result<Facts, Errno> {
+    /// Returns the facts about a directory. Without an object of its own it has the attributes of
+    /// its `mark`.
+    fn directory(&self, mark: Option<&Metadata>) -> Result<Facts, Errno> {
         if !self.shown.are_stored {
             return Ok(Facts::Directory(None));
         }
         let Listings { bucket, failures } = self.listings;
         let found = bucket.find(&format!("{}/", self.key)).map_err(|error| failures.report(&error))?;
-        let told = found.and_then(|info| info.metadata);
-        Ok(Facts::Directory(Some(self.shown.in_directory(&told.unwrap_or_default()))))
+        let (told, none) = (found.and_then(|info| info.metadata), Metadata::new());
+        let told = told.as_deref().or(mark).unwrap_or(&none);
+        Ok(Facts::Directory(Some(self.shown.in_directory(told))))
     }
 
     fn has_keys_below(&self) -> Result<bool, Errno> {

@@ -113,6 +113,32 @@ fn directories_are_objects_that_end_with_a_slash() {
 }
 
 #[test]
+fn an_empty_object_is_a_directory_if_it_says_so() {
+    let w = World::new();
+    let mark = |name: &str, value: &str| vec![(name.to_owned(), value.to_owned())];
+    for (key, told) in [
+        ("azure", mark("hdi_isfolder", "true")),
+        ("typed", mark(":content-type", "application/x-directory; charset=UTF-8")),
+        ("s3fs", mark("mode", "16872")),
+    ] {
+        w.bucket.put_with(key, "", told.clone());
+        w.bucket.put_with("file", "bytes", told);
+        let mode = if key == "s3fs" { 0o040_750 } else { 0o040_755 };
+        assert_eq!(w.attr(key).unwrap().mode, mode, "{key}");
+        assert_eq!(w.get("file").unwrap(), b"bytes", "only an empty one: {key}");
+        let below = format!("{key}/x");
+        w.put(&below, b"below").unwrap();
+        assert_eq!(w.get(&below).unwrap(), b"below");
+        w.unlink(&below).unwrap();
+        w.rename(key, "moved", RenameFlags::empty()).unwrap();
+        w.rmdir("moved").unwrap();
+        assert_eq!(w.bucket.keys(), ["file"], "{key}");
+    }
+    w.bucket.put_with("empty", "", mark(":content-type", "text/plain"));
+    assert_eq!(w.attr("empty").unwrap().mode, 0o100_644);
+}
+
+#[test]
 fn the_mark_of_a_directory_goes_with_it() {
     let w = World::new();
     for key in ["d", "d/f", "e", "e/f"] {
