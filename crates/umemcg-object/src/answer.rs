@@ -58,7 +58,7 @@ pub(crate) fn is_of_change(body: &[u8]) -> bool {
     }
 }
 
-/// Returns whether a successful HEAD response may describe an object. Each object has a modification
+/// Returns whether a successful HEAD response may describe an object: an object has a modification
 /// time, most pages of gateways have none. An ETag proves nothing: web servers compute one for any
 /// page, and some stores send none.
 pub(crate) fn is_of_object(headers: &HeaderMap) -> bool {

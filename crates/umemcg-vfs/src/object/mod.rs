@@ -113,6 +113,7 @@ pub struct ObjectVolume {
     drafts: Option<Arc<Drafts>>,
     /// Set where written bytes go to the store as they arrive.
     streams: Option<Arc<Streams>>,
+    /// For the next start, which may have another staging directory.
     _staging_note: Option<StagingNote>,
 }
 
