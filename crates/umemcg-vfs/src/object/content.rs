@@ -164,6 +164,12 @@ impl Content {
         self.nr_writers.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
+    /// Returns whether any open file writes it.
+    pub(super) fn is_being_written(&self) -> bool {
+        // Relaxed: it may begin or end at any time.
+        self.nr_writers.load(Ordering::Relaxed) > 0
+    }
+
     /// Returns the object of the content.
     pub(super) fn place(&self) -> Place {
         self.place.lock().clone()

@@ -423,9 +423,9 @@ impl RetryUpload for Drafts {
     fn retry_upload(&self, serial: u64) -> bool {
         let Some(content) = self.unsaved.lock().get(&serial).cloned() else { return true };
         let Some(draft) = content.draft().filter(|draft| draft.is_unsaved()) else { return true };
-        if !draft.is_quiet() {
-            // The writer's next close stores it.
-            return true;
+        if !draft.is_quiet() && content.is_being_written() {
+            // The writer's next close stores it, but no close follows a change by name.
+            return false;
         }
         let group = draft.group().unwrap_or_else(|| self.objects.engine.root());
         self.store_for(For::Background, &content, group).is_ok() || draft.is_lost()

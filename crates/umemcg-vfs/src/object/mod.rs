@@ -167,7 +167,7 @@ impl ObjectVolume {
         self.drafts.as_ref().map_or(0, |drafts| drafts.nr_waiting())
     }
 
-    /// Begins no more retries of failed uploads, and waits for the running one. For tests.
+    /// Begins no more retries of failed uploads, and waits for those under way. For tests.
     pub fn stop_retries(&self) {
         if let Some(drafts) = &self.drafts {
             drafts.retries.stop();
@@ -264,10 +264,7 @@ impl Attributes for ObjectVolume {
         // A change of a file being written is stored together with its bytes. A new length is
         // stored at once, and so is a change after the last close: no later close would store it.
         let at_once = !file.is_unsaved() || change.size.is_some();
-        let changed = file.setattr(caller, change).and_then(|changed| {
-            file.store_by_name(at_once)?;
-            Ok(changed)
-        });
+        let changed = file.store_by_name(at_once, file.setattr(caller, change));
         if let (Err(_), Some(len)) = (&changed, change.size) {
             // The file may be cut even so, and the kernel does not drop its pages after an error.
             self.make_kernel_forget(node, len, u64::MAX - len);

@@ -122,6 +122,10 @@ impl OpenFile {
     /// Cuts or extends the file.
     pub(super) fn truncate(&self, group: &Arc<Group>, len: u64) -> Result<(), VfsError> {
         let (drafts, draft) = self.draft(group, len)?;
+        // First: a refused change would count as one, and the file would be stored anew.
+        if !draft.is_lost() {
+            draft.room.grow(len)?;
+        }
         let changing = drafts.begin_change(&self.content, draft)?;
         let _turn = drafts.turn(self.node);
         if draft.is_lost() {
@@ -184,10 +188,25 @@ impl OpenFile {
     }
 
     /// Has a change by name stored, since no close follows it: now, if `at_once` or if no other
-    /// open file writes the object; else by the close of the other file.
-    pub(super) fn store_by_name(&self, at_once: bool) -> Result<(), VfsError> {
+    /// open file writes the object; else by the close of the other file. Also stores the part of a
+    /// failed change that was made. Returns the result of the change.
+    pub(super) fn store_by_name<T>(
+        &self,
+        at_once: bool,
+        changed: Result<T, VfsError>,
+    ) -> Result<T, VfsError> {
         let is_last = self.end_writing();
-        if is_last || at_once { self.store() } else { Ok(()) }
+        let is_due = match &changed {
+            Ok(_) => is_last || at_once,
+            Err(_) => is_last && self.has_news(),
+        };
+        let stored = if is_due { self.store() } else { Ok(()) };
+        changed.and_then(|changed| stored.map(|()| changed))
+    }
+
+    /// Returns whether it has changed since an upload was last begun.
+    fn has_news(&self) -> bool {
+        self.content.draft().is_some_and(|draft| draft.has_news())
     }
 
     /// Changes attributes. Where they are not stored with the objects, they are stored along with
@@ -314,8 +333,7 @@ impl VolumeFile for OpenFile {
     fn closed(&self) {
         // Before it looks for news: a later change by name is stored by itself.
         self.end_writing();
-        let has_news = self.content.draft().is_some_and(|draft| draft.has_news());
-        if has_news
+        if self.has_news()
             && wants_to_write(self.flags)
             && let Some(drafts) = &self.drafts
             && let Err(errno) = drafts.store(&self.content, &self.group)

@@ -47,6 +47,8 @@ impl Relabeling<'_> {
             }
         }
         let draft = drafts.draft_of((node, content), group, u64::MAX)?;
+        // First: a refused change would count as one, and the file would be stored anew.
+        change(&mut draft.labels())?;
         let changing = drafts.begin_change(content, draft)?;
         Ok(draft.change_labels(&changing, change)?)
     }

@@ -43,8 +43,8 @@ impl ObjectVolume {
         let file = self.open_file(caller, node, OFlags::RDWR)?;
         // A change of a file being written is stored with its bytes.
         let at_once = !file.is_unsaved();
-        Relabeling { drafts, node, content: file.object(), group: &caller.group, change }.run()?;
-        file.store_by_name(at_once)
+        let changed = Relabeling { drafts, node, content: file.object(), group: &caller.group, change }.run();
+        file.store_by_name(at_once, changed)
     }
 }
 
