@@ -1,7 +1,7 @@
 //! The record beside a draft, for a daemon that finds the draft after a crash.
 //!
 //! Lines of a word and a value; a line break in a value is written as `\n`, a backslash as `\\`.
-//! The last line is the state.
+//! The last line is the state. Unknown words are skipped: another release may have written them.
 
 /// The content of a record.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -56,7 +56,7 @@ impl DraftRecord {
             match word {
                 "upload" => record.upload = Some((record.key.clone(), value)),
                 "upload-key" => record.upload.as_mut()?.0 = value,
-                _ => return None,
+                _ => {}
             }
         }
         record.state = match state {
@@ -100,6 +100,9 @@ mod tests {
                 }
             }
         }
+        let record = DraftRecord { key: "a".into(), upload: upload("a"), state: DraftState::Staged };
+        let of_another_release = record.to_text().replace("staged", "base \"etag\" 7\nstaged");
+        assert_eq!(DraftRecord::parse(&of_another_release), Some(record));
         for text in ["", "umemcg draft 1\nstaged\n", "umemcg draft 1\nkey a\nkept\n"] {
             assert_eq!(DraftRecord::parse(text), None, "{text}");
         }
