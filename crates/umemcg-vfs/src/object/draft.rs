@@ -335,8 +335,10 @@ impl Draft {
     /// # Errors
     /// The disk's.
     pub(super) fn sync(&self) -> Result<(), Errno> {
-        self.sync_bytes()?;
-        self.write_record(None, true)
+        let synced = self.sync_bytes();
+        // With or without the bytes: the next start has to find the draft.
+        self.write_record(None, true)?;
+        synced
     }
 
     fn sync_bytes(&self) -> Result<(), Errno> {
