@@ -34,7 +34,12 @@ pub(crate) struct TenantScope {
 
 impl TenantScope {
     pub(crate) fn of(group: &Arc<Group>) -> Self {
-        Self { before: TENANT.replace(tenant_number(group)), _here: PhantomData }
+        Self::of_number(tenant_number(group))
+    }
+
+    /// As [`of`](Self::of), for the tenant of this number.
+    pub(crate) fn of_number(tenant: usize) -> Self {
+        Self { before: TENANT.replace(tenant), _here: PhantomData }
     }
 }
 

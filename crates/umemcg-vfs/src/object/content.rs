@@ -14,7 +14,9 @@ use umemcg_base::{ErrorSequence, LeafMutex};
 
 use super::draft::Draft;
 use super::failure_log::FailureLog;
-use crate::bucket::{Bucket, BucketError, FileAttributes, ObjectBody, ObjectInfo, read_placed};
+use crate::bucket::{
+    Bucket, BucketError, FileAttributes, ObjectBody, ObjectInfo, TenantScope, current_tenant, read_placed,
+};
 use crate::error::VfsError;
 use crate::kernel_io::ContentFiles;
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
@@ -234,7 +236,8 @@ impl ObjectStore {
             return read.finish(Ok(()));
         }
         let (store, of) = (self.clone(), Arc::clone(&key));
-        let body = Box::new(Delivery { read, store, key: of, has_bytes: false, is_second });
+        let tenant = current_tenant();
+        let body = Box::new(Delivery { read, store, key: of, tenant, has_bytes: false, is_second });
         self.bucket.begin_read(&key, &info, range, body);
     }
 
@@ -280,6 +283,8 @@ struct Delivery {
     store: ObjectStore,
     /// The key of the requested object.
     key: Arc<str>,
+    /// The number of the tenant that reads.
+    tenant: usize,
     has_bytes: bool,
     /// The first read returned damaged bytes.
     is_second: bool,
@@ -292,7 +297,9 @@ impl ObjectBody for Delivery {
     }
 
     fn end(self: Box<Self>, result: Result<(), BucketError>) {
-        let Self { mut read, store, key, has_bytes, is_second } = *self;
+        let Self { mut read, store, key, tenant, has_bytes, is_second } = *self;
+        // The next read of the same bytes, or of those behind them, begins on this thread.
+        let _scope = TenantScope::of_number(tenant);
         match result {
             Err(error) if !has_bytes && store.has_moved(&key, &error) => store.deliver(read, is_second),
             Err(BucketError::Corrupt(what)) if !is_second => {

@@ -22,7 +22,7 @@ use super::tree::Tree;
 use super::turns::Claim;
 use crate::attr::{Entry, FileKind, NodeId, Timestamp};
 use crate::bucket::file_attributes::{DIRECTORY, FileAttributes, REGULAR, SYMLINK, SYMLINK_BYTES_MAX};
-use crate::bucket::{BucketError, Expected, ObjectInfo, ObjectSource};
+use crate::bucket::{BucketError, Expected, ObjectInfo, ObjectSource, TenantScope};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
@@ -240,6 +240,7 @@ impl Create for ObjectVolume {
         name: &OsStr,
         target: &OsStr,
     ) -> Result<Entry, VfsError> {
+        let _scope = TenantScope::of(&caller.group);
         let objects = &self.objects;
         self.drafts()?;
         if !objects.shown.are_stored {
@@ -293,6 +294,7 @@ impl Create for ObjectVolume {
     }
 
     fn mkdir(&self, caller: &Caller, parent: NodeId, name: &OsStr, mode: u32) -> Result<Entry, VfsError> {
+        let _scope = TenantScope::of(&caller.group);
         let objects = &self.objects;
         self.drafts()?;
         let part = new_key_part(name)?;

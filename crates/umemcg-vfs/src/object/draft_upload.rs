@@ -13,7 +13,7 @@ use super::draft_progress::Before;
 use super::draft_source::DraftSource;
 use super::objects::Objects;
 use super::upload_room::UploadRoom;
-use crate::bucket::{BucketError, Expected, ObjectInfo, TenantScope, UPLOAD_MARK};
+use crate::bucket::{BucketError, Expected, ObjectInfo, UPLOAD_MARK};
 
 /// Why an upload failed.
 pub(super) enum UploadError {
@@ -48,7 +48,6 @@ impl DraftUpload<'_> {
         (key, expected): (&str, Option<Expected>),
     ) -> Result<ObjectInfo, UploadError> {
         assert_no_locks_held("an upload");
-        let _scope = TenantScope::of(self.group);
         let (objects, draft) = (self.objects, self.draft);
         // Before the record names another key.
         end_noted_upload(objects, draft)?;

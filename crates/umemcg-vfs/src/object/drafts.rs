@@ -233,6 +233,7 @@ impl Drafts {
 
     fn store_for(&self, whom: For, content: &Arc<Content>, group: &Arc<Group>) -> Result<(), Errno> {
         let Some(draft) = content.draft().filter(|draft| draft.is_unsaved()) else { return Ok(()) };
+        let _scope = TenantScope::of(group);
         let _turn = self.turn(draft.node);
         if !draft.is_unsaved() {
             // Another thread has stored or lost it meanwhile.
@@ -263,6 +264,7 @@ impl Drafts {
         to: (&str, Option<Expected>),
         until: Instant,
     ) -> Result<(), Errno> {
+        let _scope = TenantScope::of(group);
         self.store_as(For::Caller(until), content, draft, group, to)
     }
 
@@ -272,6 +274,7 @@ impl Drafts {
         Instant::now() + self.room_wait
     }
 
+    /// As [`store_in_turn`](Self::store_in_turn). The caller has set the tenant.
     fn store_as(
         &self,
         whom: For,
@@ -282,7 +285,7 @@ impl Drafts {
     ) -> Result<(), Errno> {
         let Some(upload) = draft.begin_upload() else { return Ok(()) };
         let is_elsewhere = expected.is_some();
-        // A background upload does not wait: another tenant's upload is next meanwhile.
+        // A retry does not wait: another tenant's upload is next meanwhile.
         let until = if let For::Caller(until) = whom { until } else { Instant::now() };
         let attempt = DraftUpload { objects: &self.objects, draft, group, until };
         match attempt.run(&upload, (key, expected)) {

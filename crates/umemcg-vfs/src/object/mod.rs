@@ -76,7 +76,7 @@ use rustix::io::Errno;
 
 use crate::attr::{Attr, Entry, FileKind, NodeId, SetAttr, StatFs};
 use crate::bucket::file_attributes::{FileAttributes, SYMLINK_BYTES_MAX, changes_attributes};
-use crate::bucket::{StoreState, StoreWork, read_placed};
+use crate::bucket::{StoreState, StoreWork, TenantScope, read_placed};
 use crate::caller::Caller;
 use crate::error::{VfsError, VolumeError};
 use crate::handle_charge::HandleCharge;
@@ -239,6 +239,7 @@ impl Attributes for ObjectVolume {
         self.objects.getattr(node)
     }
     fn setattr(&self, caller: &Caller, node: NodeId, change: &SetAttr) -> Result<Attr, VfsError> {
+        let _scope = TenantScope::of(&caller.group);
         self.drafts()?;
         if let Some((streams, stream)) = self.stream_of(node)
             && streams.set_named(&stream, change)?

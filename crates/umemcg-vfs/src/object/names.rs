@@ -20,7 +20,7 @@ use super::rename::{Renaming, left_alone};
 use super::tree::Tree;
 use super::turns::Claim;
 use crate::attr::{Entry, FileKind, NodeId};
-use crate::bucket::{BucketError, ObjectInfo};
+use crate::bucket::{BucketError, ObjectInfo, TenantScope};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::volume::{Lookup, Names};
@@ -169,6 +169,7 @@ impl Names for ObjectVolume {
     /// # Errors
     /// `EAGAIN` when another program has stored another version, which stays; the store's.
     fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Option<NodeId>, VfsError> {
+        let _scope = TenantScope::of(&caller.group);
         let objects = &self.objects;
         self.drafts()?;
         let entry = self.lookup(caller, parent, name)?;
@@ -211,6 +212,7 @@ impl Names for ObjectVolume {
         new_name: &OsStr,
         flags: RenameFlags,
     ) -> Result<[Option<NodeId>; 2], VfsError> {
+        let _scope = TenantScope::of(&caller.group);
         let objects = &self.objects;
         self.drafts()?;
         if !flags.difference(RenameFlags::NOREPLACE).is_empty() {

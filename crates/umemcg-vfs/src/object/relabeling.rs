@@ -12,7 +12,7 @@ use super::content::Content;
 use super::drafts::Drafts;
 use super::file_labels::LabelChange;
 use crate::attr::NodeId;
-use crate::bucket::ObjectInfo;
+use crate::bucket::{ObjectInfo, TenantScope};
 use crate::error::VfsError;
 
 /// A change of the labels of a file.
@@ -32,6 +32,7 @@ impl Relabeling<'_> {
     /// Those of `change`; `ESTALE` when the object was replaced meanwhile; as a write's.
     pub(super) fn run(&self) -> Result<(), VfsError> {
         let Self { drafts, node, content, group, change } = *self;
+        let _scope = TenantScope::of(group);
         let objects = &drafts.objects;
         let len = content.file().len();
         let replaces = objects.shown.are_stored && objects.bucket.replaces_metadata(len);

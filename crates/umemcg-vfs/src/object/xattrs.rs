@@ -11,6 +11,7 @@ use super::file_labels::{FileLabels, LabelChange};
 use super::node::Facts;
 use super::relabeling::Relabeling;
 use crate::attr::NodeId;
+use crate::bucket::TenantScope;
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::volume::Xattrs;
@@ -26,6 +27,7 @@ impl ObjectVolume {
     }
 
     fn change_xattrs(&self, caller: &Caller, node: NodeId, change: LabelChange<'_>) -> Result<(), VfsError> {
+        let _scope = TenantScope::of(&caller.group);
         let drafts = self.drafts()?;
         let is_directory = {
             let tree = self.objects.tree.lock();
