@@ -21,7 +21,7 @@ use crate::listing_filter::{HiddenKeys, ListingPrefix};
 use crate::metadata::{mark_of, metadata_of};
 use crate::pace::{PATIENCE, RETRY_TIMEOUT};
 use crate::refusal::{Refusal, says_no_upload};
-use crate::request_extensions::{Tenant, uncarried};
+use crate::request_extensions::{Tenant, filtered_of, uncarried};
 use crate::request_patch::RequestPatch;
 use crate::store::Store;
 use crate::upload_list::uploads_of;
@@ -286,7 +286,7 @@ impl AskedBucket {
                 };
                 let asked = Some(prefix).filter(|prefix| !prefix.is_empty());
                 let mut listed = store.list_paginated(asked, options).await?;
-                let HiddenKeys(hidden) = listed.result.extensions.remove().unwrap_or_default();
+                let HiddenKeys(hidden) = filtered_of(&mut listed.result.extensions)?;
                 check_prefix(prefix, &listed.result, &hidden)?;
                 Ok((listed.result, listed.page_token, hidden))
             }

@@ -9,7 +9,7 @@ use quick_xml::events::Event;
 pub(crate) struct ListingPrefix(pub(crate) String);
 
 /// The keys removed from a listing, or left out by `object_store`: an extension of the response.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct HiddenKeys(pub(crate) Vec<String>);
 
 /// A listing's element for one key, and its child element containing the key.

@@ -5,7 +5,7 @@ use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use quick_xml::Reader;
 use quick_xml::events::Event;
 
-use crate::request_extensions::Tenant;
+use crate::request_extensions::{Tenant, filtered_of};
 use crate::request_patch::RequestPatch;
 
 /// Most pages of a list.
@@ -61,7 +61,7 @@ async fn page_after(
     let extensions = tenant.extensions_with(RequestPatch { lists_uploads: true, ..RequestPatch::default() });
     let options = PaginatedListOptions { offset, page_token, extensions, ..PaginatedListOptions::default() };
     let mut listed = store.list_paginated(Some(prefix), options).await?.result;
-    Ok(listed.extensions.remove::<UploadPage>().unwrap_or_default())
+    filtered_of(&mut listed.extensions)
 }
 
 /// Returns a page from its text; an empty one if the text is no list.
