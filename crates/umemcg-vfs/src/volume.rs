@@ -214,7 +214,7 @@ pub trait Names {
     /// Removes a name of an inode other than a directory. Returns the inode, if it is known.
     fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Option<NodeId>, VfsError>;
     /// Removes an empty directory.
-    fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError>;
+    fn rmdir(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<(), VfsError>;
     /// Renames within the volume. Returns the inodes whose names have changed, as far as they are
     /// known.
     fn rename(

@@ -120,7 +120,8 @@ impl DataFs {
                 self.remove(id, name, reply, |volume, node| volume.unlink(&caller, node, name));
             }
             Op::Rmdir { name } => {
-                self.remove(id, name, reply, |volume, node| volume.rmdir(node, name).map(|()| None));
+                let caller = self.caller(request);
+                self.remove(id, name, reply, |volume, node| volume.rmdir(&caller, node, name).map(|()| None));
             }
             Op::Rename { new_parent, flags, name, new_name } => {
                 self.rename(request, name, (new_parent, new_name), flags, reply);

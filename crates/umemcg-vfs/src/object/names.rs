@@ -182,7 +182,8 @@ impl Names for ObjectVolume {
         removed.map(|()| None)
     }
 
-    fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
+    fn rmdir(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
+        let _scope = TenantScope::of(&caller.group);
         let objects = &self.objects;
         self.drafts()?;
         let name = key_part(name)?;

@@ -24,7 +24,7 @@ impl Names for Tmpfs {
         Ok(gone.nodes[0])
     }
 
-    fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
+    fn rmdir(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
         let gone = self.tree.write().unlink(parent, name, true)?;
         drop(gone);
         Ok(())

@@ -66,7 +66,7 @@ fn stir(v: &Fixture, random: &mut Random) {
             None
         }
         4 => {
-            let _ = vfs.rmdir(at, n);
+            let _ = vfs.rmdir(&v.root, at, n);
             None
         }
         5 => {

@@ -30,7 +30,7 @@ fn a_tree_is_made_written_renamed_read_and_removed() {
         v.write(&file, 0, b"J");
         assert_eq!(v.read(&file, 0, 100), b"Jello", "an open file outlives its name");
         drop(file);
-        v.vfs.rmdir(ROOT, name("d")).unwrap();
+        v.vfs.rmdir(&v.root, ROOT, name("d")).unwrap();
         assert_eq!(v.ls(ROOT), [""; 0]);
         let again = v.vfs.open(&v.root, entry.node, OFlags::RDONLY).unwrap();
         assert_eq!(v.read(&again, 0, 9), b"Jello", "reached by its orphan descriptor");

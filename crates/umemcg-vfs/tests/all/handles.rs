@@ -134,7 +134,7 @@ fn a_removed_directory_lists_nothing_and_is_synced() {
     let nodes: Vec<_> = (0..20).map(|n| v.mkdir(ROOT, &format!("{n}")).node).collect();
     let handles: Vec<_> = nodes.iter().map(|node| v.vfs.opendir(&v.root, *node).unwrap()).collect();
     for n in 0..20 {
-        v.vfs.rmdir(ROOT, name(&format!("{n}"))).unwrap();
+        v.vfs.rmdir(&v.root, ROOT, name(&format!("{n}"))).unwrap();
     }
     for handle in &handles {
         assert!(take(handle, &mut 0, 10).is_empty());

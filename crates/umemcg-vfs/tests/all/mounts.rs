@@ -97,7 +97,7 @@ fn read_only() {
     assert_eq!(errno(vfs.create(root, ROOT, name("n"), 0o644, OFlags::RDWR)), Errno::ROFS);
     assert_eq!(errno(vfs.mkdir(root, ROOT, name("n"), 0o755)), Errno::ROFS);
     assert_eq!(errno(vfs.unlink(root, ROOT, name("f"))), Errno::ROFS);
-    assert_eq!(errno(vfs.rmdir(ROOT, name("d"))), Errno::ROFS);
+    assert_eq!(errno(vfs.rmdir(root, ROOT, name("d"))), Errno::ROFS);
     assert_eq!(errno(vfs.link(root, node, ROOT, name("n"))), Errno::ROFS);
     let none = umemcg_vfs::RenameFlags::empty();
     assert_eq!(errno(vfs.rename(&v.root, ROOT, name("f"), ROOT, name("g"), none)), Errno::ROFS);
@@ -133,7 +133,7 @@ fn mounted_inside() {
         mount(&["--bind", here("elsewhere").to_str().unwrap()], &v.host("same"));
         for n in ["other", "same"] {
             assert_eq!(errno(v.walk(n)), Errno::XDEV, "{n}");
-            assert_eq!(errno(v.vfs.rmdir(ROOT, name(n))), Errno::XDEV, "{n}");
+            assert_eq!(errno(v.vfs.rmdir(&v.root, ROOT, name(n))), Errno::XDEV, "{n}");
             let moved =
                 v.vfs.rename(&v.root, ROOT, name(n), ROOT, name("x"), umemcg_vfs::RenameFlags::empty());
             assert_eq!(errno(moved), Errno::XDEV, "{n}");

@@ -150,7 +150,7 @@ fn a_removed_directory_is_empty_and_takes_nothing_new() {
     both_ways(|v| {
         let d = v.mkdir(ROOT, "d");
         let handle = v.vfs.opendir(&v.root, d.node).unwrap();
-        v.vfs.rmdir(ROOT, name("d")).unwrap();
+        v.vfs.rmdir(&v.root, ROOT, name("d")).unwrap();
         assert_eq!(v.vfs.getattr(d.node).unwrap().nlink, 0);
         assert_eq!(v.ls(d.node), [""; 0]);
         assert_eq!(errno(v.vfs.mkdir(&v.root, d.node, name("x"), 0o755)), Errno::NOENT);
@@ -168,8 +168,8 @@ fn the_usual_refusals_have_the_usual_numbers() {
         let (f, _file) = v.create(d.node, "f");
         let root = &v.root;
         assert_eq!(errno(v.vfs.unlink(&v.root, ROOT, name("d"))), Errno::ISDIR);
-        assert_eq!(errno(v.vfs.rmdir(ROOT, name("d"))), Errno::NOTEMPTY);
-        assert_eq!(errno(v.vfs.rmdir(d.node, name("f"))), Errno::NOTDIR);
+        assert_eq!(errno(v.vfs.rmdir(&v.root, ROOT, name("d"))), Errno::NOTEMPTY);
+        assert_eq!(errno(v.vfs.rmdir(&v.root, d.node, name("f"))), Errno::NOTDIR);
         assert_eq!(errno(v.vfs.unlink(&v.root, ROOT, name("none"))), Errno::NOENT);
         assert_eq!(errno(v.vfs.mkdir(root, ROOT, name("d"), 0o755)), Errno::EXIST);
         assert_eq!(errno(v.vfs.link(root, d.node, ROOT, name("l"))), Errno::PERM);
@@ -196,7 +196,7 @@ fn a_name_is_any_255_bytes_and_no_more() {
             assert_eq!(v.vfs.lookup(&v.root, ROOT, text).unwrap().node, entry.node);
             v.create(entry.node, "f");
             v.vfs.unlink(&v.root, entry.node, name("f")).unwrap();
-            v.vfs.rmdir(ROOT, text).unwrap();
+            v.vfs.rmdir(&v.root, ROOT, text).unwrap();
         }
         let too_long = "n".repeat(256);
         assert_eq!(errno(v.vfs.lookup(&v.root, ROOT, name(&too_long))), Errno::NAMETOOLONG);
@@ -249,7 +249,7 @@ fn removed_inodes_not_yet_forgotten_hold_few_descriptors() {
         v.write(&file, 0, b"x");
         for n in 0..500 {
             nodes.push(v.mkdir(ROOT, &format!("d{n}")).node);
-            v.vfs.rmdir(ROOT, name(&format!("d{n}"))).unwrap();
+            v.vfs.rmdir(&v.root, ROOT, name(&format!("d{n}"))).unwrap();
         }
         v.vfs.unlink(&v.root, ROOT, name("open")).unwrap();
         let held = std::fs::read_dir("/proc/self/fd").unwrap().filter(|fd| {

@@ -164,7 +164,7 @@ fn the_mark_of_a_directory_goes_with_it() {
             bucket.put("g", "new");
         }
     }));
-    Names::rmdir(&*w.volume, NodeId::ROOT, OsStr::new("g")).unwrap();
+    Names::rmdir(&*w.volume, &w.me, NodeId::ROOT, OsStr::new("g")).unwrap();
     *w.bucket.hook.lock().unwrap() = None;
     assert_eq!(w.stored("g").unwrap(), b"new");
     umemcg_vfs::Lookup::forget(&*w.volume, known.node, 1);

@@ -53,6 +53,7 @@ fn changes_by_name_are_of_the_tenant_that_asks() {
             w.unlink("b").unwrap();
             w.mkdir("d").unwrap();
             w.set("d", &SetAttr { mode: Some(0o700), ..SetAttr::default() }).unwrap();
+            w.rmdir("d").unwrap();
         };
         let (tenants, methods) = asked(&w, || change(&w));
         assert!(["COPY", "DELETE", "PUT"].iter().all(|method| methods.contains(*method)), "{methods:?}");

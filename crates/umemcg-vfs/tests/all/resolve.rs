@@ -162,7 +162,7 @@ fn paths_longer_than_the_kernel_takes_are_resolved_in_steps() {
         }
         v.vfs.unlink(&v.root, at, name("f")).unwrap();
         for (parent, part) in chain.into_iter().rev() {
-            v.vfs.rmdir(parent, name(&part)).unwrap();
+            v.vfs.rmdir(&v.root, parent, name(&part)).unwrap();
         }
     }
 }
@@ -205,7 +205,7 @@ fn unknown_nodes_are_stale_for_every_operation() {
         assert_eq!(errno(v.vfs.create(root, node, n, 0o644, OFlags::RDWR)), Errno::STALE);
         assert_eq!(errno(v.vfs.symlink(root, node, n, n)), Errno::STALE);
         assert_eq!(errno(v.vfs.mknod(root, node, n, 0o010_644, 0)), Errno::STALE);
-        assert_eq!(errno(v.vfs.rmdir(node, n)), Errno::STALE);
+        assert_eq!(errno(v.vfs.rmdir(&v.root, node, n)), Errno::STALE);
         assert_eq!(errno(v.vfs.link(root, node, ROOT, n)), Errno::STALE);
         assert_eq!(
             errno(v.vfs.rename(&v.root, ROOT, n, node, n, umemcg_vfs::RenameFlags::empty())),

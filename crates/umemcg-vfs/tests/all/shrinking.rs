@@ -462,7 +462,7 @@ fn names_come_go_and_move_while_others_are_let_go_of() {
                             let dir = v.vfs.lookup(&caller, ROOT, name(&other)).unwrap();
                             v.vfs.unlink(&v.root, dir.node, name("f")).unwrap();
                             kernel.has(dir);
-                            v.vfs.rmdir(ROOT, name(&other)).unwrap();
+                            v.vfs.rmdir(&v.root, ROOT, name(&other)).unwrap();
                         }
                         match round % 100 {
                             60 => v.engine.set_max(&caller.group, LIMIT / 64),

@@ -104,7 +104,7 @@ fn names_and_attributes_are_charged_or_refused_in_a_full_group() {
     assert_eq!(errno(set), Errno::NOSPC);
     assert_eq!(errno(m.volume.symlink(&m.me, ROOT, name("l"), name(&"x".repeat(4000)))), Errno::NOSPC);
     for n in 0..150 {
-        m.volume.rmdir(ROOT, name(&format!("directory-{n}"))).unwrap();
+        m.volume.rmdir(&m.me, ROOT, name(&format!("directory-{n}"))).unwrap();
     }
     // The kernel still refers to them.
     assert_eq!(m.tmpfs.nr_inodes(), nr + 1);
@@ -217,7 +217,7 @@ fn a_rename_makes_no_cycle_and_removes_no_full_directory() {
     let links = |node| m.volume.getattr(node).unwrap().nlink;
     assert_eq!((links(ROOT), links(b), links(a)), (3, 4, 2));
     // One that was removed takes nothing in any more.
-    m.volume.rmdir(b, name("a")).unwrap();
+    m.volume.rmdir(&m.me, b, name("a")).unwrap();
     assert_eq!(errno(m.volume.mkdir(&m.me, a, name("x"), 0o755)), Errno::NOENT);
     assert_eq!(errno(rename(b, "c", a, "x", plain)), Errno::NOENT);
     assert!(m.names(a).is_empty());
@@ -336,7 +336,7 @@ fn many_threads_make_move_and_remove_and_all_gauges_end_at_zero() {
                         }
                         2 => drop(m.volume.mkdir(&m.me, dir, one, 0o755).map(forget)),
                         3 => drop(m.volume.unlink(&m.me, dir, one)),
-                        4 => drop(m.volume.rmdir(dir, one)),
+                        4 => drop(m.volume.rmdir(&m.me, dir, one)),
                         5 => drop(m.volume.rename(&m.me, dir, one, to, other, RenameFlags::empty())),
                         6 => drop(m.volume.rename(&m.me, dir, one, to, other, RenameFlags::EXCHANGE)),
                         _ => {

@@ -235,7 +235,7 @@ impl Names for LateVolume {
     fn unlink(&self, _: &Caller, _: NodeId, _: &OsStr) -> Result<Option<NodeId>, VfsError> {
         read_only()
     }
-    fn rmdir(&self, _: NodeId, _: &OsStr) -> Result<(), VfsError> {
+    fn rmdir(&self, _: &Caller, _: NodeId, _: &OsStr) -> Result<(), VfsError> {
         read_only()
     }
     fn rename(

@@ -299,7 +299,7 @@ impl Model {
             9 => self.list_some(),
             10 => {
                 let directory = self.dice.of(&["d", "e/f", "e"]);
-                let removed = self.at(directory, |parent, name| self.volume().rmdir(parent, name));
+                let removed = self.at(directory, |parent, name| self.volume().rmdir(&self.me, parent, name));
                 self.done.push(format!("rmdir {directory}: {removed:?}"));
                 assert!(removed.is_err(), "{directory} has files of another");
             }

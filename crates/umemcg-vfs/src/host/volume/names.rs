@@ -58,7 +58,7 @@ impl Names for HostVolume {
     ///
     /// # Errors
     /// `ENOTEMPTY`, `ENOTDIR`, `ENOENT`, and the host's.
-    fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
+    fn rmdir(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
         let name = component(name)?;
         let dir = self.directory(parent)?;
         let victim = self.victim(&dir, &name, None)?;

@@ -98,7 +98,7 @@ impl Mounted {
             Op::Unlink(p) => {
                 return vfs.unlink(&caller, self.parent(p)?, last(p)).map(|_| done(())).map_err(no);
             }
-            Op::Rmdir(p) => return vfs.rmdir(self.parent(p)?, last(p)).map(done).map_err(no),
+            Op::Rmdir(p) => return vfs.rmdir(&caller, self.parent(p)?, last(p)).map(done).map_err(no),
             Op::Rename(a, b, flags) => {
                 let (from, to) = (self.parent(a)?, self.parent(b)?);
                 return vfs.rename(&caller, from, last(a), to, last(b), *flags).map(|_| done(())).map_err(no);

@@ -300,7 +300,7 @@ impl World {
 
     pub fn rmdir(&self, path: &str) -> Result<(), VfsError> {
         let entry = self.find(path)?;
-        let removed = self.at(path, |parent, name| self.volume.rmdir(parent, name));
+        let removed = self.at(path, |parent, name| self.volume.rmdir(&self.me, parent, name));
         self.volume.forget(entry.node, 1);
         removed?
     }
