@@ -336,8 +336,8 @@ pub trait VolumeFile: Send + Sync + fmt::Debug {
     fn closed(&self) {}
     /// Makes content durable.
     fn fsync(&self, data_only: bool) -> Result<(), VfsError>;
-    /// Reserves, punches or zeroes a range. Memory needed is charged to `group`, the writer of pages
-    /// made dirty. `kill_set_id` as for a write.
+    /// Reserves, punches or zeroes a range. Memory needed is charged to `group`, the writer of
+    /// pages made dirty. `kill_set_id` as for a write.
     fn fallocate(
         &self,
         group: &Arc<Group>,
