@@ -89,6 +89,9 @@ def main():
     def count(what, log, outcome, kind, nr):
         nonlocal nr_bad
         code, tests = outcome
+        if not tests:
+            # It was not built, or was ended: neither passed nor failed by chance.
+            sys.exit(f"{what}: no test ran, see {log}")
         failed = sorted({f"{program} {name}" for program, name, _, passed in tests if not passed})
         for test in failed:
             failures[test].append((what, log))
