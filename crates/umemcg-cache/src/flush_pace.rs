@@ -1,4 +1,4 @@
-//! The sizes of the pieces in which files are written back.
+//! The piece sizes of write-back.
 
 use umemcg_base::PAGE_SIZE_U64;
 
@@ -11,7 +11,7 @@ const RUN_PAGES_MIN: u64 = 16;
 /// Most pages of one file's turn.
 const TURN_PAGES_MAX: u64 = 16 << 10;
 
-/// The pieces in which a file is written, in pages.
+/// The piece sizes for writing a file, in pages.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FlushPace {
     /// Longest single write.
@@ -30,8 +30,9 @@ impl FlushPace {
     pub(crate) const UNCONFIRMED: Self = Self { confirm: u64::MAX, ..Self::WHOLE };
 
     /// Returns piece sizes that keep a group's dirty data moving, for a store with `bandwidth`
-    /// bytes a second. A piece is a twentieth of a second of bandwidth, and so small that the two
-    /// pieces unconfirmed at a time take half of the range in which the group's writers are paced.
+    /// bytes a second. A single write is a twentieth of a second of bandwidth, a piece to be
+    /// confirmed a tenth. Two pieces may be unconfirmed at a time, so each is at most a quarter of
+    /// the range between the free run point and the limit, where the group's writers are paced.
     /// Larger pieces would stop and release the writers in turns.
     pub(crate) fn of_store(bandwidth: u64, thresholds: Thresholds) -> Self {
         let per_second = bandwidth / PAGE_SIZE_U64;

@@ -208,8 +208,7 @@ impl SharedRoom {
         next.is_some_and(|waiter| self.has_room(claims, claimant, waiter.nr))
     }
 
-    /// Makes the claims of waiting requests for which there is room now, one from each queue in
-    /// turn.
+    /// Makes the claims of waiting requests as long as there is room, one from each queue in turn.
     fn make_awaited(self: &Arc<Self>, claims: &mut Claims) {
         let mut turns = std::mem::take(&mut claims.turns);
         loop {
@@ -365,7 +364,7 @@ mod tests {
         assert_eq!(ahead.len() as u64, MAX / SHARE / SPARE_PART);
         assert_eq!(all(&room, on(1, 1)).len(), ahead.len(), "the other half");
         drop(ahead);
-        // Room for one, for which another waits.
+        // Room for one claim, and another request waits for it.
         let mut full: Vec<_> = [on(1, 1), on(1, 2), on(2, 1)].map(|of| all(&room, of)).into();
         let waiting = wait(&room, &[on(1, 1)]);
         full.truncate(1);

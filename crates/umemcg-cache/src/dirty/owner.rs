@@ -1,4 +1,5 @@
-//! The owner of a file's dirty data, for write-back: the group on whose list it waits.
+//! The owner of a file's dirty data, for write-back: the file is on this group's list of dirty
+//! files.
 //!
 //! A clean file belongs to no group. The first dirty page makes its group the owner. While the file
 //! is dirty, the pages written by each round of write-back vote: the majority of a round (Boyer and
@@ -99,7 +100,8 @@ struct Ownership {
 /// See the module text.
 #[derive(Debug, Default)]
 pub(crate) struct DirtyOwner {
-    /// The owner handle by which a page named the group; compared only, never followed. (A)
+    /// The owner handle of the owning group, from one of its pages. Compared only, never followed.
+    /// (A)
     handle: AtomicU32,
     /// (A)
     is_shared: AtomicBool,
@@ -157,8 +159,8 @@ impl DirtyOwner {
         self.ownership.lock().vote.nr
     }
 
-    /// Ends a round in which the store took `time` for the written pages of the file. Returns the
-    /// owner from now on; none if the file is clean.
+    /// Ends a round of write-back; `time` is the store's time for the written pages of the file.
+    /// Returns the owner from now on; none if the file is clean.
     pub(crate) fn end_round(&self, time: Duration) -> Option<Arc<Group>> {
         let mut ownership = self.ownership.lock();
         let winner = std::mem::take(&mut ownership.vote).winner();

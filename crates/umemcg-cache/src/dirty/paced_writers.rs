@@ -1,11 +1,11 @@
-//! The paced writers of one store: their virtual clocks, and what they have dirtied of the pages of
-//! other tenants.
+//! The paced writers of one store: their virtual clocks, and notes of the other tenants' pages that
+//! they have made dirty.
 //!
 //! A dirty page counts for the group to which it is charged, the *payer*, whichever group writes to
 //! it. If only the limits of the writer's group slowed a writer, one tenant could keep another at
 //! its dirty limit for ever. If all writers of a payer's pages shared one clock, the payer's own
 //! writers would queue behind any number of others. So each group has a clock for its own writers,
-//! and there is one more for each pair of tenants of which one dirties pages of the other:
+//! and each pair of a paying and a writing tenant has one more:
 //!
 //! 1. a write notes the pages of other tenants that it has made dirty;
 //! 2. the next pause of the writing group takes the notes, and waits for each payer as well as for
@@ -28,7 +28,8 @@ use umemcg_group::{Group, GroupPath};
 use crate::dirty::lists::living;
 use crate::dirty::throttle::PacingClock;
 
-/// Most bytes in a note: what one wait is for. A group that never pauses makes them no more.
+/// Most bytes in a note, and so the most bytes of one wait. The note of a group without pauses
+/// stops growing here.
 const NOTE_BYTES_MAX: u64 = 4 << 20;
 /// Most notes of a writing group. Pages of further payers are not noted.
 const NOTES_MAX: usize = 64;
@@ -45,18 +46,18 @@ pub(crate) struct ForeignBytes {
 /// Returns whether a group's writers of a payer's pages wait for the payer: neither is the payer
 /// the root, nor are both of one tenant.
 pub(crate) fn is_foreign(writer: &Group, payer: &Group) -> bool {
-    // First what is true of almost all writes.
+    // Almost all writes end the test at its first condition.
     !writer.is_descendant_of(payer) && GroupPath::of(writer).tenant() != GroupPath::of(payer).tenant()
 }
 
 /// See the module text.
 #[derive(Debug, Default)]
 pub(crate) struct PacedWriters {
-    /// Of each group's own writers, by its id. A leaf lock.
+    /// The clocks of the groups' own writers, by the id of the group. A leaf lock.
     own: LeafMutex<HashMap<u64, PacingClock>>,
-    /// By the tenant that pays and the tenant that writes. A leaf lock.
+    /// The clocks of pairs of tenants, by the paying and the writing tenant. A leaf lock.
     tenants: LeafMutex<HashMap<(u64, u64), PacingClock>>,
-    /// What no pause has taken yet, by the id of the writing group. A leaf lock.
+    /// The notes not yet taken by a pause, by the id of the writing group. A leaf lock.
     foreign: LeafMutex<HashMap<u64, Vec<ForeignBytes>>>,
 }
 

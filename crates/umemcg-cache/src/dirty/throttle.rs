@@ -11,9 +11,9 @@
 //! store share one virtual clock ([`PacingClock`]): each write reserves the time that the store
 //! needs for it, so the group as a whole has the rate, however many writers it has, and no rate of
 //! single tasks has to be estimated. And since write-back serves tenants with groups over their
-//! threshold in turn, and these groups within a tenant, the store is divided in the same way.
-//! Writers of other tenants that dirty the group's pages never use that clock: each such tenant has
-//! another one (see `dirty::paced_writers`).
+//! threshold in turn, and these groups within a tenant, the store is divided in the same way. Other
+//! tenants' writers to the group's pages never use that clock: each such tenant has another one
+//! (see `dirty::paced_writers`).
 
 use std::time::Duration;
 

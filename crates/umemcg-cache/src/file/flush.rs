@@ -295,8 +295,8 @@ impl File {
             if written.piece.nr >= pace.confirm {
                 let before = std::mem::replace(&mut written.before, std::mem::take(&mut written.piece));
                 if let Err(error) = self.confirm(before.span, Durability::Range) {
-                    // The store may have lost the next piece with it. That piece is confirmed, too,
-                    // so that no page waits for an answer when this flush ends.
+                    // The store may have lost the next piece with it. Confirm that piece, too: no
+                    // page may wait for an answer after this flush.
                     let next = std::mem::take(&mut written.before);
                     return self.confirm(next.span, Durability::Range).and(Err(error));
                 }

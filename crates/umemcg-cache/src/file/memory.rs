@@ -57,9 +57,9 @@ impl File {
     }
 
     /// Makes pages for the holes of a byte range, charged to `group`, and with `grow` extends the
-    /// file to the end of the range. Existing pages stay. Checks first that there is room for all
-    /// of it, so that a refusal changes nothing. Only if others take the room meanwhile, a part
-    /// stays allocated.
+    /// file to the end of the range. Existing pages stay. First checks the room for the whole
+    /// range, so a refusal changes nothing. A part stays allocated only if others take the room
+    /// meanwhile.
     ///
     /// # Errors
     /// [`FileError::NoSpace`], [`FileError::TooLarge`].

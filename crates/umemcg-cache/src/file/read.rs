@@ -48,7 +48,8 @@ impl File {
         self.read_within(group, (offset, len), readahead, u64::MAX)
     }
 
-    /// Like [`read`](Self::read), with a window that ends before a page that a cache above has.
+    /// Like [`read`](Self::read), but the readahead window ends at page `window_end`, the first
+    /// page already in a cache above this one.
     ///
     /// # Errors
     /// As there.

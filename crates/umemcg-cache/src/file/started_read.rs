@@ -72,7 +72,7 @@ pub(super) struct ReadState<'f> {
     pub(super) claim: RequestClaim,
     /// The claim to begin a read of the store. Given back before this read waits for anything.
     pub(super) begun: Option<Claim>,
-    /// Given up before the read waits for anything, too.
+    /// Given up, too, before this read waits for anything.
     pub(super) turn: Option<Turn>,
     /// The store's error for the next page.
     pub(super) error: Option<io::Error>,
@@ -104,7 +104,7 @@ impl<'f> ReadState<'f> {
 pub(super) struct KeptRead {
     at: ReadPosition,
     pages: KeptPages,
-    /// The claim for which it has waited.
+    /// The claim to begin a read of the store, made while this read waited for it.
     begun: Option<Claim>,
     turn: Option<Turn>,
     error: Option<io::Error>,
@@ -128,7 +128,7 @@ impl KeptRead {
     }
 }
 
-/// A read that can continue, on any thread that may sleep.
+/// A read that can be continued on any thread that may sleep.
 #[must_use = "the read is given up"]
 pub struct StartedRead {
     file: u32,
@@ -155,7 +155,8 @@ impl StartedRead {
         self.len == 0
     }
 
-    /// Ends the window of its next step before a page that a cache above has.
+    /// Ends the readahead window of its next step at page `window_end`, the first page already in a
+    /// cache above this one.
     pub fn within(self, window_end: u64) -> Self {
         Self { window_end, ..self }
     }

@@ -17,13 +17,13 @@
 //!
 //! No writer waits for a store that refuses data; see `dirty::refusal`.
 //!
-//! A writer that has made pages of another tenant dirty also waits for the group that pays for
-//! them, the *payer* (see `dirty::paced_writers`), before the payer's own writers do: it is paced
-//! from the payer's background threshold on, so that what such writers have dirty settles below the
-//! point where the payer's own writers are paced. Beyond that point it keeps the least share of a
-//! tenant's part of the store, however many groups the payer's tenant has. At the payer's limit it
-//! is held, as the payer's own writers are, or it could keep the payer there. The writers of a
-//! tenant that wait for payers of another go on one by one.
+//! A writer may make pages of another tenant dirty. It then also waits for the group charged for
+//! them, the *payer* (see `dirty::paced_writers`). It is paced from the payer's background
+//! threshold on, earlier than the payer's own writers. So the dirty data of such writers settles
+//! below the point where the payer's own writers are paced. Beyond that point it keeps the least
+//! share of a tenant's part of the store, however many groups the payer's tenant has. At the
+//! payer's limit it is held, as the payer's own writers are, or it could keep the payer there. One
+//! tenant's writers waiting for payers of another tenant go on one by one.
 //!
 //! A level with less than an eighth of its threshold dirty on a store does not slow writers to this
 //! store: it is over the threshold because of another, perhaps hanging, store, and only writers to
@@ -76,7 +76,7 @@ pub struct WritePause {
     group: Arc<Group>,
     /// The end of the time reserved for it, on the cache's clock.
     due: Duration,
-    /// The pages of other tenants for which the writer still waits, one payer after the other.
+    /// The notes of other tenants' pages that still delay the writer, one payer after the other.
     foreign: Vec<ForeignBytes>,
 }
 
@@ -116,7 +116,7 @@ impl File {
     #[inline(never)]
     fn write_pause_unleased(self: &Arc<Self>, group: &Arc<Group>, written: usize) -> Option<WritePause> {
         if self.writeback.nr_unclean() <= STORE_FREE_PAGES {
-            // What was noted is durable, or next to nothing: no later writer waits for it.
+            // The noted pages are durable by now, or very few: no later writer waits for them.
             drop(self.writeback.paced.take_foreign(group));
             lease::take(group.id(), STORE_FREE_PAGES * PAGE_SIZE_U64 * lease::LEASE_SHARE);
             return None;
@@ -155,8 +155,8 @@ impl File {
         }
     }
 
-    /// Takes off the payers for which a writer need not wait any more. Returns the wait for the
-    /// next one, of which alone each call asks.
+    /// Removes payers from the end of the list until one of them still delays the writer. Returns
+    /// the wait for this payer; later payers are not checked.
     fn foreign_wait(&self, writer: &Arc<Group>, foreign: &mut Vec<ForeignBytes>) -> Option<Duration> {
         while let Some(last) = foreign.last() {
             let wait = self.payer_wait(writer, last);
@@ -242,8 +242,8 @@ impl File {
         paced_rate(self.writeback.write_bandwidth(), position_ratio, self.writeback.nr_tenants())
     }
 
-    /// Looks at all levels of the payer. A writer of another group passes over those that are above
-    /// its own group too, and is paced earlier.
+    /// Checks all levels of the payer. Skips levels shared with a writer of another group, and
+    /// paces that writer earlier.
     fn look(&self, writer: &Arc<Group>, payer: &Arc<Group>) -> LevelCheck {
         let (cache, of_others) = (&self.cache, !Arc::ptr_eq(writer, payer));
         let now = cache.writeback().now();

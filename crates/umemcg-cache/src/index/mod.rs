@@ -139,7 +139,8 @@ impl Index {
         self.look_into(self.find(page), page)
     }
 
-    /// Returns the leaf in which to look for a page. Without a lock, so it may be any leaf by now.
+    /// Returns the leaf responsible for a page. Takes no lock: a node on the way may have been
+    /// recycled, so the result may be any leaf.
     #[inline]
     pub(crate) fn find(&self, page: u64) -> Leaf {
         // Acquire here and below: pairs with the Release stores in `LockedIndex::store`.
