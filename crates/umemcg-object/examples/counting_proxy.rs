@@ -1,8 +1,7 @@
-//! The proxy of the tests as a program, for what is no test: it counts the requests that come to a
-//! store.
+//! The proxy of the tests as a program, for use outside tests: it counts the requests to a store.
 //!
-//! `counting_proxy http://127.0.0.1:5802` prints its own address. For each line that it reads it
-//! prints what has come so far, such as `DELETE 0 GET 64 HEAD 1 LIST 0 POST 0 PUT 0`.
+//! `counting_proxy http://127.0.0.1:5802` prints its own address. For each line of its input it
+//! prints the counts so far, such as `DELETE 0 GET 64 HEAD 1 LIST 0 POST 0 PUT 0`.
 
 use std::io::BufRead;
 

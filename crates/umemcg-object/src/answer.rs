@@ -1,4 +1,4 @@
-//! Recognizes responses of stores. A success status alone proves nothing: a login page, a late
+//! Recognises responses of stores. A success status alone proves nothing: a login page, a late
 //! error or an empty body may have it. So a response is accepted by the root element of its XML,
 //! or, without a body, by its headers.
 

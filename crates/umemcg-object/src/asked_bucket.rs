@@ -151,7 +151,7 @@ impl AskedBucket {
         Ok(found_of(&answer.meta, &answer.attributes))
     }
 
-    /// As [`find`](Self::find); `None` if there is no object.
+    /// Like [`find`](Self::find), with `None` for a missing object.
     pub(crate) fn find_any(&self, key: &str, place: &Place) -> Result<Option<Found>, BucketError> {
         match self.find(key, place) {
             Ok(found) => Ok(Some(found)),
@@ -160,7 +160,8 @@ impl AskedBucket {
         }
     }
 
-    /// As [`find`](Self::find), after the store reported success for `what`.
+    /// Like [`find`](Self::find), after the store reported success of the request `what`: a missing
+    /// object is a failure of the store.
     pub(crate) fn find_stored(&self, what: &str, key: &str, place: &Place) -> Result<Found, BucketError> {
         self.find_any(key, place)?.ok_or_else(|| {
             BucketError::Unavailable(format!("{what} of {key:?} in {}: it is not there", self.url))
@@ -311,8 +312,8 @@ impl AskedBucket {
         self.store.lists.as_deref().filter(|_| self.store.takes_conditions)
     }
 
-    /// Aborts a multipart upload. An upload that is over is no error, but a 404 alone may come from
-    /// a gateway that has lost its route.
+    /// Aborts a multipart upload. An upload already ended is no error. A 404 alone does not prove
+    /// its end: it may come from a gateway without a route to the store.
     pub(crate) async fn abort(
         &self,
         tenant: Tenant,

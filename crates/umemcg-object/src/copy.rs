@@ -2,8 +2,8 @@
 //!
 //! With S3, preconditions on source and destination go with the request. With other stores a HEAD
 //! before and after the copy takes their place. A copy has the metadata of its source, including
-//! the upload mark (`metadata`); the mark identifies the copy after a lost response. A success
-//! counts once a HEAD shows the copy, and without a mark once a listing shows it, too. A
+//! the upload mark (`metadata`); the mark identifies the copy after a lost response. A copy with a
+//! mark has succeeded once a HEAD shows it. A copy without a mark must be in a listing, too. A
 //! directory's object has only metadata, and is stored anew: SeaweedFS does not copy such objects.
 
 use std::io;

@@ -1,11 +1,15 @@
 //! Deletes one version of an object.
 //!
-//! A request to S3 names the version (`If-Match`). A server ignoring the precondition removes any
-//! version. A server that refuses it, and accepts the request without it, gets unconditional
-//! requests from then on. A request with a lost response is sent again, and then fails because the
-//! object is gone. So a HEAD judges a failure, and an object not found is gone if no listing has
-//! it. A success that is no store's own (`is_of_deletion`) comes here as an object not found. A
-//! conflict with another change decides nothing: the request is sent again, with its precondition.
+//! 1. A request to S3 names the version (`If-Match`). A server may ignore this precondition; it
+//!    then removes any version. A server may also refuse it, and accept the request without it.
+//!    From then on requests to it are unconditional.
+//! 2. A failed request may have deleted the object: after a lost response the request is sent
+//!    again, and fails because the object is gone. So a HEAD decides. If it finds no object, and no
+//!    listing has the object, the object is gone.
+//! 3. A success response that no store sends (`is_of_deletion`) arrives here as an object not
+//!    found.
+//! 4. A conflict with another change decides nothing: the request is sent again, with its
+//!    precondition.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,8 +1,8 @@
 //! Credentials from files. Other programs may replace the files at any time: session credentials
 //! expire, and the tool in charge writes new ones in time.
 //!
-//! A request reads the files again if the last read was a second ago. So new credentials take
-//! effect without a notification, and after a refusal they are looked up again.
+//! A request reads the files again if the last read was a second ago or longer. So new credentials
+//! take effect without a notification, and after a refusal they are looked up again.
 
 use std::fmt;
 use std::sync::Arc;

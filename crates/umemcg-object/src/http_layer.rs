@@ -113,7 +113,7 @@ fn hash_of_path(request: &HttpRequest) -> u64 {
     hasher.finish()
 }
 
-/// Words by which a 503 response reports throttling.
+/// Words in a 503 response that reports throttling.
 const THROTTLES: [&str; 5] =
     ["SlowDown", "ServerBusy", "Throttl", "TooManyRequests", "educe your request rate"];
 
@@ -280,7 +280,7 @@ impl CountingService {
                 kind == RequestKind::Copy && parts.status == StatusCode::OK && whole.trim_ascii().is_empty();
             // The status of a gateway without a store: `object_store` retries it.
             let unknown = (is_missing || !is_of_change(&whole)).then_some(StatusCode::BAD_GATEWAY);
-            // Listings then tell whether the object or the upload is gone.
+            // A listing then decides whether the object or the upload is gone.
             let is_doubtful = kind == RequestKind::Delete && !is_of_deletion(parts.status, &parts.headers);
             let doubtful = is_doubtful.then_some(StatusCode::NOT_FOUND);
             parts.status = belated_failure(&whole).or(unknown).or(doubtful).unwrap_or(parts.status);
@@ -388,7 +388,8 @@ fn readable(mut response: HttpResponse) -> HttpResponse {
     response
 }
 
-/// Turns a HEAD response that describes no object into a bad gateway response, which is retried.
+/// Replaces a HEAD response without an object's headers by a bad gateway response. `object_store`
+/// retries it.
 fn recognised(kind: RequestKind, mut response: HttpResponse) -> HttpResponse {
     if kind == RequestKind::Head && response.status().is_success() {
         // Azure shows an unfinished copy like a finished one.

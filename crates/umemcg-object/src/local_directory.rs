@@ -1,6 +1,6 @@
-//! Local directories in place of objects whose keys end with a slash, impossible in a local file
-//! system. They have no metadata. Removing a nonempty directory leaves it in place, as removing
-//! such an object would leave the keys below it.
+//! Local directories in place of objects with a trailing slash in their keys: a local file system
+//! has no such files. They have no metadata. Removing a nonempty directory leaves it in place, as
+//! removing such an object would leave the keys below it.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind};

@@ -1,5 +1,5 @@
-//! The user metadata of an object in the form of `object_store`, and the upload mark among them, by
-//! which an upload recognises its own object.
+//! The user metadata of an object in the form of `object_store`. They include the upload mark: an
+//! upload recognises its own object by this mark.
 //!
 //! A PUT with a lost response is sent again, and its precondition then fails on the object stored
 //! by the first attempt. An ETag does not identify the writer: two writers may store the same

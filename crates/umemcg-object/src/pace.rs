@@ -2,14 +2,14 @@
 //!
 //! 1. A throttling store gets a limit: a fraction of the rate at which it accepted requests before.
 //!    The limit is cut again while the store goes on throttling, at most once each half second. A
-//!    few refusals among many responses do not cut it. Neither do the refusals of one key always
-//!    refused while the store accepts others: its requests pause by themselves.
+//!    few refusals among many responses do not cut it. Nor do the refusals of a single key while
+//!    the store accepts others: the requests for this key pause by themselves.
 //! 2. After a cut the limit is a function of time: it climbs back to the rate before, stays about
 //!    there, and then rises ever faster, like the window of TCP CUBIC. A limit too high to matter
 //!    is lifted.
-//! 3. Under a limit, requests begin one by one. Each lane has one request in the queue of the
-//!    store, so that lanes take turns. In the same way each tenant has one request in the queue of
-//!    its lane. Requests of a tenant begin in the order of their arrival.
+//! 3. Under a limit, requests begin one by one. Lanes take turns: each has one request in the queue
+//!    of the store. The tenants of a lane take turns in the same way: each has one request in the
+//!    queue of the lane. Requests of a tenant begin in the order of their arrival.
 //! 4. A waiting request is a future. It holds no thread, and leaves the queue when dropped.
 
 use std::collections::HashMap;

@@ -1,5 +1,5 @@
 //! Hashes of the two keys with the most recent responses of one kind. `pace.rs` keeps one for
-//! accepted and one for refused requests. With them it distinguishes a key always refused from a
+//! accepted and one for refused requests. So it distinguishes a key always refused from a
 //! throttling store, in constant memory.
 
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! A failure with the HTTP status of the response. The status must not be searched for in the whole
-//! text, because the text contains keys.
+//! A failure with the HTTP status of the response. The status is read from its place in the error
+//! text: a search of the whole text could find the digits in a key.
 
 use std::error::Error as _;
 

@@ -1,6 +1,6 @@
 //! Replaces the metadata of an object: S3 copies it onto itself, with new metadata.
 //!
-//! The preconditions are on the object both as source and as destination, so that bytes stored
+//! The request has preconditions on the object as source and as destination. So bytes stored
 //! meanwhile by another program stay. The new metadata have a mark of their own, to recognise the
 //! change after a lost response.
 
@@ -77,8 +77,7 @@ impl Relabeling<'_> {
         })
     }
 
-    /// Returns the headers. A copy loses each header not given anew, including those that say how
-    /// to read the bytes.
+    /// Returns the headers. A copy loses each header not given anew, such as `Content-Encoding`.
     fn patch(&self, before: &Found, is_conditional: bool) -> Result<RequestPatch, BucketError> {
         let mut headers = Vec::new();
         if is_conditional {

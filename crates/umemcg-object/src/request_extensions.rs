@@ -1,6 +1,6 @@
-//! The extensions of requests and responses: facts for `http_layer` that `object_store` carries
-//! without knowing them. A request has its tenant, its patch (`request_patch`) and the prefix of a
-//! listing, and its response has the results.
+//! The extensions of requests and responses: `object_store` passes them on to `http_layer` without
+//! reading them. A request has its tenant, its patch (`request_patch`) and the prefix of a listing,
+//! and its response has the results.
 //!
 //! `object_store` carries the extensions of reads, listings, PUTs, and the beginning of a multipart
 //! upload. It drops those of copies and deletions, and of the parts, the completion and the

@@ -1,4 +1,4 @@
-//! The runtime of all stores of the process.
+//! The tokio runtime shared by all stores of the process.
 
 use std::io;
 use std::sync::OnceLock;

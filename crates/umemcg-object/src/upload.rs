@@ -9,7 +9,7 @@
 //!    taken effect. So a failure is judged by a HEAD. An object with this upload's mark is ours:
 //!    success. Another unexpected object is a lost race, if a listing has it, too. If the
 //!    precondition still holds, the refused request is sent again.
-//! 4. A multipart upload is aborted before that HEAD, so that it cannot take effect later.
+//! 4. A failed multipart upload is aborted before this HEAD, and cannot take effect later.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
