@@ -42,8 +42,8 @@ struct OverLimitCharge {
     levels: Vec<AllowanceClaim>,
 }
 
-/// The charges beyond a limit. There are few, so they are separate from [`MetadataCharge`], which
-/// stays small. A leaf lock.
+/// The charges beyond a limit. There are few of them. They are apart from [`MetadataCharge`] to
+/// keep it small. A leaf lock.
 #[derive(Debug, Default)]
 struct OverLimitCharges {
     by_id: HashMap<NonZeroU32, Box<OverLimitCharge>>,

@@ -132,8 +132,8 @@ impl NameLists {
         }
     }
 
-    /// Returns what a group has on a list, in entries of this size. Pinned names are names that
-    /// cannot be freed now.
+    /// Returns a group's usage of a list with entries of this size. Pinned names cannot be freed
+    /// now.
     pub(crate) fn usage(&self, on: Listed, target: &ShrinkTarget<'_>, entry_bytes: u64) -> Usage {
         let nr_pinned = if on == Listed::Names { self.nr(Listed::Pinned, target.group) } else { 0 };
         let reclaimable = self.nr(on, target.group);

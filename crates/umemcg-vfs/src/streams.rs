@@ -24,7 +24,7 @@ const READ_ONCE_PER_REUSED: u64 = 8;
 /// The most pages read once that count, and the most pages read before a reuse, in multiples of the
 /// group's room. So reuse of three eighths of the room ends any stream.
 const ROOMS_MAX: u64 = 3;
-/// The number of groups below which removed groups are not forgotten.
+/// With fewer groups than this, removed groups are not forgotten.
 const NR_GROUPS_MIN: usize = 64;
 
 /// When a file was last opened.
@@ -54,7 +54,7 @@ impl Streams {
     ) -> bool {
         let (owner, room, now) = (group.owner(), room_bytes / PAGE_SIZE_U64, clock(group));
         let before = last_open.replace(LastOpen { owner, at_page: now });
-        // A later moment is of another group, which had this number before.
+        // A later moment belongs to an earlier group with the same number.
         let is_soon = |at_page: u64| {
             now.checked_sub(at_page).is_some_and(|read| read <= room.saturating_mul(ROOMS_MAX))
         };
@@ -94,7 +94,7 @@ fn since_page(groups: &mut HashMap<OwnerId, u64>, owner: OwnerId, (now, room): (
         groups.retain(|owner, _| owner.try_resolve().is_some_and(|group| group.owner() == *owner));
     }
     let since = groups.entry(owner).or_insert(now);
-    // A later moment is of another group, which had this number before.
+    // A later moment belongs to an earlier group with the same number.
     *since = (*since).min(now).max(now.saturating_sub(room.saturating_mul(ROOMS_MAX)));
     since
 }

@@ -1,4 +1,4 @@
-//! How long a store takes to answer, counted by kind of request, and how much work waits for it.
+//! The response times of a store by kind of request, and the amount of work waiting for the store.
 
 /// The requests of all volumes to one store, a store being a bucket of a server.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -32,8 +32,8 @@ pub struct StoreWork {
 pub struct LatencyFigures {
     /// The kind, in small letters.
     pub kind: &'static str,
-    /// How many took no longer than each of [`LATENCY_BOUNDS_MS`] and longer than the one before,
-    /// then how many took longer than all.
+    /// A histogram: for each of [`LATENCY_BOUNDS_MS`] the number of answers up to this bound and
+    /// above the bound before, then the number of answers above all bounds.
     pub nr_within: [u64; LATENCY_BOUNDS_MS.len() + 1],
     /// Their total time, in microseconds.
     pub sum_us: u64,

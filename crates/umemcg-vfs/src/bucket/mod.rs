@@ -1,11 +1,11 @@
 //! The seam between a volume of objects and its store: keys in, bytes out. No asynchronous type
 //! crosses it.
 //!
-//! A store implements [`Bucket`]; `umemcg-object` is the product's. `object_info` has the facts
-//! about an object, with mode, owner and times in `file_attributes`; `error` the failures of
-//! requests. `part_bytes` are the bytes of a part on their way to the store. `tenant_scope` says
-//! for which tenant a thread sends requests. `store_state`, `staged_file` and `latency` are for
-//! display. Nothing here depends on a kind of volume.
+//! A store implements [`Bucket`]; the implementation of the product is `umemcg-object`.
+//! `object_info` has the facts about an object, with mode, owner and times in `file_attributes`;
+//! `error` the failures of requests. `part_bytes` are the bytes of a part on their way to the
+//! store. `tenant_scope` is the tenant on whose behalf a thread sends requests. `store_state`,
+//! `staged_file` and `latency` are for display. Nothing here depends on a kind of volume.
 
 mod error;
 pub(crate) mod file_attributes;
@@ -54,8 +54,8 @@ pub trait ObjectSource: Send + Sync + fmt::Debug {
     /// # Errors
     /// If not all of them can be read.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
-    /// Notes a multipart upload, or (`None`) that it is over, so that it can be aborted after a
-    /// crash. It is noted as [`UNKNOWN_UPLOAD`] where it begins, then by its id. The note is
+    /// Notes a multipart upload, for its abortion after a crash. The note is [`UNKNOWN_UPLOAD`]
+    /// when the upload begins, then the id of the upload, and `None` when it is over. The note is
     /// durable when this returns.
     ///
     /// # Errors
@@ -69,7 +69,7 @@ pub trait ObjectSource: Send + Sync + fmt::Debug {
 
 /// The note of a multipart upload whose bytes arrive while it is under way.
 pub trait UploadNote: Send + Sync + fmt::Debug {
-    /// Notes it, as [`ObjectSource::note_upload`] does.
+    /// Notes a multipart upload, as [`ObjectSource::note_upload`] does.
     ///
     /// # Errors
     /// As there.
@@ -143,8 +143,8 @@ pub trait Bucket: Send + Sync + fmt::Debug {
     fn url(&self) -> &str;
     /// Returns the server in use; `None` for the default of the URL's kind.
     fn endpoint(&self) -> Option<&str>;
-    /// Returns whether an object not found by [`head`](Self::head) is certainly absent, as where no
-    /// proxy stands between.
+    /// Returns whether an object not found by [`head`](Self::head) is certainly absent, because no
+    /// proxy stands in between.
     fn knows_absence(&self) -> bool {
         false
     }
@@ -211,8 +211,8 @@ pub trait Bucket: Send + Sync + fmt::Debug {
     /// Removes an object. A missing object is no error.
     fn delete(&self, key: &str) -> Result<(), BucketError>;
     /// Removes an object in this version. A missing object is no error. [`BucketError::Changed`]
-    /// when it has another version, which stays; a store without conditional deletions removes
-    /// that, too.
+    /// when the object has another version. That version stays, except in a store without
+    /// conditional deletions.
     fn delete_version(&self, key: &str, info: &ObjectInfo) -> Result<(), BucketError> {
         let _ = info;
         self.delete(key)

@@ -1,5 +1,5 @@
-//! Facts about objects: one in one version, the names in a part of a listing, and the condition on
-//! an object under which a request changes it.
+//! Facts about objects: one version of an object, the names in a part of a listing, and the
+//! condition for changing an object.
 
 use std::sync::Arc;
 

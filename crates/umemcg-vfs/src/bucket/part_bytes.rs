@@ -1,5 +1,5 @@
 //! The bytes of a part of an object on their way to the store, in chunks. A chunk is shared, not
-//! copied, and is charged for as long as anything holds it, a store's client too.
+//! copied. It stays charged for as long as anything holds it, including a store's client.
 
 use std::any::Any;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! A file of a staging directory, for lists.
+//! A file of a staging directory, as shown in lists.
 
 use std::path::PathBuf;
 

@@ -45,7 +45,7 @@ impl Drop for CachedDescriptor {
 #[derive(Debug, Default)]
 struct Shard {
     by_node: HashMap<u64, CachedDescriptor>,
-    /// The cached nodes, in the order in which they are looked at.
+    /// The cached nodes. Eviction looks at them in this order.
     order: VecDeque<u64>,
 }
 

@@ -42,7 +42,7 @@ impl RecentChanges {
         self.last.load(Ordering::Relaxed)
     }
 
-    /// Notes a change of an inode, or an answer about it that must not be kept.
+    /// Notes a change of an inode. An answer about the inode that must not be kept is noted, too.
     pub(crate) fn note(&self, ino: u64) {
         let change = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         self.place(ino).fetch_max(change, Ordering::Relaxed);

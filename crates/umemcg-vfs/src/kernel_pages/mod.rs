@@ -46,8 +46,8 @@ use crate::streams::LastOpen;
 const NR_PARKED_MAX: u8 = 3;
 /// The cost, in bytes, of the records of a file's pages and of its last open by a group.
 const FILE_BYTES: u64 = 320;
-/// The least room of a group for which the kernel caches files: it reads ahead, and a request of
-/// the largest size must find room beside others.
+/// The least room of a group with files cached by the kernel. The kernel reads ahead, and its
+/// largest request must find room beside others.
 const ROOM_BYTES_MIN: u64 = 1 << 20;
 
 #[derive(Default)]
@@ -235,8 +235,8 @@ impl KernelPages {
     }
 
     /// Returns the first page behind a request for `pages` that the kernel has; `u64::MAX` if there
-    /// is none. A request for pages that the kernel should have shows that it has dropped some
-    /// unseen, perhaps many.
+    /// is none. Also `u64::MAX` if the kernel should have a requested page: then the kernel has
+    /// dropped pages unseen, perhaps many.
     pub(crate) fn first_kept_behind(&self, pages: &Range<u64>) -> u64 {
         let state = self.state.lock();
         let from = pages.start / WINDOW_PAGES;

@@ -42,7 +42,7 @@ impl Share {
 /// A window with pages perhaps in the kernel.
 #[derive(Debug, Default)]
 pub(super) struct Window {
-    /// The moment at which the last request that may have added pages ended.
+    /// The moment of the end of the last request that may have added pages.
     pub(super) last_end: u64,
     /// Nearly always one share. Never empty.
     pub(super) shares: Vec<Share>,

@@ -1,5 +1,5 @@
-//! Names just looked up in vain by a thread. If the thread then creates the file, this is the same
-//! open: the store is not asked once more.
+//! Names that a thread has just looked up in vain. If the same thread creates the file next, both
+//! calls belong to one open, and the store is not asked again.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ pub(super) struct AbsentNames {
 }
 
 impl AbsentNames {
-    /// Notes that a name was not there; 0 is no thread.
+    /// Notes an absent name; thread 0 stands for no thread.
     pub(super) fn note(&self, thread: u32, (parent, name): (NodeId, &str), at: Instant) {
         if thread != 0 {
             let absent = Absent { thread, parent, name: name.into(), at };

@@ -1,6 +1,6 @@
 //! The cached content of one object in one version, and this object as its backing store.
 //!
-//! Writes go to a draft, which replaces it from then on.
+//! The first change makes a draft. From then on the content has the bytes of the draft.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -21,15 +21,15 @@ use crate::error::VfsError;
 use crate::kernel_io::ContentFiles;
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
 
-/// Longest key for which the charge of a content has room, in bytes.
+/// Longest key covered by the charge of a content, in bytes.
 const SHORT_KEY_BYTES: usize = 128;
-/// The charge of a longer one: none is longer than this.
+/// The charge of a longer key; no key is longer than this.
 const LONG_KEY_BYTES: u64 = 1024;
 
 /// The charge for a key.
 type KeyCharge = MetadataCharge<LONG_KEY_BYTES>;
 
-/// Charges a key that is not short. May sleep for memory.
+/// Charges a key longer than [`SHORT_KEY_BYTES`]. May sleep for memory.
 fn key_charge(
     effort: ChargeEffort,
     engine: &Arc<Engine>,
@@ -40,13 +40,13 @@ fn key_charge(
     Ok(is_long.then(|| KeyCharge::take(effort, engine, group)).transpose()?)
 }
 
-/// The content of an object in one version. Another version is another content, so that no read
-/// mixes two.
+/// The content of an object in one version. Each version has a content of its own, so no read mixes
+/// two versions.
 #[derive(Debug)]
 pub(super) struct Content {
-    /// First, because it is released to a tree that the file may be the last to hold.
+    /// First: it is released to a tree, and `file` may hold the last reference to this tree.
     charge: MetadataCharge<CONTENT_BYTES>,
-    /// For a key that is not short.
+    /// For a key longer than [`SHORT_KEY_BYTES`].
     _key_charge: Option<KeyCharge>,
     place: Arc<LeafMutex<Place>>,
     file: Arc<File>,
@@ -283,7 +283,7 @@ struct Delivery {
     store: ObjectStore,
     /// The key of the requested object.
     key: Arc<str>,
-    /// The number of the tenant that reads.
+    /// The number of the reading tenant.
     tenant: usize,
     has_bytes: bool,
     /// The first read returned damaged bytes.

@@ -1,4 +1,5 @@
-//! The labels of a directory, stored with its own object.
+//! The labels of a directory (its attributes and further metadata), stored with the directory's own
+//! object.
 
 use rustix::io::Errno;
 

@@ -131,8 +131,8 @@ impl Draft {
         Some(Ok(Changing(self)))
     }
 
-    /// Notes it. The caller holds the turn. The record need not be durable: no change is durable
-    /// before the next upload.
+    /// Notes the draft. The caller holds the turn. The record need not be durable: no change is
+    /// durable before the next upload.
     pub(super) fn note(&self, key: &str) -> Result<(), Errno> {
         key.clone_into(&mut self.progress.lock().key);
         self.write_record(Some(DraftState::Staged), false)?;
@@ -145,7 +145,7 @@ impl Draft {
         self.progress.lock().key.clone()
     }
 
-    /// Notes another key to store it under. The caller holds the turn.
+    /// Notes another key for the draft. The caller holds the turn.
     ///
     /// # Errors
     /// The disk's; then the next start may name the old key.
@@ -251,7 +251,7 @@ impl Draft {
         progress.is_noted = false;
     }
 
-    /// Keeps it in `lost/`, for good. Only then does `tell` notify the open files: a notified
+    /// Keeps it in `lost/`, for good. Then calls `tell`, which notifies the open files: a notified
     /// program may look there. No file is opened or flushed in between. Returns the path.
     pub(super) fn lose(&self, key: &str, tell: impl FnOnce()) -> std::path::PathBuf {
         if let Err(errno) = self.sync_bytes() {
@@ -279,8 +279,8 @@ impl Draft {
         Some(Upload { nr_changes: progress.nr_changes, before, labels })
     }
 
-    /// Notes that `nr_changes` are in the store, as the version `info`. Returns whether these are
-    /// all; then the draft is noted no more.
+    /// Notes that the store has the first `nr_changes` changes, as the version `info`. Returns
+    /// whether these are all changes; the draft is then noted no more.
     pub(super) fn end_upload(&self, nr_changes: u64, info: &ObjectInfo, key: &str) -> bool {
         let is_saved = {
             let mut progress = self.progress.lock();
@@ -364,8 +364,8 @@ impl Draft {
         self.store.fds().ok_or(Errno::BADF)
     }
 
-    /// Notes the key and the id of a multipart upload, durably, or that it is over. The latter need
-    /// not be durable: the next start can abort it once more.
+    /// Notes the key and the id of a multipart upload, durably, or the end of this upload. The end
+    /// need not be durable: the next start can abort the upload once more.
     ///
     /// # Errors
     /// The disk's.

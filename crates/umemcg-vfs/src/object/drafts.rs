@@ -1,4 +1,4 @@
-//! The drafts of a volume: how they are made and stored, and which of them are not in the store.
+//! The drafts of a volume: their creation and upload, and the list of drafts not in the store.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -31,7 +31,7 @@ use crate::host::store::StoreFds;
 
 /// The part of an object that is copied to the staging disk with one request.
 const COPY_BYTES: u64 = 8 << 20;
-/// The memory that a copy holds at once.
+/// The memory held by a copy at a time.
 const COPY_HELD_BYTES: u64 = 1 << 20;
 
 /// The drafts of a volume.
@@ -177,7 +177,7 @@ impl Drafts {
                 _ => FileLabels::new(known),
             }
         };
-        // Before accepting a write that the store would refuse.
+        // Check now: the store would refuse them only after the write was accepted.
         labels.check_room()?;
         Ok(labels)
     }
@@ -192,7 +192,7 @@ impl Drafts {
         content: &'c Arc<Content>,
         draft: &'c Draft,
     ) -> Result<Changing<'c>, Errno> {
-        // Once noted, a draft stays so until an upload ends after that, which is rare.
+        // A noted draft stays noted until an upload ends. So the loop rarely goes round twice.
         loop {
             if let Some(changing) = draft.try_begin_change() {
                 return changing;
@@ -254,8 +254,8 @@ impl Drafts {
     }
 
     /// Stores a draft as `key`, in place of its base version or of the `expected` object. With
-    /// `expected`, a draft that cannot be stored is not lost. Waits for room `until` then. The
-    /// caller holds the draft's turn.
+    /// `expected`, a draft that cannot be stored is not lost. Waits for upload room at most until
+    /// the time `until`. The caller holds the draft's turn.
     pub(super) fn store_in_turn(
         &self,
         content: &Arc<Content>,

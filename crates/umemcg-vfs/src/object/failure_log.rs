@@ -28,8 +28,8 @@ impl FailureLog {
         }
     }
 
-    /// Logs that the disk of a directory has failed, with what to do, unless there were too many
-    /// this second; returns the error number.
+    /// Logs a failure of the disk of a directory, with advice, unless too many failures were logged
+    /// this second. Returns the error number.
     pub(super) fn report_disk(&self, dir: &Path, errno: Errno) -> Errno {
         let advice = match errno {
             Errno::NOSPC | Errno::DQUOT => {

@@ -65,7 +65,7 @@ impl FileLabels {
         self.to_metadata().iter().map(|(name, value)| name.len() + value.len()).sum()
     }
 
-    /// Returns the bytes that count for the store's limit: headers do not.
+    /// Returns the bytes counted by the store's limit, which leaves out headers.
     fn limited_bytes(&self) -> usize {
         let metadata = self.to_metadata();
         let limited = metadata.iter().filter(|(name, _)| !name.starts_with(':'));

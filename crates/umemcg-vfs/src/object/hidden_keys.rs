@@ -1,4 +1,4 @@
-//! The keys of a volume that cannot be shown as paths.
+//! The hidden keys of a volume: keys unusable as paths.
 
 use std::collections::BTreeSet;
 
@@ -9,8 +9,8 @@ const NR_MAX: usize = 1000;
 /// Most bytes of them.
 const BYTES_MAX: usize = 64 << 10;
 
-/// Keys found in listings that are no path. The memory for them is bounded by constants; each is
-/// counted once.
+/// Listed keys unusable as paths. The memory for them is bounded by constants; each is counted
+/// once.
 #[derive(Debug, Default)]
 pub(super) struct HiddenKeys {
     known: LeafMutex<Known>,

@@ -2,8 +2,9 @@
 //!
 //! A node stands for one version of an object, or for the file being written in its place. All
 //! writes on this volume go through the kernel's inode of that node. So the kernel's pages of a
-//! node are good for as long as it knows the node, and no open has them refilled. An object
-//! replaced by another program is another node, whose pages the kernel does not have yet.
+//! node stay valid for as long as the kernel knows the node, and an open need not drop them. An
+//! object replaced by another program gets another node, and the kernel has no pages of that node
+//! yet.
 //!
 //! The copy belongs to the node and not to its content: a stored draft goes with the last open
 //! file, and the object then behind the node has the same bytes.

@@ -1,4 +1,4 @@
-//! Names as parts of keys: which names a store may have, and which listed parts can be names.
+//! Names as parts of keys: the names accepted for new keys, and the listed parts usable as names.
 
 use std::ffi::OsStr;
 

@@ -10,12 +10,12 @@
 //!   LIST key/* ──► a directory, or nothing
 //! ```
 //!
-//! So a listing decides whether a name exists. A status of 404 alone may come from something
+//! So a listing decides whether a name exists. A status of 404 alone may come from a server in
 //! between, such as a gateway without its route.
 //!
-//! Other programs mark directories with empty objects. Where attributes are stored with objects, an
-//! empty object is a directory without keys below it, too, if its metadata say so. For a longer
-//! object the keys below are not looked for.
+//! Other programs mark directories with empty objects. Where attributes are stored with objects,
+//! the metadata of an empty object can make it a directory even without keys below it. For an
+//! object with content, the keys below it are not looked for.
 
 use rustix::io::Errno;
 use umemcg_base::assert_no_locks_held;
@@ -48,7 +48,7 @@ pub(super) struct KeySearch<'a> {
 }
 
 impl KeySearch<'_> {
-    /// Asks the store. Keys below an object that is not empty cannot be shown.
+    /// Asks the store. Keys below a nonempty object cannot be shown.
     pub(super) fn find(&self) -> Result<Facts, Errno> {
         assert_no_locks_held("a request to a store");
         for _ in 0..NR_ROUNDS {

@@ -1,8 +1,8 @@
 //! A part of a listing kept by an open directory, and the look-up of a name in it.
 //!
-//! A program that lists a directory asks for the attributes of each name next (`ls -l`). A name may
-//! be forgotten by the kernel by then, or the group had no room for it. It is then looked up here,
-//! without a request: the store has reported it with the listing.
+//! A program that lists a directory asks for the attributes of each name next (`ls -l`). By then
+//! the kernel may have forgotten the name, or the group had no room for it. The name is then looked
+//! up here, without a request: the store has reported it with the listing.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -165,7 +165,7 @@ impl OpenListings {
         parts.iter().rev().find_map(|part| Some((part.find(name)?.clone(), part.told)))
     }
 
-    /// Notes a change of a name in a directory: what was listed of it before is outdated.
+    /// Notes a change of a name in a directory: earlier listings of this name are outdated.
     pub(super) fn outdate_name(&self, directory: NodeId, name: &str) {
         let mut open = self.0.lock();
         if let Some(of) = open.by_directory.get_mut(&directory) {

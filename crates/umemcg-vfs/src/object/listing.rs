@@ -2,12 +2,12 @@
 //!
 //! A handle keeps one part of the store's listing (at most a thousand names), charged to its group,
 //! and the place where the next part begins. So a listing of any length takes the memory of one
-//! part. A position is the number of names before it; a read before the part begins anew.
-//! Attributes come with the names, without a request for each. A name looked up while the part is
-//! kept is found in it ([`listed_part`](super::listed_part)).
+//! part. A position is the number of names before it. A read at a position before the kept part
+//! begins the listing anew. Attributes come with the names, without a request for each. A name
+//! looked up while the part is kept is found in it ([`listed_part`](super::listed_part)).
 //!
-//! Names without an object yet, because their content is not stored, come after the names of the
-//! store. They are taken down when the listing begins, and dropped if the store lists them.
+//! New files without a stored object come after the names of the store. Their names are collected
+//! when the listing begins, and dropped if the store lists them.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -61,11 +61,12 @@ pub(super) struct OpenDirectory {
 struct Listing {
     part: Arc<ListedNames>,
     place: ListingPlace,
-    /// Whether the part has new names, which the store has not reported.
+    /// Whether the part has new names, not reported by the store.
     is_at_new: bool,
-    /// Names that were new here when this began, in order. Names listed by the store are dropped.
+    /// Names without a stored object when the listing began, in order. Names listed by the store
+    /// are dropped.
     new_names: Vec<(Arc<str>, Facts)>,
-    /// When they were taken down: they may have been removed since.
+    /// When `new_names` was collected: some may have been removed since.
     new_told: Told,
     same_names: SameNames,
 }
@@ -82,7 +83,7 @@ impl Listing {
         }
     }
 
-    /// Fetches the next part. `told` is a time before its prefix was looked up. False after the
+    /// Fetches the next part. `told` is a time before the look-up of the prefix. False after the
     /// last part.
     fn fetch(
         &mut self,

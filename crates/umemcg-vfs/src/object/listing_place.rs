@@ -1,4 +1,4 @@
-//! Listings of a store, which come in parts.
+//! The parts of a store's listing, and the place where the next part begins.
 
 use rustix::io::Errno;
 

@@ -1,15 +1,16 @@
 //! Volumes of objects: the keys below a prefix of a bucket as files and directories. A volume is
 //! read-only unless it has a staging directory for written data, or writes its files as streams.
 //!
-//! A key is a path, its slashes separate names. A prefix of further keys is a directory; so is a
-//! prefix with an object of its own whose key ends with a slash. If an object has keys below it
-//! (`a` and `a/b`), an empty one marks the directory; else the object is shown and the keys below
-//! are not. They are counted as hidden, as are keys with an empty name, `.` or `..` in them.
+//! A key is a path: its slashes separate names. A prefix of further keys is a directory. So is a
+//! prefix with an object of its own: the key of this object ends with a slash. An object may have
+//! keys below it (`a` and `a/b`). An empty one marks the directory. A nonempty one is shown, and
+//! the keys below it are counted as hidden. Keys with an empty name, `.` or `..` in them are
+//! hidden, too.
 //!
-//! [`crate::bucket`] is the seam to the store. `objects` holds the state of a volume and requests
-//! more from the store, `tree` holds the known names. `listing` is an open directory, `content` the
-//! cached bytes of an object in one version, `kernel_copy` the kernel's pages of it, `open_file` an
-//! open object.
+//! [`crate::bucket`] is the seam to the store. `objects` holds the state of a volume and sends
+//! requests to the store, `tree` holds the known names. `listing` is an open directory, `content`
+//! the cached bytes of an object in one version, `kernel_copy` the kernel's pages of it,
+//! `open_file` an open object.
 //!
 //! Writes go to a `draft`, whose bytes are in the `staging` directory; `drafts` holds the drafts of
 //! a volume, and `retries` retries their failed uploads. Without a staging directory they can go to
@@ -210,7 +211,7 @@ impl ObjectVolume {
             return Err(Errno::ISDIR.into());
         }
         if !shown.are_stored {
-            // Its time is that of the mount.
+            // A directory has the time of the mount.
             shown.of_directory().check_unchanged(change)?;
         } else if changes_attributes(change) {
             let change = |labels: &mut FileLabels| {

@@ -1,6 +1,6 @@
-//! Names of a volume of objects as two shrinkers, by the rules of a host directory's: pages go
-//! before names, a name without pages loses its content before the kernel is asked to forget it,
-//! and a name forgotten by the kernel goes with its last page.
+//! The names of a volume of objects as two shrinkers, by the rules of a host directory's shrinkers:
+//! pages go before names; a name without pages loses its content before the kernel is asked to
+//! forget it; a name forgotten by the kernel goes with its last page.
 
 use std::sync::{Arc, Weak};
 

@@ -73,8 +73,8 @@ impl ObjectVolume {
         Ok(())
     }
 
-    /// Checks that a name is still that of a node, after a wait for a rename. At ESTALE the kernel
-    /// looks the name up again.
+    /// Checks that a node still has its name, after a wait for a rename. At ESTALE the kernel looks
+    /// the name up again.
     fn check_name(&self, tree: &Tree, node: NodeId, name: (NodeId, &str)) -> Result<(), Errno> {
         if tree.stands_for(name, node) { Ok(()) } else { Err(Errno::STALE) }
     }
@@ -150,8 +150,7 @@ impl ObjectVolume {
         left_alone(bucket.delete_version(key, &mark)).map_err(|error| failures.report(&error))
     }
 
-    /// Notes that a node has lost its name, unless another program has made a file of that name
-    /// meanwhile.
+    /// Removes the name of a node, unless another program has made a file of this name meanwhile.
     fn remove_name(&self, node: NodeId, (parent, name): (NodeId, &str)) {
         let Some(lists) = self.objects.lists() else { return };
         let removed = {

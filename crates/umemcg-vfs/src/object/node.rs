@@ -1,4 +1,4 @@
-//! A known name, which is also an inode: an object has no other.
+//! A known name, together with its inode: an object has no other inode.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -102,7 +102,7 @@ pub(super) struct Node {
     pub(super) facts: Facts,
     pub(super) told: Told,
     pub(super) content: Option<Arc<Content>>,
-    /// The stream that replaces it, until the store has the stream.
+    /// The stream that replaces the object, until the store has all of the stream.
     pub(super) stream: Option<Arc<Stream>>,
     /// A stream has replaced a version that was open, and may be mapped.
     pub(super) has_old_pages: bool,

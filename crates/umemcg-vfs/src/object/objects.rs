@@ -1,4 +1,4 @@
-//! The state of a volume of objects, and its requests to the store for more.
+//! The state of a volume of objects, and the requests to the store for unknown or outdated facts.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -104,8 +104,8 @@ impl Objects {
         self.lists.get_or_init(make);
     }
 
-    /// Returns the charge effort of a request that finds no room. For an older kernel it is one
-    /// round: the thread that notifies the kernel of stale names may wait for the request.
+    /// Returns the charge effort of a request without room. On an older kernel it is one round,
+    /// because the thread notifying the kernel of stale names may wait for the request.
     pub(super) fn charge_effort(&self) -> ChargeEffort {
         match self.kernel.get().is_some_and(|kernel| kernel.asks_by_name()) {
             true => ChargeEffort::Opportunistic,
@@ -252,8 +252,8 @@ impl Objects {
         }
     }
 
-    /// Returns the facts about a directory known here that has no stored key left, if the store has
-    /// only reported the mark of it.
+    /// Returns the facts about a known directory without stored keys, if the store has reported
+    /// only the mark of the directory.
     fn known_below_mark(&self, tree: &Tree, (parent, name): (NodeId, &str), told: &Facts) -> Option<Facts> {
         // First: most objects are not empty, and are not looked for.
         let is_mark = matches!(told, Facts::Object(info) if may_mark_directory(info, &*self.bucket));
@@ -541,7 +541,7 @@ impl Objects {
         for gone in removed {
             let asked = gone.asked;
             drop(gone);
-            // After the charge is released: reclaim may wait for that.
+            // Only after the release of the charge: reclaim may wait for this note.
             if let Some((owner, bytes)) = asked {
                 owner.with_group(|group| self.engine.reclaimer().note_released(group, bytes));
             }

@@ -1,4 +1,4 @@
-//! An open object: reads of the version present at its open, and changes, which go to a draft.
+//! An open object. Reads see the version present at the open. Changes go to a draft.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +26,7 @@ use crate::kernel_io::{KernelCaching, KernelIo, Subject};
 use crate::page_windows::page_range;
 use crate::volume::{VolumeFile, Whence};
 
-/// `O_DSYNC`, which `O_SYNC` includes.
+/// `O_DSYNC`; `O_SYNC` includes it.
 const O_DSYNC: u32 = 0o10_000;
 
 /// An open object. It shows the version present when it was opened. Uncached parts cannot be read
@@ -187,9 +187,10 @@ impl OpenFile {
         self.is_writing.swap(false, Ordering::Relaxed) && self.content.end_writing()
     }
 
-    /// Has a change by name stored, since no close follows it: now, if `at_once` or if no other
-    /// open file writes the object; else by the close of the other file. Also stores the part of a
-    /// failed change that was made. Returns the result of the change.
+    /// Has a change by name stored, because no close follows it. It is stored now, if `at_once` or
+    /// if no other open file writes the object; else by the close of the other file. A failed
+    /// change may have been made in part; this part is stored, too. Returns the result of the
+    /// change.
     pub(super) fn store_by_name<T>(
         &self,
         at_once: bool,
@@ -234,8 +235,8 @@ impl OpenFile {
         Ok(())
     }
 
-    /// Returns where the window of a read has to end: before the first page behind the read that
-    /// the kernel has already.
+    /// Returns the end of the readahead window of a read: the first page behind the read already in
+    /// the kernel's cache.
     fn window_end(&self, offset: u64, len: usize) -> u64 {
         let copy = self.kernel_copy.as_ref().filter(|_| self.content.file().is_kept_above());
         copy.map_or(u64::MAX, |copy| copy.pages.first_kept_behind(&page_range(offset, len as u64)))
@@ -248,8 +249,8 @@ impl OpenFile {
 }
 
 impl Drop for OpenFile {
-    /// Runs on any thread, also on one that must not wait for a store: unsaved drafts stay on the
-    /// volume's list.
+    /// May run on a thread that must not wait for a store. So nothing is stored here: unsaved
+    /// drafts stay on the volume's list.
     fn drop(&mut self) {
         self.end_writing();
         self.kernel_copy.iter().for_each(|copy| copy.closed());

@@ -1,5 +1,6 @@
-//! The open streams, attached or not. A stream that may go on must know when its base version is
-//! replaced here, by a rename or by a change of attributes.
+//! The open streams, attached or not. A rename or a change of attributes on this volume replaces
+//! the base version of a stream. An open stream must know the new one, because its file may be
+//! written further.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};

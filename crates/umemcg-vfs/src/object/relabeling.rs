@@ -1,7 +1,7 @@
 //! A change of the labels of a file.
 //!
-//! A file being written takes the change along. Otherwise the metadata of the object are replaced,
-//! or where the store cannot do that, the object is stored anew.
+//! If the file is being written, the new labels are stored with its bytes. Otherwise the metadata
+//! of the object are replaced. Where the store cannot replace metadata, the object is stored anew.
 
 use std::sync::Arc;
 

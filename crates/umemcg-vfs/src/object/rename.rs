@@ -1,4 +1,4 @@
-//! One renaming of a file or a directory.
+//! The rename of one file or directory.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const NR_KEYS_MAX: usize = 1000;
 /// Longest object to copy: the limit of one request.
 const COPY_BYTES_MAX: u64 = 5 << 30;
 
-/// By new key, the version that was copied, and the copy.
+/// The copied version and its copy, by new key.
 type Moved = BTreeMap<String, (ObjectInfo, ObjectInfo)>;
 
 /// See the module text.
@@ -221,7 +221,7 @@ impl Renaming<'_> {
         if let Facts::Object(known) = &mut found.facts {
             let attributes = info.attributes.or(known.attributes);
             *known = ObjectInfo { attributes, ..info.clone() };
-            // Answers about the old name say nothing of it.
+            // Answers about the old name do not describe the other object.
             found.told = Told { at: Instant::now(), thread: 0 };
         }
         if let Some(content) = &found.content {
@@ -398,7 +398,8 @@ impl Renaming<'_> {
     }
 }
 
-/// Accepts that another program has stored another object meanwhile, which stays.
+/// Accepts [`BucketError::Changed`]: another program has stored another object meanwhile, and it
+/// stays.
 pub(super) fn left_alone(deleted: Result<(), BucketError>) -> Result<(), BucketError> {
     match deleted {
         Err(BucketError::Changed(_)) => Ok(()),

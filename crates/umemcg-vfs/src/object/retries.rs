@@ -7,8 +7,9 @@
 //! A request ties a thread to a store, for minutes at worst, and longer for a large file. So that
 //! one store or volume does not hold up the others,
 //! - the first retry of a store (a bucket of a server) always begins;
-//! - beyond that the process has places for the retries of its stores. A store with as many as are
-//!   free begins no further one: it takes half of them alone, and leaves some to each later store;
+//! - beyond that the process has places for the retries of its stores. A store begins a further
+//!   retry only while it has fewer places than are free. So a single store takes half of the
+//!   places, and leaves some to each later store;
 //! - a tenant has one retry at a time in a volume ([`RetryQueue`]).
 
 use std::collections::{BTreeMap, HashMap};
@@ -254,11 +255,11 @@ impl Pool {
         self.state.lock().is_starting = false;
         loop {
             let next = self.state.lock().take(Instant::now());
-            // Wakes the dispatcher, which sees to the next retry.
+            // Wakes the dispatcher for the next retry.
             self.changed.notify_all();
             let Some(next) = next else { return };
             let attempt = || next.uploads.upgrade().map(|uploads| uploads.retry_upload(next.retry.serial));
-            // A volume that is gone needs no retry, an upload that panicked needs another.
+            // A removed volume needs no retry. A panicked upload needs another one.
             let is_over = contained(attempt).unwrap_or(Some(false)).unwrap_or(true);
             self.state.lock().end(&next, is_over);
         }

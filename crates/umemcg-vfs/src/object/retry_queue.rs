@@ -1,6 +1,7 @@
 //! The retries of one volume: the files whose upload failed, and when each is tried again.
 //!
-//! Each tenant has one retry at a time, and tenants take turns. The pauses of a file grow.
+//! Each tenant has one retry at a time, and tenants take turns. The pauses between the retries of a
+//! file grow.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Bound;

@@ -1,8 +1,8 @@
 //! Objects and directories of the same name in a listing: one of the two is shown.
 //!
 //! In the order of keys a directory comes after the object of its name, and any number of names may
-//! be between (`a`, `a-1`, `a/`). An empty object only marks the directory. So it is decided late
-//! whether it is shown: with a later part of the listing, if need be.
+//! be between (`a`, `a-1`, `a/`). An empty object only marks the directory. So the decision to show
+//! the object may have to wait for a later part of the listing.
 
 use super::node::Told;
 use crate::bucket::{ListedName, ObjectInfo};
@@ -10,8 +10,9 @@ use crate::bucket::{ListedName, ObjectInfo};
 /// See the module text. Goes with one reader through the parts of a listing.
 #[derive(Debug, Default)]
 pub(super) struct SameNames {
-    /// Objects whose name may come again as a directory. Each is a prefix of the next, and the last
-    /// is a prefix of the latest name. With the place of an empty one among the names.
+    /// Objects whose names may still be listed as directories; an empty one with its place among
+    /// the names. Each name is a prefix of the next, and the last is a prefix of the latest listed
+    /// name.
     objects: Vec<(String, Option<usize>)>,
     /// The empty ones at the end of the last part, and when the store reported them.
     undecided: Vec<(ListedName, Told)>,

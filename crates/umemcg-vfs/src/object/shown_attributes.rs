@@ -1,5 +1,5 @@
-//! How the files of a volume are shown: with attributes stored with their objects, or all with the
-//! same.
+//! The attributes shown for the files of a volume: stored with each object, or the same for all
+//! files.
 
 use super::file_labels::FileLabels;
 use super::node::Facts;

@@ -1,7 +1,7 @@
 //! Several requests to a store at a time, for one operation.
 //!
-//! The calling thread makes requests, and so do helping threads, as far as the process and the
-//! operating system have some left.
+//! The calling thread makes requests, and so do helping threads, as many as the process and the
+//! operating system have left.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ use crate::bucket::TenantScope;
 
 /// Most helping threads of an operation.
 const NR_HELPERS_MAX: usize = 7;
-/// Most helping threads of the process. An operation that finds none left does with its own thread.
+/// Most helping threads of the process. With none left, an operation uses only its own thread.
 const NR_OF_PROCESS_MAX: usize = 56;
 
 /// (A) The helping threads of the process. Relaxed: only their number matters.
@@ -41,7 +41,7 @@ impl Drop for Helper {
 /// begins after one has failed. No lock may be held.
 ///
 /// # Errors
-/// That of the first call that failed.
+/// The error of the first failed call.
 pub(super) fn side_by_side<T: Sync, E: Send>(
     group: &Arc<Group>,
     items: &[T],

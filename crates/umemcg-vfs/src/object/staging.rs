@@ -1,4 +1,4 @@
-//! The staging directory of a volume: host files with drafts and records, under numbers.
+//! The staging directory of a volume: numbered host files with drafts and their records.
 //!
 //! ```text
 //! DIR/s3-bucket-prefix-0123456789abcdef/      the volume's, locked while it is open
@@ -10,7 +10,7 @@
 //!
 //! A file is deleted here only when it is in the store or its name was removed. After a daemon has
 //! ended early, the next one moves its drafts to `lost/` and lists them with the volume. A record
-//! without bytes belongs to a multipart upload that could not be aborted yet; the next start does
+//! without bytes belongs to a multipart upload that could not be aborted yet. The next start aborts
 //! it.
 
 use std::fs::{self, File};
@@ -317,7 +317,8 @@ fn record_path(dir: &Path, serial: u64) -> PathBuf {
     dir.join(format!("{serial}.{RECORD}"))
 }
 
-/// Logs that a directory is not the daemon's own. Returns the error with a number.
+/// Returns an error with a number. An error without one is logged: the directory is not the
+/// daemon's own.
 fn refusal(error: io::Error) -> io::Error {
     if error.raw_os_error().is_some() {
         return error;

@@ -32,7 +32,7 @@ pub(super) struct StagingNote {
 
 impl StagingNote {
     /// Logs other staging directories of a bucket's volume with files that did not reach the store.
-    /// Returns the note of its present one, below which `staging` is.
+    /// Returns the note of its present one, a subdirectory of `staging`.
     pub(super) fn open(below: &Path, bucket: &dyn Bucket, staging: Option<&Path>) -> Option<Self> {
         let volume = subdirectory_of(bucket.url(), bucket.endpoint());
         let notes = below.join(&volume);
@@ -80,7 +80,7 @@ fn left(notes: &Path, own: Option<&Path>) -> Vec<(PathBuf, usize)> {
     for path in entries.flatten().map(|entry| entry.path()) {
         let is_note = path.extension().is_some_and(|extension| extension == STAGING);
         let Ok(dir) = fs::read_link(&path) else { continue };
-        // A directory that cannot be opened may be on a disk that is not mounted now.
+        // A directory that cannot be opened may be on a disk not mounted now.
         if !is_note || own == Some(&*dir) || !is_free(&dir) {
             continue;
         }

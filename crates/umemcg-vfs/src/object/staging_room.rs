@@ -1,5 +1,5 @@
-//! The room in a staging directory: how much disk the drafts of a volume may take, and those of
-//! each tenant.
+//! The room in a staging directory: limits on the disk space of all drafts of a volume, and of each
+//! tenant's drafts.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -100,7 +100,7 @@ impl RoomClaim {
     /// # Errors
     /// `ENOSPC`.
     pub(super) fn grow(&self, len: u64) -> Result<(), Errno> {
-        // Taken before it is noted: the two locks are leaves. Two that grow at once may take too
+        // Taken before it is noted: the two locks are leaves. Two concurrent calls may take too
         // much for a moment.
         let wanted = bytes_of(len);
         let had = *self.bytes.lock();

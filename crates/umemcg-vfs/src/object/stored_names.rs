@@ -1,9 +1,9 @@
-//! The files that were stored last from here.
+//! The names of the files stored last from here.
 //!
-//! A report about a name that the store made before is out of date. The file may be closed and
-//! forgotten by the time the report is entered, so its node cannot tell. A fixed number of names is
-//! remembered: where more are stored while the store makes one report, an old one may be believed,
-//! for as long as any report is.
+//! A report of the store about a name is out of date if the file was stored after the report was
+//! made. The node cannot decide this: the file may be closed and forgotten before the report is
+//! entered. So a fixed number of names is remembered. If more files are stored while the store
+//! makes one report, an old report may be believed, for as long as any report is.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};

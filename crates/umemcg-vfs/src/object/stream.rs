@@ -5,11 +5,11 @@
 //!
 //! 1. It is begun for a new file, or for a file cut to nothing. The old object stays until the new
 //!    one is stored.
-//! 2. Up to one part is kept. A `close` or `fsync` that finds it changed stores it with one PUT.
+//! 2. Up to one part is kept in memory. A `close` or `fsync` after a change stores it with one PUT.
 //! 3. With the next byte a multipart upload begins. A full part is sent while the next one is
 //!    filled. With two parts under way a writer waits for one of them, so it writes at the store's
-//!    rate. A group without room waits for its parts sooner; with none under way it has the rest of
-//!    one part at the cost of its parent.
+//!    rate. A group without room waits for its parts sooner. Without parts under way, it has the
+//!    rest of one part at the cost of its parent.
 //! 4. It ends *whole*, when its parts are completed; *failed*, when the store does not take it; or
 //!    *nameless*, when its name is gone: later writes are then accepted and forgotten.
 
@@ -249,8 +249,8 @@ impl Stream {
         self.progress.lock().base.as_ref().is_none_or(|base| base.is_same(info))
     }
 
-    /// Makes `to` its base version, if that is `from`. Takes over `labels`, unless it has unsaved
-    /// changes.
+    /// Changes its base version from `from` to `to`; a stream with another base version stays as it
+    /// is. Takes over `labels`, unless it has unsaved changes.
     pub(super) fn rebase(&self, from: &ObjectInfo, to: &ObjectInfo, labels: Option<&FileLabels>) {
         let mut progress = self.progress.lock();
         if progress.base.as_ref().is_some_and(|base| base.is_same(from)) {
@@ -572,7 +572,7 @@ impl Stream {
         }
     }
 
-    /// Takes the error that the writer has not got yet.
+    /// Takes the error not yet reported to the writer.
     ///
     /// # Errors
     /// This error.

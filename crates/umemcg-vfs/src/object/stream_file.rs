@@ -1,8 +1,9 @@
 //! An open file written as a stream.
 //!
 //! A `close` stores a file that fits one request. A multipart upload is completed by a close of the
-//! process that opened the file: a child with its descriptor closes it, too, while others go on
-//! writing. The last close of any process completes it at last.
+//! process that opened the file. A close of another process does not complete it: a child with an
+//! inherited descriptor may close it while other processes go on writing. The last close of all
+//! completes it at last.
 //!
 //! Processes in pid namespaces outside the daemon's have no number here, so a file opened there is
 //! completed by any close.
@@ -22,7 +23,7 @@ use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
 use crate::volume::{VolumeFile, Whence};
 
-/// `O_DSYNC`, which `O_SYNC` includes.
+/// `O_DSYNC`; `O_SYNC` includes it.
 const O_DSYNC: u32 = 0o10_000;
 /// The memory of a stream, without its bytes.
 pub(super) const STREAM_BYTES: u64 = 4096;
@@ -114,7 +115,7 @@ impl StreamFile {
 }
 
 impl Drop for StreamFile {
-    /// Runs on any thread, also on one that must not wait for a store.
+    /// May run on a thread that must not wait for a store.
     fn drop(&mut self) {
         self.streams.leave(&self.stream);
         self.streams.drafts.objects.unpin(self.stream.node);

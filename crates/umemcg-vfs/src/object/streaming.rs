@@ -83,7 +83,7 @@ impl ObjectVolume {
         // Until it is listed.
         let turn = streams.drafts.turn(node);
         let attach = |tree: &mut Tree| {
-            // It was just entered, so that no other stream stands for it.
+            // The node is new: no other stream is attached to it.
             let _ = tree.attach(&stream);
         };
         if !self.enter_new(caller, name, (node, shown.clone()), since, attach)? {

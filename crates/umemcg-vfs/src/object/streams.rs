@@ -1,9 +1,10 @@
-//! The streams of a volume: how they are begun, stored and given up, and which of them represent
-//! files that are not in the store.
+//! The streams of a volume: their beginning, storing and end, and the streams of files not in the
+//! store.
 //!
-//! Such a stream is *attached* to its node, which is kept and shows the state of the stream. A node
-//! has one attached stream at a time. It is detached when the store has all its bytes, although its
-//! file may still be open, and attached again if writes go on.
+//! The stream of a file not in the store is *attached* to its node. The node is kept then, and
+//! shows the state of the stream. A node has one attached stream at a time. A stream is detached
+//! when the store has all its bytes, although its file may still be open, and attached again if
+//! writes go on.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

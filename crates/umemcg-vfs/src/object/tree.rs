@@ -2,7 +2,7 @@
 //! names kept for cached pages.
 //!
 //! A name is an inode: an object has no other. One lock guards all of them. Nothing is called with
-//! it held, and names removed by an operation are handed out and dropped outside.
+//! it held. An operation returns the names that it removes, and they are dropped without the lock.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -159,7 +159,7 @@ impl Tree {
             }
             found.facts.learn(facts);
             found.told = told;
-            // For the files that are open.
+            // For the open files.
             if let Some(content) = &found.content {
                 content.learn(found.facts.attributes());
             }

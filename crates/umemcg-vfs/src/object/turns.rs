@@ -2,10 +2,10 @@
 //!
 //! An operation is alone on a node if it stores its draft, makes or cuts it, notes its first
 //! change, or removes or renames the node. So a file is never stored under a name that it is about
-//! to lose. Every turn keeps the names of its nodes, and of all directories above, as they are. A
-//! file is renamed by a thread alone on the new name, too, and removed by one alone on its name: a
-//! lookup may find another node there while the copy is made. A directory is renamed by a thread
-//! alone on everything below it; operations elsewhere go on.
+//! to lose. Every turn keeps the names of its nodes, and of all directories above, as they are. The
+//! rename of a file is also alone on the new name, and a removal on the removed name: a lookup may
+//! find another node there while the copy is made. The rename of a directory is alone on everything
+//! below it; operations elsewhere go on.
 
 use std::collections::{HashMap, HashSet};
 

@@ -6,7 +6,7 @@
 //!     1234-17.record      an upload of the daemon that has it locked; see `draft_record`
 //! ```
 //!
-//! Without uploads under way no record is there. A record not locked by any daemon belongs to an
+//! There is no record without an upload under way. A record not locked by any daemon belongs to an
 //! upload that could not be aborted, or to a killed daemon. An upload goes on even if its note
 //! fails: after a crash a lifecycle rule of the store has to abort it.
 

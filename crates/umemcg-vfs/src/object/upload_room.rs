@@ -2,7 +2,7 @@
 //! begins.
 //!
 //! A group without room for it, even after reclaim, has one upload at the cost of its parent, so
-//! that written files can be stored. Its other uploads wait for that one to end.
+//! that written files can be stored. Its other uploads wait for the end of this one.
 
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ static STREAMS: LazyLock<UploadRoom> = LazyLock::new(UploadRoom::new);
 /// Where uploads wait for room.
 #[derive(Debug)]
 pub(super) struct UploadRoom {
-    /// The room of groups that have none of their own.
+    /// The room of groups without room of their own.
     beyond: Allowance,
     /// Counts ended uploads.
     nr_ended: LeafMutex<u64>,
@@ -59,7 +59,7 @@ impl UploadRoom {
     /// reclaim; no lock may be held.
     ///
     /// # Errors
-    /// `ENOMEM` when there is no room after that.
+    /// `ENOMEM` without room after this wait.
     pub(super) fn take(
         &'static self,
         effort: ChargeEffort,

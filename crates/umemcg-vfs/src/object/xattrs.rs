@@ -1,5 +1,5 @@
-//! Extended attributes of a volume of objects: those of users, if files have attributes of their
-//! own.
+//! Extended attributes on a volume of objects: user attributes (`user.`), if attributes are stored
+//! with the objects.
 
 use std::ffi::OsStr;
 

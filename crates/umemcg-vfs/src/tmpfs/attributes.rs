@@ -43,7 +43,7 @@ impl Attributes for Tmpfs {
         let blocks = self.size.max().unwrap_or(pool);
         let free = self.size.max().map_or(margin, |max| max.saturating_sub(self.size.used()));
         let nr_inodes = self.nr_inodes() as u64;
-        // The number of further inodes for which there is memory.
+        // The number of further inodes that fit in memory.
         let ffree = margin.saturating_mul(PAGE_SIZE_U64) / INODE_BYTES;
         Ok(StatFs {
             frsize: PAGE_SIZE_U64,

@@ -129,7 +129,7 @@ impl Volume for Tmpfs {
     }
 
     fn path_of_content(&self, _file: &Arc<File>) -> Option<PathBuf> {
-        // Used in messages about write-back, which does not exist here.
+        // Only messages about write-back use the path. There is no write-back here.
         None
     }
 

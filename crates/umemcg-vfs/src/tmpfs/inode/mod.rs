@@ -24,7 +24,7 @@ use umemcg::{Engine, Group};
 /// The cost of an inode with its places in the tables, in bytes; measured with 100,000 inodes, like
 /// [`CONTENT_BYTES`].
 pub(super) const INODE_BYTES: u64 = 384;
-/// The age from which on every read updates an access time.
+/// An access time of this age is updated by every read.
 const DAY_SECONDS: i64 = 24 * 60 * 60;
 /// The cost of a regular file in addition to its inode and its pages, in bytes.
 const CONTENT_BYTES: u64 = 448;
