@@ -19,8 +19,8 @@ use umemcg_base::Wait;
 
 /// The time allowed for computing: many times the time needed for a mebibyte.
 const LEASE: Duration = Duration::from_millis(20);
-/// The time for which a call of a store counts as computing: several times the time needed to copy
-/// a mebibyte on a busy processor. With 2 ms, a neighbour's p99 was twice its p99 with 10 ms.
+/// The longest call of a store that counts as computing: several times the time needed to copy a
+/// mebibyte on a busy processor. With 2 ms, a neighbour's p99 was twice its p99 with 10 ms.
 const STORE_LEASE: Duration = Duration::from_millis(5);
 
 /// A computing request, and the time until which it counts as computing.

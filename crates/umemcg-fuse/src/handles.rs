@@ -80,7 +80,7 @@ impl<T> HandleTable<T> {
         self.close_where(|_| true)
     }
 
-    /// Returns an open value for which `is_meant` returns `true`. Walks the table.
+    /// Returns an open value accepted by `is_meant`. Walks the table.
     pub fn find(&self, is_meant: impl Fn(&T) -> bool) -> Option<Arc<T>> {
         let nr_places = self.free.lock().nr_places;
         (0..nr_places)
@@ -89,7 +89,7 @@ impl<T> HandleTable<T> {
             .map(|opened| Arc::clone(&opened.value))
     }
 
-    /// Closes the handles for which `is_meant` returns `true`; returns their values.
+    /// Closes the handles whose values `is_meant` accepts. Returns these values.
     pub fn close_where(&self, is_meant: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let nr_places = self.free.lock().nr_places;
         (0..nr_places)

@@ -1,7 +1,7 @@
 //! Requests in flight whose callers may stop waiting.
 //!
 //! A request answered by its reader is never registered here. A request that may take long is
-//! registered together with its waiting thread, so that an interrupt can end the wait:
+//! registered, together with its waiting thread. So an interrupt can end the wait:
 //!
 //! 1. The kernel sends INTERRUPT, once per request, at the first signal of whatever kind.
 //! 2. If the request is not registered (yet), a watcher checks again a little later, and then
@@ -90,7 +90,7 @@ impl InflightRequest {
         self.has_sent_result.load(Ordering::Relaxed)
     }
 
-    /// Notes that a change begins, or that it has ended.
+    /// Notes the beginning or the end of a change.
     pub(crate) fn set_changing(&self, is_changing: bool) {
         self.is_changing.store(is_changing, Ordering::Relaxed);
     }

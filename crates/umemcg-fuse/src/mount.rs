@@ -440,7 +440,7 @@ fn receive_fd(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     Ok(fds.flatten().next())
 }
 
-/// Escapes commas, with which the helper separates options.
+/// Escapes commas and backslashes: the helper separates options by commas.
 fn escape(text: &OsStr) -> OsString {
     let mut out = Vec::with_capacity(text.len());
     for &byte in text.as_bytes() {

@@ -1,9 +1,9 @@
 //! The threads that send notifications to the kernel.
 //!
-//! An invalidation waits for locks that requesting processes may hold, so no thread that serves
-//! requests may send one. `store_messages.rs` has threads for each store. A notification to forget
+//! An invalidation waits for locks that requesting processes may hold. So a thread serving requests
+//! must not send one; `store_messages.rs` has threads for each store. A notification to forget
 //! nodes and one to pollers wait for no process, but requests wait a little for the former. So they
-//! must not queue behind an invalidation that waits for such a request, and have a thread of their
+//! must not queue behind an invalidation waiting for such a request, and have a thread of their
 //! own. Both queues are bounded, and notifications beyond the bound are dropped and counted: an
 //! invalidation only shortens the life of cached state, which would expire by itself.
 
@@ -34,7 +34,7 @@ const NR_QUEUED_MAX: usize = 4096;
 /// the queue is full: the next notification from the queue sends these as well.
 type Polls = LeafMutex<BTreeSet<u64>>;
 
-/// A name that is forgotten at once, with the sender for a caller that waits for it.
+/// A name to be forgotten at once. The sender is for a caller waiting until then.
 #[derive(Debug)]
 struct StaleName(Option<SyncSender<()>>);
 
@@ -185,9 +185,9 @@ impl Notifier {
         self.kernel.inval_inode(node, -1, 0)
     }
 
-    /// Makes the kernel forget a name, or only ask again at its next use. Sent by the calling
-    /// thread, which waits for requests in the directory; no thread that serves requests may call
-    /// this.
+    /// Makes the kernel forget a name, or only ask again at its next use. The calling thread sends
+    /// the notification, and waits for requests in the directory. A thread serving requests must
+    /// not call this.
     pub fn inval_entry_now(&self, parent: u64, name: &OsStr, expire_only: bool) {
         self.kernel.inval_entry(parent, name, expire_only);
     }
@@ -322,8 +322,8 @@ mod tests {
         }
     }
 
-    /// Returns a notifier that holds some messages back, until the sender is dropped, and what it
-    /// sends.
+    /// Returns a notifier, a sender and the sent messages. The notifier holds some messages back
+    /// until the sender is dropped.
     fn gated(is_held: fn(&[u8]) -> bool) -> (Notifier, Sender<()>, Receiver<Sent>) {
         let (recorder, sent) = recorder();
         let (go, gate) = channel();

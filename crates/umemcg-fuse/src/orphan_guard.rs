@@ -28,8 +28,8 @@ use crate::classify::proc_files::read_status;
 use crate::mount::{Mounted, Unmount, unmount};
 use crate::mountinfo::mount_at;
 
-/// How often to look whether the daemon's main thread has ended: its pidfd tells no more than the
-/// end of all threads.
+/// How often to look whether the daemon's main thread has ended: its pidfd reports only the end of
+/// all threads.
 const LOOK_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// A program that runs the helper. It gets three arguments more: the mount point, the

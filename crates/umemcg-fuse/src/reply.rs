@@ -181,7 +181,7 @@ impl Reply {
         std::mem::replace(self, idle)
     }
 
-    /// Registers a request that may take long, so that an interrupt finds it.
+    /// Registers a request that may take long: an interrupt must find it.
     pub(crate) fn register(&mut self) {
         if let Some(inflight) = self.inflight.as_ref().filter(|_| self.due && self.flight.is_none()) {
             self.flight =

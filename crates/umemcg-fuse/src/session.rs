@@ -395,8 +395,8 @@ impl Connection {
         RequestSlot::new(&self.buffers, Arc::clone(transport), Some(Arc::clone(&self.inflight)))
     }
 
-    /// Reads and answers requests until it has run one that may sleep, and returns that one.
-    /// Returns none at the end of the mount.
+    /// Reads and answers requests up to the first request that may sleep. Runs and returns this
+    /// one. Returns none at the end of the mount.
     fn read(
         self: &Arc<Self>,
         transport: &Arc<dyn Transport>,
@@ -418,8 +418,8 @@ impl Connection {
         None
     }
 
-    /// Reads and answers the ready requests, a bounded number, until it has run one that may sleep.
-    /// Returns that one, or none when there are no more to take now.
+    /// Reads and answers a bounded number of ready requests, up to the first request that may
+    /// sleep. Runs and returns this one. Returns none when there are no more to take now.
     fn receive_ready(self: &Arc<Self>, seat: &PoolObserver, heartbeat: &Heartbeat) -> Option<Started> {
         let transport = self.nonblocking.as_ref()?;
         let mut request = self.place(transport);

@@ -1,5 +1,4 @@
-//! The threads that send the messages for which the kernel waits: to drop file pages, and to forget
-//! names.
+//! The threads sending messages that make the kernel wait: to drop file pages, and to forget names.
 //!
 //! Before the kernel drops a page, it waits for a request holding the page lock, and writes back a
 //! page made dirty through a mapping. Before it forgets a name, it waits for a request holding the
@@ -251,8 +250,8 @@ impl std::fmt::Debug for StoreMessages {
 }
 
 impl StoreMessages {
-    /// Creates a queue without threads. `tell` sends a message, and returns when the kernel has
-    /// carried it out.
+    /// Creates a queue without threads. The function `tell` sends a message, and returns when the
+    /// kernel has carried it out.
     pub(crate) fn new(tell: impl Fn(u64, &Ask) + Send + Sync + 'static) -> Self {
         Self { shared: Arc::default(), tell: Arc::new(tell) }
     }

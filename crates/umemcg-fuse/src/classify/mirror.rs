@@ -31,7 +31,7 @@ const NAME_TRIES_MAX: u32 = 16;
 /// The longest time for the removal of a hierarchy. The kernel frees removed directories after a
 /// grace period.
 const TEARDOWN_MAX: Duration = Duration::from_secs(3);
-/// The time for which a directory may stay busy after its last process has left its list.
+/// The longest wait for a directory still busy after its last process has left its list.
 const REMOVE_MAX: Duration = Duration::from_millis(200);
 /// Rounds of moving processes out of a directory: they may fork while they are moved.
 const EVICT_ROUNDS_MAX: u32 = 100;

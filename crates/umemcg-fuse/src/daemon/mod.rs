@@ -50,7 +50,7 @@ pub struct DaemonConfig {
     pub point: PathBuf,
     /// The options of the mount.
     pub mount: MountOptions,
-    /// The times for which the kernel may cache answers.
+    /// How long the kernel may cache answers.
     pub lifetimes: Lifetimes,
     /// Threads.
     pub session: SessionConfig,

@@ -100,8 +100,8 @@ pub(super) fn reply_sized(reply: &mut Reply, result: Result<Vec<u8>, VfsError>, 
 }
 
 impl DataFs {
-    /// Returns the time for which the kernel may cache attributes. It is zero for a file with
-    /// set-id bits: a write can clear them, and its answer does not show it.
+    /// Returns how long the kernel may cache attributes. It is zero for a file with set-id bits: a
+    /// write can clear these bits, and the answer to the write does not show it.
     pub(super) fn attr_lifetime(attr: &Attr, lifetimes: Lifetimes) -> Duration {
         let is_regular = FileKind::from_mode(attr.mode) == Some(FileKind::Regular);
         if is_regular && attr.mode & SET_ID != 0 { Duration::ZERO } else { lifetimes.attr }

@@ -196,7 +196,7 @@ impl DataFs {
         }
     }
 
-    /// Returns the group that pays for an arriving request; `opener` is the group that opened its
+    /// Returns the group charged for an arriving request; `opener` is the group that opened its
     /// file. Does not sleep.
     fn payer_of(&self, request: &Request<'_>, opener: Option<&Arc<Group>>) -> Payer {
         let header = request.header;

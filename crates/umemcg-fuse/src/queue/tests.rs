@@ -1,4 +1,4 @@
-//! The order in which requests start.
+//! The order of starting requests.
 
 use super::*;
 

@@ -244,8 +244,8 @@ impl<J: Waiting> Pool<J> {
         self.next(&mut state, spawn)
     }
 
-    /// Notes that a thread has taken the ready requests. `spawn` starts one thread, which begins as
-    /// a reader, `spawn_runner` one that begins with [`join`](Self::join).
+    /// Notes that a thread has taken the ready requests. `spawn` starts a thread as a reader.
+    /// `spawn_runner` starts a thread whose first call is [`join`](Self::join).
     pub fn received_ready(
         &self,
         spawn: impl FnOnce() -> std::io::Result<()>,

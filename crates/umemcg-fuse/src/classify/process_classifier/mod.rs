@@ -369,8 +369,8 @@ impl ProcessClassifier {
         }
         let serial = self.serial(group);
         if serial != 0 {
-            // Before the move, so that a lookup that finds the process in the group also finds the
-            // group.
+            // Before the move: a lookup that finds the process in the group must find the group,
+            // too.
             self.members.write().insert(serial, Arc::downgrade(group));
         }
         let moved = match &self.tracker {
