@@ -68,7 +68,7 @@ pub(crate) fn our_mount(path: &Path) -> Result<Mount, Failure> {
 pub(crate) enum DaemonAddress {
     /// A mount that it serves.
     Mount(Mount),
-    /// A socket on which it listens (`umemcg mount --socket`).
+    /// A socket of the daemon (`umemcg mount --socket`).
     Socket(PathBuf),
 }
 

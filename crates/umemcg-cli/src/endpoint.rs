@@ -331,7 +331,7 @@ fn accept_all(listener: &UnixListener, serve: &Arc<dyn Serve>, ends: &AtomicBool
     }
 }
 
-/// Tells a client to try again. Never waits for it.
+/// Sends a client the reply to try again. Never waits for the client.
 fn refuse(stream: &UnixStream) {
     let _ = stream.set_nonblocking(true).and_then(|()| send(stream, &Reply::TooMany));
 }

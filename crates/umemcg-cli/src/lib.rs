@@ -7,7 +7,7 @@
 //! the command line, the signals and the exit codes. It is a library only for the program, the fuzz
 //! targets, and generated man pages and completions.
 #![forbid(unsafe_code)]
-// They panic when the disk is full: see `output` and `log::tell`.
+// These macros panic when the disk is full; see `output` and `log::tell`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod acceptor;

@@ -397,8 +397,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::channel;
 
-    /// A daemon with a mount that is busy until detached, and a store that may never accept its
-    /// data.
+    /// A daemon: its mount may be busy until detached, and its store may never accept its data.
     #[derive(Default)]
     struct Fake {
         busy: bool,

@@ -32,7 +32,7 @@ const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
 /// The filter without `-v`.
 const DEFAULT_FILTER: &str = "warn";
 
-/// The format of what goes to stderr.
+/// The format of messages on stderr.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
     /// Lines for people

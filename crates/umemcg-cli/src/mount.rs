@@ -139,7 +139,7 @@ fn end_early(
     flush(daemon, arguments, refused).unwrap_or_else(|| start.end_by_signal())
 }
 
-/// Flushes a daemon that is about to end, and returns what its command has to report.
+/// Flushes a daemon before its end. Returns the failure for its command to report.
 fn flush(daemon: &Daemon, arguments: &MountArguments, refused: Option<Failure>) -> Option<Failure> {
     let lost = daemon.shut_down(Instant::now() + arguments.flush_timeout);
     if lost.is_empty() {

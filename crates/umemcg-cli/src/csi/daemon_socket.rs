@@ -15,10 +15,10 @@ use crate::writes::Writes;
 /// The timeout of a query, and of a change of rules.
 const QUESTION_WITHIN: Duration = Duration::from_secs(5);
 const RULE_WITHIN: Duration = Duration::from_secs(60);
-/// The timeout of adding a volume, which may wait for a store, and of removing one, which waits for
-/// its data. It is longer than any deadline of the plugin. Until then the plugin treats the volume
-/// as busy. Otherwise a later request could find the volume gone while the daemon is still adding
-/// it, and the volume would stay for ever.
+/// The timeout of adding or removing a volume. Adding may wait for a store, removing for the
+/// storing of data. The timeout is longer than any deadline of the plugin. Until then the plugin
+/// treats the volume as busy. Otherwise a later request could find the volume gone while the daemon
+/// is still adding it, and the volume would stay for ever.
 const VOLUME_WITHIN: Duration = Duration::from_mins(15);
 
 /// The address of the daemon.

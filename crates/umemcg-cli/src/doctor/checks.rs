@@ -43,7 +43,7 @@ fn fail(check: &'static str, finding: impl Into<String>, advice: impl Into<Strin
     Finding { check, severity: Severity::Fail, finding: finding.into(), advice: Some(advice.into()) }
 }
 
-/// Returns the findings from the facts, in the order in which to act on them.
+/// Returns the findings from the facts. Their order is the order for acting on them.
 pub fn findings(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![
         kernel(&facts.kernel),
