@@ -1,8 +1,8 @@
 //! The work of the controller: dynamically provisioned volumes of a StorageClass.
 //!
 //! A prefix of a bucket needs no creation: it exists as soon as an object below it does. A tmpfs
-//! volume is made on the node where it is staged. So a new volume is a record, with the attributes
-//! by which nodes find its data. Deleting a volume removes the record. Objects stay in the store,
+//! volume is made on the node where it is staged. So a new volume is a record; nodes find the data
+//! by the attributes in it. Deleting a volume removes the record. Objects stay in the store,
 //! because only the daemon may write there.
 
 use std::collections::BTreeMap;

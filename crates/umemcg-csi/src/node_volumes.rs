@@ -53,8 +53,8 @@ impl NodeVolumes {
         Ok(())
     }
 
-    /// Checks that the daemon does not have a volume with a damaged record: the plugin cannot know
-    /// whether it added that volume.
+    /// Checks that a volume with a damaged record is not in the daemon: the plugin cannot know
+    /// whether it has added the volume.
     ///
     /// # Errors
     /// `FailedPrecondition` if the daemon has it; the daemon's errors.
