@@ -13,7 +13,7 @@ struct ByLength;
 
 impl Weighter<u64, Arc<[u8]>> for ByLength {
     fn weight(&self, _key: &u64, value: &Arc<[u8]>) -> u64 {
-        // With what the cache and the allocator keep for each.
+        // Includes the memory of the cache and of the allocator for each value.
         value.len() as u64 + 128
     }
 }

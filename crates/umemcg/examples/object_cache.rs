@@ -1,4 +1,4 @@
-//! A cache of pages rendered for two tenants, one of which asks for far more than its share.
+//! A cache of rendered pages for two tenants. One of them asks for far more than its share.
 //!
 //! `cargo run -p umemcg --example object_cache`
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 use umemcg::objects::RemovalCause;
 use umemcg::{Engine, EngineConfig, ObjectCache};
 
-/// Stands for something that is expensive to make.
+/// Stands for an expensive computation.
 fn render(page: &str) -> Arc<str> {
     format!("<html>{page}{}</html>", " ".repeat(4000)).into()
 }
@@ -54,7 +54,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         );
     }
 
-    // A page that fits nowhere is given back.
+    // A page too large for its group is given back.
     let declined = pages.insert(&small, "small/huge".into(), " ".repeat(2 << 20).into()).unwrap_err();
     println!("{} of {} bytes was not cached: {}", declined.key, declined.value.len(), declined.reason);
 

@@ -13,7 +13,7 @@ use umemcg::{Engine, EngineConfig, Group, StatItem};
 /// The size of a parsed query, in bytes.
 const QUERY_BYTES: u64 = 4096;
 
-/// The cache: queries by number, each in a place of the lists that say which are oldest.
+/// The cache: queries by number. Each has a place in lists ordered by age.
 #[derive(Debug)]
 struct Queries {
     engine: Arc<Engine>,

@@ -1,5 +1,5 @@
-//! Worker threads for jobs of groups that no caller may wait for. A group has at most one at a
-//! time, so that code of one group (a slow listener) delays no other group.
+//! Worker threads for jobs of groups; no caller may wait for such a job. A group has at most one
+//! thread at a time. So code of one group (a slow listener) delays no other group.
 //!
 //! A thread is started when a group has work and every thread is busy, and stays until the engine
 //! ends. The number of groups with jobs at the same time is bounded, and divided among tenants and

@@ -25,7 +25,7 @@ const STEPS_MAX: usize = 64;
 /// Freed bytes of objects, groups and all other memory except pages before the heap is trimmed.
 const HEAP_TRIM_BYTES: i64 = 4 << 20;
 
-/// Tells the janitor's thread to stop.
+/// The signal for the janitor's thread to stop.
 #[derive(Debug, Default)]
 struct StopSignal {
     is_raised: AtomicBool,

@@ -81,7 +81,7 @@ struct Leased {
     reclaimer: Arc<Reclaimer>,
     shrinker_id: u32,
     charged: LeafMutex<Charged>,
-    /// Handed to a worker that has not begun. (A)
+    /// Handed to a worker, and the worker has not begun. (A)
     is_queued: AtomicBool,
 }
 
@@ -144,8 +144,8 @@ impl Drop for Turn<'_> {
 }
 
 impl Leased {
-    /// Takes the turn to call the cache, after the call of another thread with the turn. `None`
-    /// when that takes too long, or the lease has ended.
+    /// Takes the turn to call the cache, after the call of another thread with the turn. `None` if
+    /// the wait takes too long, or the lease has ended.
     fn turn(&self) -> Option<Turn<'_>> {
         for _ in 0..TURN_TRIES_MAX {
             let mut charged = self.charged.lock();

@@ -1,7 +1,7 @@
 //! Removals of groups, for threads waiting for the end of all removals below a group.
 //!
 //! A child being removed is no child any more, but its parent cannot be removed until the child has
-//! handed over all its memory. That takes as long as the callbacks of shrinkers.
+//! handed over all its memory. Handing over takes as long as the callbacks of shrinkers.
 
 use umemcg_base::sync::Instant;
 use umemcg_base::{Condvar, LeafMutex};

@@ -82,8 +82,8 @@ impl Account {
     }
 
     /// Grows by `bytes`. If a group is full, first reclaims the missing bytes from caches of that
-    /// group, down to the guarantees of the groups below it. That takes about a microsecond for
-    /// each page; it never waits. Leaves room for the guarantees of other groups. No lock of this
+    /// group, down to the guarantees of the groups below it. Reclaim takes about a microsecond for
+    /// each page, and never waits. Leaves room for the guarantees of other groups. No lock of this
     /// library may be held.
     ///
     /// # Errors
@@ -114,7 +114,7 @@ impl Account {
         }
     }
 
-    /// Grows if that takes nothing from others; see [`Holding::try_grow_if`].
+    /// Grows if the growth takes nothing from others; see [`Holding::try_grow_if`].
     #[inline]
     fn grow_at_once(&self, bytes: u64) -> Result<bool, Refused> {
         self.held.try_grow_if(bytes, || self.leaves_room(Change::HeldAndCounted(bytes)))
@@ -136,7 +136,7 @@ impl Account {
         })
     }
 
-    /// Checks that `bytes` more leave room for the guarantees of other groups.
+    /// Checks that a growth by `bytes` leaves room for the guarantees of other groups.
     pub(super) fn check_room(&self, bytes: u64) -> Result<(), Refusal> {
         if self.engine.commitments.is_any() { self.check(Change::Held(bytes), bytes) } else { Ok(()) }
     }

@@ -72,7 +72,7 @@ impl Engine {
         self.tree().lookup(path.as_ref())
     }
 
-    /// Returns the group of that name below `parent`. If there is none, creates it, as
+    /// Returns the group of this name below `parent`. If there is none, creates it, as
     /// [`create_group`](Self::create_group) does, and sets its limits; an existing group keeps its
     /// limits. May sleep.
     ///

@@ -15,7 +15,7 @@ use super::Engine;
 
 /// How long `force_empty` waits for write-back without progress.
 const WRITE_WAIT: Duration = Duration::from_secs(1);
-/// The interval at which it checks for progress.
+/// The interval between checks for progress.
 const WRITE_LOOK: Duration = Duration::from_millis(50);
 /// Longest wait at the end of a reclaim request for pages being dropped by the kernel.
 const RELEASE_WAIT_MAX: Duration = Duration::from_secs(2);

@@ -387,7 +387,7 @@ impl Engine {
     }
 
     /// Flushes everything, blocking for at most `timeout`, and stops the threads. Returns the files
-    /// that are not durable.
+    /// whose data is not durable.
     pub fn shut_down(&self, timeout: Duration) -> Vec<LostData> {
         let lost = self.sync_all(timeout);
         self.cache.shut_down();

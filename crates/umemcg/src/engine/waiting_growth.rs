@@ -63,7 +63,7 @@ impl WaitingGrowth {
         Self { account, wanted, patience, ticket, refusal, was_clean: false, stalled }
     }
 
-    /// Advances as far as possible without sleeping. `Pending` means that `waker` is called when
+    /// Advances as far as possible without sleeping. After `Pending`, `waker` is called when
     /// another attempt is worthwhile.
     pub(super) fn advance(&mut self, waker: &Waker) -> Poll<Result<(), Refusal>> {
         assert_no_locks_held("a wait for memory");

@@ -66,7 +66,7 @@ where
     /// returned all the same.
     ///
     /// No runtime is needed, and no thread is blocked: memory is reclaimed by a worker, as
-    /// [`insert_soon`](Self::insert_soon) says. `load` is polled only by the caller that loads.
+    /// [`insert_soon`](Self::insert_soon) says. Only the loading caller polls `load`.
     ///
     /// ```
     /// # use std::ffi::OsStr;

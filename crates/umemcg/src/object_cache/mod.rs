@@ -189,8 +189,8 @@ where
 
     /// Like [`get`](Self::get), but returns a handle for keeping a value for a while: the value
     /// stays charged to its group until the last handle is dropped, even if it leaves the cache
-    /// meanwhile. Reclaim does not evict it before that, because eviction would free nothing. The
-    /// first handle of an object takes the lock of its shard exclusively, and is charged to its
+    /// meanwhile. Until then reclaim does not evict the value, because eviction would free nothing.
+    /// The first handle of an object takes the lock of its shard exclusively, and is charged to its
     /// group.
     ///
     /// A value waiting for a worker ([`insert_soon`](Self::insert_soon)) is not found.

@@ -11,8 +11,8 @@ use super::entry::Entry;
 use super::expiry::Age;
 use super::flight::Flight;
 
-/// Shift of the hash bits that choose the shard. The index inside uses the lowest and the seven
-/// highest bits.
+/// Shift of the hash bits for the choice of the shard. The index inside a shard uses the lowest and
+/// the seven highest bits.
 const SHARD_SHIFT: u32 = 44;
 /// Most shards, by the bits in between.
 pub(super) const SHARDS_MAX: usize = 1 << 12;
@@ -132,7 +132,7 @@ impl<K, V> Tables<K, V> {
         self.ages.get(at as usize)
     }
 
-    /// Takes the entry of that hash out of its place.
+    /// Takes the entry of this hash out of its place.
     pub(super) fn take(&mut self, hash: u64, at: u32) -> Option<Entry<K, V>> {
         self.index.find_entry(hash, |&there| there == at).ok()?.remove();
         self.free.push(at);
@@ -170,8 +170,8 @@ impl<K, V> Tables<K, V> {
         }
     }
 
-    /// Makes room in the index for one more entry. The hashes are computed first: when that panics,
-    /// nothing has changed.
+    /// Makes room in the index for one more entry. The hashes are computed first: a panic in a hash
+    /// changes nothing.
     pub(super) fn make_room(&mut self, rehash: impl Fn(&Entry<K, V>) -> u64) {
         if self.index.len() < self.index.capacity() {
             return;

@@ -25,7 +25,7 @@ const NOT_ASKED: u32 = u32::MAX;
 const GIVEN_BACK: u32 = u32::MAX - 1;
 
 thread_local! {
-    /// The number of this thread. Has no destructor, so that counting need not check for its state.
+    /// The number of this thread. It has no destructor, so counting need not check its state.
     static NUMBER: Cell<u32> = const { Cell::new(NOT_ASKED) };
     /// Gives the number back when the thread ends.
     static AT_EXIT: AtExit = const { AtExit };
@@ -82,7 +82,7 @@ pub(super) struct Stripe {
     pub(super) bytes: AtomicU64,
 }
 
-/// Stripes inside the counter itself, so that finding them costs nothing.
+/// The number of stripes inside the counter itself; finding them costs nothing.
 const NR_NEAR: usize = 4;
 const NR_MAX: usize = 64;
 

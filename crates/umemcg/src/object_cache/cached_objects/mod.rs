@@ -82,7 +82,7 @@ pub(super) struct CachedObjects<K, V, S> {
     pub(super) bytes_max: AtomicU64,
     /// The sum of bytes, maintained only once there is a bound. (A)
     pub(super) bytes: AtomicI64,
-    /// Threads for work that callers must not wait for.
+    /// Threads for work without waiting callers.
     pub(super) workers: Arc<GroupWorkers>,
     pub(super) handed_over: Arc<HandedOver>,
 }

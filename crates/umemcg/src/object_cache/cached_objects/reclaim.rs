@@ -72,8 +72,8 @@ where
 
     /// Evicts objects of a group until they free `bytes`. Returns a charge of that size and the
     /// last evicted object, whose place now belongs to the caller. Reclaim would do the same in a
-    /// group without other memory, but with an uncharge and a charge at every level. `None` when
-    /// that frees too little; the evicted bytes are then uncharged. No lock may be held.
+    /// group without other memory, but with an uncharge and a charge at every level. `None` if the
+    /// eviction frees too little; the evicted bytes are then uncharged. No lock may be held.
     pub(super) fn exchange(
         &self,
         group: &Arc<Group>,

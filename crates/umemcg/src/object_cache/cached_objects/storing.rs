@@ -255,7 +255,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         if replaced.is_some_and(|old| old.mark.queue() == Queue::Main) {
             entry.mark.promote();
         }
-        // Before it is on a list, so that a walk finds it.
+        // Before the entry is on a list: a walk of the list must find the token.
         self.lists[0].set_token(entry.slot, token);
         entry.payer.enlist(&self.lists, entry.mark.queue(), entry.slot);
     }
