@@ -608,8 +608,8 @@ umemcg_code umemcg_group_id(umemcg_group group, uint64_t *id);
 umemcg_code umemcg_group_path(umemcg_group group, char *path, size_t room, size_t *len);
 
 /**
- * Reads a control key, such as `memory.current`: bytes or a count. SEMANTICS.md defines the
- * control file of the same name; no limit is `UMEMCG_UNLIMITED`. Errors: `NOT_FOUND`,
+ * Reads a control key, such as `memory.current`: bytes or a count. docs/semantics/control-files.md
+ * defines the control file of the same name; no limit is `UMEMCG_UNLIMITED`. Errors: `NOT_FOUND`,
  * `NOT_PERMITTED` for a write-only key, `GONE`.
  */
 umemcg_code umemcg_group_get(umemcg_group group, const char *key, uint64_t *value);

@@ -39,7 +39,7 @@ class Engine:
 
 class Group:
     """A group. `group[key]` reads and writes its control keys, such as `memory.max`, in bytes or counts;
-    `None` is no limit. SEMANTICS.md defines the control file of the same name.
+    `None` is no limit. docs/semantics/control-files.md defines the control file of the same name.
 
     `with group:` makes it the current group of the task or thread. Accounts and caches charge the current
     group unless another is given.

@@ -95,8 +95,8 @@ pub unsafe extern "C" fn umemcg_group_path(
     })
 }
 
-/// Reads a control key, such as `memory.current`: bytes or a count. SEMANTICS.md defines the
-/// control file of the same name; no limit is `UMEMCG_UNLIMITED`. Errors: `NOT_FOUND`,
+/// Reads a control key, such as `memory.current`: bytes or a count. docs/semantics/control-files.md
+/// defines the control file of the same name; no limit is `UMEMCG_UNLIMITED`. Errors: `NOT_FOUND`,
 /// `NOT_PERMITTED` for a write-only key, `GONE`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn umemcg_group_get(group: umemcg_group, key: *const c_char, value: *mut u64) -> Code {

@@ -1,5 +1,5 @@
 //! The control keys: settings and figures of a group by name, as numbers. Names and meanings are
-//! those of the control files in SEMANTICS.md; `u64::MAX` is "no limit".
+//! those of the control files in `docs/semantics/control-files.md`; `u64::MAX` is "no limit".
 
 use std::sync::Arc;
 

@@ -59,17 +59,17 @@ mod tests {
     /// document up to date instead.
     #[test]
     fn the_document_shows_the_table_as_it_is() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../SEMANTICS.md");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/semantics/control-files.md");
         let Ok(document) = std::fs::read_to_string(path) else { return };
         let fresh = refresh(&document).unwrap_or_else(|| {
-            panic!("SEMANTICS.md has no table of control files; put in\n{BEGIN_MARK}\n{END_MARK}")
+            panic!("control-files.md has no table of control files; put in\n{BEGIN_MARK}\n{END_MARK}")
         });
         if std::env::var_os("UPDATE_DOCS").is_some() {
             std::fs::write(path, fresh).unwrap();
         } else {
             assert!(
                 fresh == document,
-                "SEMANTICS.md is out of date: UPDATE_DOCS=1 cargo test -p umemcg-control doc"
+                "control-files.md is out of date: UPDATE_DOCS=1 cargo test -p umemcg-control doc"
             );
         }
     }

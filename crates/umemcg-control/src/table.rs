@@ -1,4 +1,4 @@
-//! The control files. `SEMANTICS.md` shows this table; a test keeps it current.
+//! The control files. `docs/semantics/control-files.md` shows this table; a test keeps it current.
 
 use std::ffi::OsStr;
 

@@ -1,7 +1,7 @@
 //! A queue in which tenants take turns, and, within each tenant, its groups at each level.
 //!
 //! A group with items costs up to 1 KiB here, and so does each group above it. No group is charged
-//! for that, but for the items and for the groups (`SEMANTICS.md`, *What no group pays for*).
+//! for that, but for the items and for the groups (`docs/semantics/what-no-group-pays-for.md`).
 
 use std::collections::{HashMap, VecDeque};
 

@@ -50,9 +50,9 @@
 //!
 //! # Where to go on
 //!
-//! The repository's `SEMANTICS.md` has the guarantees for embedders, and `ARCHITECTURE.md` the
-//! design. The crate's examples show a cache, a cache of your own that is shrunk for each tenant,
-//! and a third-party cache.
+//! The repository's `docs/semantics/embedding.md` has the guarantees for embedders, and
+//! `ARCHITECTURE.md` the design. The crate's examples show a cache, a cache of your own that is
+//! shrunk for each tenant, and a third-party cache.
 //!
 //! # Systems
 //!

@@ -14,8 +14,8 @@
 //! Groups of one tenant need no notes: the tenant's limits slow all of them, and a tenant that lets
 //! its groups share a file decides itself how they divide their dirty room.
 //!
-//! No group is charged for notes and clocks; both are bounded (`SEMANTICS.md`, *What no group pays
-//! for*).
+//! No group is charged for notes and clocks; both are bounded
+//! (`docs/semantics/what-no-group-pays-for.md`).
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -197,8 +197,8 @@ fn every_kind_of_sync_reaches_the_store_before_it_returns() {
     ground.check();
 }
 
-/// SEMANTICS.md says that `syncfs` is none of them, because the kernel does not pass it on. Should
-/// one do so, it has to hold.
+/// `docs/semantics/durability.md` says that `syncfs` is none of them, because the kernel does not
+/// pass it on. Should one do so, it has to hold.
 #[test]
 fn a_syncfs_that_the_kernel_passes_on_is_durable() {
     if !can_mount() {

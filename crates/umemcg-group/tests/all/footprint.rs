@@ -7,7 +7,7 @@ use std::sync::Arc;
 use umemcg_group::{GROUP_STATE_BYTES, Group, GroupPath, GroupTree, TurnQueue};
 
 const NR_GROUPS: usize = 100_000;
-/// Most bytes of a group in a queue, as listed in `SEMANTICS.md`.
+/// Most bytes of a group in a queue, as listed in `docs/semantics/what-no-group-pays-for.md`.
 const TURN_BYTES: u64 = 1024;
 
 fn resident_bytes() -> u64 {

@@ -10,18 +10,18 @@ use crate::root;
 /// Figures that look measured and are not, with the reason. An entry that is not needed any more
 /// fails the test.
 const NOT_MEASURED: &[(&str, &str, &str)] = &[
-    ("SEMANTICS.md", "0.2 to 5 s", "a back-off that the program has"),
     ("docs/background.md", "131 s", "the mail's"),
     ("docs/background.md", "300 s", "the mail's"),
     ("docs/design/reclaim.md", "2.3 times", "the mail's"),
     ("docs/kubernetes.md", "1.2 ×", "a bound"),
     ("docs/operating.md", "1.2 ×", "a bound"),
+    ("docs/semantics/dirty-data.md", "0.2 to 5 s", "a back-off that the program has"),
 ];
 
 /// The documents by their paths, without the page itself and without the history of changes.
 fn documents() -> Vec<String> {
     let mut found = Vec::new();
-    for directory in ["", "docs/", "docs/design/"] {
+    for directory in ["", "docs/", "docs/design/", "docs/semantics/"] {
         let entries = fs::read_dir(root().join(directory)).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
         found.extend(names.map(|name| format!("{directory}{name}")));

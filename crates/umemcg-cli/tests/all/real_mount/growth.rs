@@ -1,5 +1,5 @@
 //! Every structure of the daemon that a tenant can make grow: what it takes of resident memory is
-//! charged, or has a bound that `SEMANTICS.md` lists.
+//! charged, or has a bound that `docs/semantics/what-no-group-pays-for.md` lists.
 
 use std::any::Any;
 use std::ffi::CString;
@@ -23,8 +23,9 @@ use crate::harness::{Mount, Options, needs_mount};
 pub const GROUP: &str = "tenant";
 /// Files of each kind that a tenant uses: enough that one of them without a charge is seen.
 const NR: usize = 4_000;
-/// What the daemon may keep beside the charges of a step: what `SEMANTICS.md` lists as bounded, a
-/// request's buffers, unused pieces of the heap.
+/// What the daemon may keep beside the charges of a step: what
+/// `docs/semantics/what-no-group-pays-for.md` lists as bounded, a request's buffers, unused pieces
+/// of the heap.
 const UNCHARGED_BYTES_MAX: u64 = 4 << 20;
 /// The same for each thread that it has started meanwhile: its stack, and its pieces of the heap.
 const THREAD_BYTES_MAX: u64 = 128 << 10;

@@ -85,8 +85,8 @@ fn a_direct_write_leaves_no_old_page_behind() {
 fn an_open_sees_a_change_from_outside() {
     needs_mount!();
     let mount = start();
-    // A read beside which a change is told may end where the file ended before, as SEMANTICS says,
-    // but never with what was there before.
+    // A read beside which a change is told may end where the file ended before, as
+    // `docs/semantics/outside-changes.md` says, but never with what was there before.
     mount
         .sh("is_seen() { cmp $MNT/f $DATA/f 2> $MNT/../said || { grep EOF $MNT/../said; cmp $MNT/f $DATA/f; }; }
              for n in {1..200}; do echo \"old $n\" > $DATA/f; cat $MNT/f > /dev/null

@@ -104,9 +104,9 @@ fn read_beside_writers(mount: &Mount) {
     assert!(nr > 0);
     assert!(lost.is_empty(), "{} of {nr} opens: {lost:?}", lost.len());
     // Two changes amid one open still cut a first read short, once in some 40,000 opens on an idle
-    // machine (SEMANTICS, Changes from outside), and more often where answers take longer. What an
-    // open waits for, one change, has a test without chance in
-    // `umemcg-vfs` (`an_open_waits_for_the_drop_of_the_latest_change`).
+    // machine (`docs/semantics/outside-changes.md`), and more often where answers take longer. What
+    // an open waits for, one change, has a test without chance in `umemcg-vfs`
+    // (`an_open_waits_for_the_drop_of_the_latest_change`).
     assert!(short.len() as u64 <= 10 + nr / 500, "{} of {nr} opens: {short:?}", short.len());
 }
 
