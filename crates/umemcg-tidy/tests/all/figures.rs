@@ -15,7 +15,6 @@ const NOT_MEASURED: &[(&str, &str, &str)] = &[
     ("docs/design/reclaim.md", "2.3 times", "the mail's"),
     ("docs/kubernetes.md", "1.2 ×", "a bound"),
     ("docs/operating.md", "1.2 ×", "a bound"),
-    ("docs/semantics/dirty-data.md", "0.2 to 5 s", "a back-off that the program has"),
 ];
 
 /// The documents by their paths, without the page itself and without the history of changes.
