@@ -2,10 +2,11 @@
 //! rsync, tar and DuckDB, above SeaweedFS. What they leave is in the bucket, and they read what
 //! another client puts there. Built only with the feature `object`.
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
 
-use crate::harness::needs_mount;
+use crate::harness::{needs_mount, until, waits_in};
 use crate::real_mount::programs::write_c_project;
 use crate::real_mount::staged_volume::StagedVolume;
 use crate::weed::installed;
@@ -177,11 +178,27 @@ fn an_end_in_time_names_each_file_that_is_not_stored() {
     needs_mount!();
     let mut volume = StagedVolume::start("64M");
     let (mnt, names) = (volume.mount.mnt(), ["one", "two", "three"]);
-    let files = names.map(|name| File::create(mnt.join("o").join(name)).unwrap());
+    // Not a shell: its redirections of a write close a copy of the descriptor, and a close waits.
+    let script = "import os, sys\nfile = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)\n\
+                  print('open', flush=True)\nsys.stdin.readline()\nos.write(file, b'8 bytes!')\n\
+                  print('written', flush=True)\nos.close(file)";
+    let programs = names.map(|name| {
+        let mut command = Command::new(installed("python"));
+        command.args(["-c", script]).arg(mnt.join("o").join(name));
+        let mut program = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(program.stdout.take().unwrap()).lines();
+        assert_eq!(said.next().unwrap().unwrap(), "open");
+        (program, said)
+    });
     // It does not answer any more, and is asked again for longer than the daemon may wait.
     volume.weed.kill();
-    let closings = files.map(|mut file| std::thread::spawn(move || file.write_all(b"8 bytes!").unwrap()));
-    closings.into_iter().for_each(|closing| closing.join().unwrap());
+    for (mut program, mut said) in programs {
+        program.stdin.take().unwrap().write_all(b"\n").unwrap();
+        assert_eq!(said.next().unwrap().unwrap(), "written");
+        until("the close waits for the store", || waits_in(program.id(), "request_wait_answer"));
+        program.kill().unwrap();
+        program.wait().unwrap();
+    }
     let ended = volume.mount.umemcg(&["umount", mnt.to_str().unwrap(), "--flush-timeout", "1s", "--json"]);
     assert_eq!(ended.status.code(), Some(3), "{ended:?}");
     let outcome: serde_json::Value = serde_json::from_str(ended.stdout.trim()).unwrap();
