@@ -5,7 +5,7 @@ use umemcg::InvalidMarks;
 use crate::context::FileContext;
 use crate::error::ControlError;
 use crate::numbers;
-use crate::row::{ReadResult, WriteResult};
+use crate::row::{ReadResult, WriteResult, line};
 
 impl From<InvalidMarks> for ControlError {
     fn from(_: InvalidMarks) -> Self {
@@ -13,16 +13,12 @@ impl From<InvalidMarks> for ControlError {
     }
 }
 
-fn number(value: u64) -> ReadResult {
-    Ok(format!("{value}\n"))
-}
-
 fn parse_number(written: &[u8]) -> Result<u32, ControlError> {
     u32::try_from(numbers::parse_number(written)?).map_err(|_| ControlError::Invalid)
 }
 
 pub(crate) fn show_low_distance(context: &FileContext<'_>) -> ReadResult {
-    number(context.engine().reclaimer().low_wmark_distance(context.group))
+    line(context.engine().reclaimer().low_wmark_distance(context.group))
 }
 
 pub(crate) fn set_low_distance(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
@@ -31,7 +27,7 @@ pub(crate) fn set_low_distance(context: &FileContext<'_>, written: &[u8]) -> Wri
 }
 
 pub(crate) fn show_high_distance(context: &FileContext<'_>) -> ReadResult {
-    number(context.engine().reclaimer().high_wmark_distance(context.group))
+    line(context.engine().reclaimer().high_wmark_distance(context.group))
 }
 
 pub(crate) fn set_high_distance(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
@@ -55,7 +51,7 @@ pub(crate) fn show_kswapd_pid(context: &FileContext<'_>) -> ReadResult {
 }
 
 pub(crate) fn show_dedicated(context: &FileContext<'_>) -> ReadResult {
-    number(u64::from(context.engine().kswapd().dedicated_tid(context.group).is_some()))
+    line(u64::from(context.engine().kswapd().dedicated_tid(context.group).is_some()))
 }
 
 pub(crate) fn set_dedicated(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
@@ -68,7 +64,7 @@ pub(crate) fn set_dedicated(context: &FileContext<'_>, written: &[u8]) -> WriteR
 }
 
 pub(crate) fn show_ratio(context: &FileContext<'_>) -> ReadResult {
-    number(context.engine().reclaimer().wmark_ratio(context.group).into())
+    line(context.engine().reclaimer().wmark_ratio(context.group))
 }
 
 pub(crate) fn set_ratio(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
@@ -76,7 +72,7 @@ pub(crate) fn set_ratio(context: &FileContext<'_>, written: &[u8]) -> WriteResul
 }
 
 pub(crate) fn show_scale_factor(context: &FileContext<'_>) -> ReadResult {
-    number(context.engine().reclaimer().wmark_scale_factor(context.group).into())
+    line(context.engine().reclaimer().wmark_scale_factor(context.group))
 }
 
 pub(crate) fn set_scale_factor(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
@@ -86,15 +82,15 @@ pub(crate) fn set_scale_factor(context: &FileContext<'_>, written: &[u8]) -> Wri
 /// Shows the high mark in terms of usage: reclaim starts at it. The engine's `low` mark is the
 /// higher usage.
 pub(crate) fn show_mark_high(context: &FileContext<'_>) -> ReadResult {
-    number(numbers::show_limit_v1(context.engine().reclaimer().marks(context.group).low))
+    line(numbers::show_limit_v1(context.engine().reclaimer().marks(context.group).low))
 }
 
 pub(crate) fn show_mark_low(context: &FileContext<'_>) -> ReadResult {
-    number(numbers::show_limit_v1(context.engine().reclaimer().marks(context.group).high))
+    line(numbers::show_limit_v1(context.engine().reclaimer().marks(context.group).high))
 }
 
 pub(crate) fn show_high(context: &FileContext<'_>) -> ReadResult {
-    Ok(format!("{}\n", numbers::show_limit_v2(context.engine().reclaimer().high(context.group))))
+    line(numbers::show_limit_v2(context.engine().reclaimer().high(context.group)))
 }
 
 /// Succeeds regardless of how much could be reclaimed.

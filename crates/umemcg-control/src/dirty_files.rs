@@ -12,7 +12,7 @@ use umemcg_base::PAGE_SIZE_U64;
 use crate::context::FileContext;
 use crate::error::ControlError;
 use crate::numbers;
-use crate::row::{ReadResult, WriteResult};
+use crate::row::{ReadResult, WriteResult, line};
 
 use DirtyThreshold::{Background, Foreground};
 
@@ -26,11 +26,11 @@ fn bound(context: &FileContext<'_>, which: DirtyThreshold) -> DirtyBound {
 }
 
 fn show_percent(context: &FileContext<'_>, which: DirtyThreshold) -> ReadResult {
-    Ok(format!("{}\n", bound(context, which).percent()))
+    line(bound(context, which).percent())
 }
 
 fn show_bytes(context: &FileContext<'_>, which: DirtyThreshold) -> ReadResult {
-    Ok(format!("{}\n", bound(context, which).bytes()))
+    line(bound(context, which).bytes())
 }
 
 fn set(context: &FileContext<'_>, which: DirtyThreshold, bound: DirtyBound) -> WriteResult {
@@ -109,7 +109,7 @@ pub(crate) fn set_vm_background_bytes(context: &FileContext<'_>, written: &[u8])
 }
 
 fn show_centiseconds(time: Duration) -> ReadResult {
-    Ok(format!("{}\n", time.as_millis() as u64 / CENTISECOND_MS))
+    line(time.as_millis() as u64 / CENTISECOND_MS)
 }
 
 fn parse_centiseconds(written: &[u8]) -> Result<Duration, ControlError> {

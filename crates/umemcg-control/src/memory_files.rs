@@ -9,22 +9,18 @@ use crate::error::ControlError;
 use crate::group_control::GroupControl;
 use crate::numbers;
 use crate::peak::PeakOf;
-use crate::row::{ReadResult, WriteResult};
-
-fn number(value: u64) -> ReadResult {
-    Ok(format!("{value}\n"))
-}
+use crate::row::{ReadResult, WriteResult, line};
 
 pub(crate) fn show_usage(context: &FileContext<'_>) -> ReadResult {
-    number(context.group.usage_bytes())
+    line(context.group.usage_bytes())
 }
 
 pub(crate) fn show_limit_v1(context: &FileContext<'_>) -> ReadResult {
-    number(numbers::show_limit_v1(context.group.max_bytes()))
+    line(numbers::show_limit_v1(context.group.max_bytes()))
 }
 
 pub(crate) fn show_limit_v2(context: &FileContext<'_>) -> ReadResult {
-    Ok(format!("{}\n", numbers::show_limit_v2(context.group.max_bytes())))
+    line(numbers::show_limit_v2(context.group.max_bytes()))
 }
 
 pub(crate) fn set_limit_v1(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
@@ -51,7 +47,7 @@ pub(crate) fn set_limit_v2(context: &FileContext<'_>, written: &[u8]) -> WriteRe
 }
 
 pub(crate) fn show_soft_limit(context: &FileContext<'_>) -> ReadResult {
-    number(numbers::show_limit_v1(context.group.soft_limit_bytes()))
+    line(numbers::show_limit_v1(context.group.soft_limit_bytes()))
 }
 
 /// Stores the soft limit. Groups above their soft limit are reclaimed first.
@@ -65,7 +61,7 @@ fn part<'a>(context: &'a FileContext<'_>) -> &'a GroupControl {
 }
 
 pub(crate) fn show_peak_v1(context: &FileContext<'_>) -> ReadResult {
-    number(part(context).peaks.read(context.group, PeakOf::V1))
+    line(part(context).peaks.read(context.group, PeakOf::V1))
 }
 
 pub(crate) fn reset_peak_v1(context: &FileContext<'_>, _written: &[u8]) -> WriteResult {
@@ -76,7 +72,7 @@ pub(crate) fn reset_peak_v1(context: &FileContext<'_>, _written: &[u8]) -> Write
 pub(crate) fn show_peak_v2(context: &FileContext<'_>) -> ReadResult {
     let own = context.file.peak.lock().clone();
     let whose = own.as_ref().map_or(PeakOf::Lifetime, PeakOf::OpenFile);
-    number(part(context).peaks.read(context.group, whose))
+    line(part(context).peaks.read(context.group, whose))
 }
 
 pub(crate) fn reset_peak_v2(context: &FileContext<'_>, _written: &[u8]) -> WriteResult {
@@ -86,7 +82,7 @@ pub(crate) fn reset_peak_v2(context: &FileContext<'_>, _written: &[u8]) -> Write
 }
 
 pub(crate) fn show_failcnt(context: &FileContext<'_>) -> ReadResult {
-    number(context.group.failcnt())
+    line(context.group.failcnt())
 }
 
 pub(crate) fn reset_failcnt(context: &FileContext<'_>, _written: &[u8]) -> WriteResult {
@@ -112,7 +108,7 @@ fn reclaim_error(error: ReclaimError) -> ControlError {
 }
 
 pub(crate) fn show_use_hierarchy(_context: &FileContext<'_>) -> ReadResult {
-    number(1)
+    line(1)
 }
 
 pub(crate) fn set_use_hierarchy(_context: &FileContext<'_>, written: &[u8]) -> WriteResult {

@@ -8,14 +8,14 @@ use umemcg::{DropCaches, StatItem};
 use crate::context::FileContext;
 use crate::error::ControlError;
 use crate::numbers;
-use crate::row::{ReadResult, WriteResult};
+use crate::row::{ReadResult, WriteResult, line};
 
 pub(crate) fn show_usage(context: &FileContext<'_>) -> ReadResult {
-    Ok(format!("{}\n", context.group.metadata_bytes()))
+    line(context.group.metadata_bytes())
 }
 
 pub(crate) fn show_peak(context: &FileContext<'_>) -> ReadResult {
-    Ok(format!("{}\n", context.group.metadata_peak_bytes()))
+    line(context.group.metadata_peak_bytes())
 }
 
 pub(crate) fn reset_peak(context: &FileContext<'_>, _written: &[u8]) -> WriteResult {
@@ -25,21 +25,13 @@ pub(crate) fn reset_peak(context: &FileContext<'_>, _written: &[u8]) -> WriteRes
 
 /// Shows "no limit": metadata has no limit of its own.
 pub(crate) fn show_limit(_context: &FileContext<'_>) -> ReadResult {
-    Ok(format!("{}\n", numbers::UNLIMITED_V1_SHOWN))
+    line(numbers::UNLIMITED_V1_SHOWN)
 }
 
 /// Checks the written value, and ignores it, like Linux since 6.1.
 pub(crate) fn set_limit(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     numbers::parse_limit_v1(written)?;
     if context.group.is_root() { Err(ControlError::Invalid) } else { Ok(()) }
-}
-
-pub(crate) fn show_failcnt(_context: &FileContext<'_>) -> ReadResult {
-    Ok("0\n".to_owned())
-}
-
-pub(crate) fn reset_failcnt(_context: &FileContext<'_>, _written: &[u8]) -> WriteResult {
-    Ok(())
 }
 
 /// Objects that belong to inodes: their names, statistics, and bytes charged for each.

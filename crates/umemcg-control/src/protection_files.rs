@@ -2,10 +2,10 @@
 
 use crate::context::FileContext;
 use crate::numbers;
-use crate::row::{ReadResult, WriteResult};
+use crate::row::{ReadResult, WriteResult, line};
 
 fn shown(bytes: u64) -> ReadResult {
-    Ok(format!("{}\n", numbers::show_limit_v2(bytes)))
+    line(numbers::show_limit_v2(bytes))
 }
 
 pub(crate) fn show_min(context: &FileContext<'_>) -> ReadResult {

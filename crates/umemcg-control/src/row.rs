@@ -1,6 +1,8 @@
 //! A control file is one row of a table. Directory listings, permissions, dispatch and
 //! documentation all come from the rows, so nothing about a file is stated twice.
 
+use std::fmt::Display;
+
 use crate::context::FileContext;
 use crate::error::ControlError;
 use crate::file_id::FileId;
@@ -17,12 +19,10 @@ pub enum Scope {
     RootOnly,
 }
 
-/// Readable for all, not writable.
-pub(crate) const READ_ONLY: u16 = 0o444;
-/// Read by all, written by the owner.
-pub(crate) const READ_WRITE: u16 = 0o644;
-/// Writable for the owner, not readable.
-pub(crate) const WRITE_ONLY: u16 = 0o200;
+/// Readable for all.
+const READABLE: u16 = 0o444;
+/// Writable for the owner.
+const WRITABLE: u16 = 0o200;
 
 /// The content of a file.
 pub type ReadResult = Result<String, ControlError>;
@@ -59,6 +59,36 @@ pub struct Row {
 const SHOWN_BYTES: u64 = 4096;
 
 impl Row {
+    /// Returns a row without functions and description, which the following methods add.
+    pub(crate) const fn new(name: &'static str, version: Version, scope: Scope) -> Self {
+        Self { name, version, mode: 0, scope, read: None, write: None, write_reclaims: false, doc: "" }
+    }
+
+    /// Makes the file readable for all.
+    pub(crate) const fn read(self, read: ReadFn) -> Self {
+        Self { mode: self.mode | READABLE, read: Some(read), ..self }
+    }
+
+    /// Makes the file writable for its owner.
+    pub(crate) const fn write(self, write: WriteFn) -> Self {
+        Self { mode: self.mode | WRITABLE, write: Some(write), ..self }
+    }
+
+    /// Makes the file readable for all and writable for its owner.
+    pub(crate) const fn read_write(self, read: ReadFn, write: WriteFn) -> Self {
+        self.read(read).write(write)
+    }
+
+    /// Lets a write wait for reclaim.
+    pub(crate) const fn write_reclaims(self) -> Self {
+        Self { write_reclaims: true, ..self }
+    }
+
+    /// Adds the description, in one line.
+    pub(crate) const fn doc(self, doc: &'static str) -> Self {
+        Self { doc, ..self }
+    }
+
     /// Returns the size shown by `stat`.
     pub(crate) fn shown_bytes(&self) -> u64 {
         if self.read.is_some() { SHOWN_BYTES } else { 0 }
@@ -77,4 +107,9 @@ impl Row {
             Scope::RootOnly => is_root,
         }
     }
+}
+
+/// Returns the content of a file with one value: a line.
+pub(crate) fn line(value: impl Display) -> ReadResult {
+    Ok(format!("{value}\n"))
 }
