@@ -36,7 +36,7 @@ use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 
 use hashbrown::DefaultHashBuilder;
-use umemcg_group::{Charge, Group};
+use umemcg_group::Group;
 use umemcg_reclaim::shrinker::Registration;
 
 pub use builder::ObjectCacheBuilder;
@@ -234,19 +234,6 @@ where
     {
         let hash = self.objects.hash(&key);
         let stored = self.objects.store_soon(group, hash, key, value);
-        stored.map_err(|(key, value, reason)| Declined { key, value, reason })
-    }
-
-    /// Stores a value already charged to the owner of `paid`. Bytes of `paid` beyond the weight of
-    /// the object are released; missing bytes are charged as by [`insert`](Self::insert).
-    ///
-    /// # Errors
-    /// As [`insert`](Self::insert); `paid` is released then.
-    pub fn insert_paid(&self, key: K, value: V, paid: Charge) -> Result<(), Declined<K, V>> {
-        let hash = self.objects.hash(&key);
-        let group = paid.owner().try_resolve();
-        let group = group.unwrap_or_else(|| Arc::clone(self.objects.reclaimer.tree().root()));
-        let stored = self.objects.store_paid(&group, hash, key, value, paid);
         stored.map_err(|(key, value, reason)| Declined { key, value, reason })
     }
 

@@ -123,46 +123,6 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         }
     }
 
-    /// Stores a value with the embedder's charge.
-    pub(crate) fn store_paid(
-        &self,
-        group: &Arc<Group>,
-        hash: u64,
-        key: K,
-        value: V,
-        mut paid: Charge,
-    ) -> Result<(), (K, V, DeclineReason)> {
-        assert_no_locks_held("an insert");
-        let bytes = self.weigh(&key, &value);
-        let stored = if paid.bytes() < bytes {
-            let more = bytes - paid.bytes();
-            let more = self.reclaimer.charge(group, more, ChargeEffort::Opportunistic);
-            more.map_err(DeclineReason::Refused).and_then(|more| {
-                if more.owner() == paid.owner() {
-                    paid.merge(more);
-                    return self.charge_slot(group, bytes, Funds::Paid(paid));
-                }
-                drop(more);
-                drop(paid);
-                self.charge_slot(group, bytes, Funds::Reclaim)
-            })
-        } else {
-            let exact = paid.split(bytes);
-            drop(paid);
-            self.charge_slot(group, bytes, Funds::Paid(exact))
-        };
-        match stored {
-            Ok(paid) => {
-                self.place(group, hash, (key, value), paid, None);
-                Ok(())
-            }
-            Err(reason) => {
-                self.decline(group, hash, &key, None);
-                Err((key, value, reason))
-            }
-        }
-    }
-
     /// Declines a value: the key has no value from now on.
     pub(super) fn decline(&self, group: &Arc<Group>, hash: u64, key: &K, flight: Option<&Arc<Flight<V>>>) {
         self.payers.of(group.owner()).note_declined();

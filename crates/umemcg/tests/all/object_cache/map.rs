@@ -17,8 +17,6 @@ enum Step {
     Insert(u64, u64, bool),
     Remove(u64),
     GetOrInsert(u64, u64),
-    /// With a charge of so many bytes, less or more than the object weighs.
-    InsertPaid(u64, u64, bool, u64),
     Peek(u64),
     /// What has this remainder stays.
     Retain(u64),
@@ -29,14 +27,11 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let key = 0..40u64;
-    let key_for_paid = key.clone();
     prop_oneof![
         4 => key.clone().prop_map(Step::Get),
         4 => (key.clone(), any::<u64>(), any::<bool>()).prop_map(|(k, v, b)| Step::Insert(k, v, b)),
         2 => key.clone().prop_map(Step::Remove),
         2 => (key, any::<u64>()).prop_map(|(k, v)| Step::GetOrInsert(k, v)),
-        2 => (key_for_paid, any::<u64>(), any::<bool>(), 0..10_000u64)
-            .prop_map(|(k, v, b, paid)| Step::InsertPaid(k, v, b, paid)),
         2 => (0..40u64).prop_map(Step::Peek),
         1 => (0..3u64).prop_map(Step::Retain),
         1 => any::<bool>().prop_map(Step::ClearOf),
@@ -63,12 +58,6 @@ proptest! {
                 Step::Get(key) => prop_assert_eq!(cache.get(&key), model.get(&key).map(|(value, _)| *value)),
                 Step::Insert(key, value, by_a) => {
                     cache.insert(if by_a { &a } else { &b }, key, value).unwrap();
-                    let old = model.insert(key, (value, by_a));
-                    told.extend(old.map(|(old, _)| (key, old, RemovalCause::Replaced)));
-                }
-                Step::InsertPaid(key, value, by_a, bytes) => {
-                    let paid = engine.charge(if by_a { &a } else { &b }, bytes).unwrap();
-                    cache.insert_paid(key, value, paid).unwrap();
                     let old = model.insert(key, (value, by_a));
                     told.extend(old.map(|(old, _)| (key, old, RemovalCause::Replaced)));
                 }
