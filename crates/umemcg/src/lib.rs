@@ -41,8 +41,8 @@
 //!   [`set_min`](Engine::set_min), [`set_low`](Engine::set_low) and [`Guarantee`] protect memory
 //!   from reclaim; [`set_high`](Engine::set_high) and [`set_soft_limit`](Engine::set_soft_limit)
 //!   start it earlier.
-//! - Memory is taken as a [`Charge`] (one object), an [`Account`] (the growing and shrinking memory
-//!   of a query) or a [`Reservation`] (an account worth waiting for).
+//! - Memory is taken as a [`Charge`] (one object) or an [`Account`] (the growing and shrinking
+//!   memory of a query); [`Engine::reserve`] waits for the memory of an account.
 //! - An [`ObjectCache`] keeps values; [`shrinker`] lets caches of your own take part; [`files`] are
 //!   cached page by page and written back.
 //! - [`Engine::snapshot`] and [`Group`] report the usage of each tenant, in the terms of
@@ -76,7 +76,7 @@ mod waits;
 
 pub use engine::{
     Account, DropCaches, Engine, EngineConfig, EngineError, GroupSnapshot, Guarantee, LimitError, Limits,
-    OwnedGroup, ReclaimError, Refusal, Reservation,
+    OwnedGroup, ReclaimError, Refusal,
 };
 pub use lease::{Lease, Resizable};
 pub use object_cache::ObjectCache;

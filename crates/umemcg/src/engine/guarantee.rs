@@ -1,6 +1,6 @@
 //! [`Guarantee`]: a share of the pool available to a group at any time.
 //!
-//! Other groups may cache in its unused part. Accounts and [reservations](super::Reservation) of
+//! Other groups may cache in its unused part. Accounts and reservations ([`Engine::reserve`]) of
 //! the group get it back by reclaim from these groups. So the memory of a guarantee is never idle,
 //! and still available when needed.
 //!
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use umemcg_group::Group;
 
-use super::{Engine, Refusal, Reservation};
+use super::{Account, Engine, Refusal};
 
 /// A share of the pool set aside for a group until dropped. Other groups may use the idle part, and
 /// lose it when the group needs it.
@@ -41,7 +41,7 @@ impl Guarantee {
     ///
     /// # Errors
     /// [`Refusal`].
-    pub fn reserve(&self, bytes: u64) -> Result<Reservation, Refusal> {
+    pub fn reserve(&self, bytes: u64) -> Result<Account, Refusal> {
         self.engine.reserve(&self.group, bytes)
     }
 }

@@ -33,7 +33,6 @@ pub use guarantee::Guarantee;
 pub use limits::{DropCaches, LimitError, ReclaimError};
 pub use owned_group::OwnedGroup;
 pub use refusal::Refusal;
-pub use reservation::Reservation;
 pub use snapshot::GroupSnapshot;
 pub use waiting_growth::DIRTY_WAIT_MAX;
 

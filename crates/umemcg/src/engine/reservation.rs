@@ -1,4 +1,4 @@
-//! [`Reservation`]: an account with growth that may wait for memory.
+//! Reservations: accounts filled by a growth that may wait for memory.
 //!
 //! The time of a growth depends on the kind of memory to be reclaimed, never on the group using it:
 //!
@@ -20,82 +20,18 @@ use umemcg_group::Group;
 use super::waiting_growth::{Patience, WaitingGrowth};
 use super::{Account, Engine, Refusal};
 
-/// Bytes charged to a group, for the embedder's own unreclaimable memory: an [`Account`] filled by
-/// a growth that may wait. Released when dropped.
-#[must_use = "a dropped reservation is given back immediately"]
-#[derive(Debug)]
-pub struct Reservation {
-    account: Account,
-}
-
-impl Reservation {
-    pub(super) fn new(account: Account) -> Self {
-        Self { account }
-    }
-
-    /// Returns the group of the reservation.
-    pub fn group(&self) -> &Arc<Group> {
-        self.account.group()
-    }
-
-    /// Returns the bytes held.
-    pub fn bytes(&self) -> u64 {
-        self.account.bytes()
-    }
-
-    /// Returns the account; it grows without waiting.
-    pub fn account(&self) -> &Account {
-        &self.account
-    }
-
-    /// Returns the account with all reserved bytes.
-    pub fn into_account(self) -> Account {
-        self.account
-    }
-
-    /// Reserves `bytes` more, as [`Engine::reserve`] does. No lock of this library may be held.
-    ///
-    /// # Errors
-    /// [`Refusal`]; the reservation is as before then.
-    pub fn grow(&self, bytes: u64) -> Result<(), Refusal> {
-        let more = self.account.engine().reserve(self.group(), bytes)?;
-        self.account.merge(more.account);
-        Ok(())
-    }
-
-    /// Reserves `bytes` more, as [`Engine::reserve_until`] does. No lock of this library may be
-    /// held.
-    ///
-    /// # Errors
-    /// [`Refusal`]; the reservation is as before then.
-    pub fn grow_until(&self, bytes: u64, deadline: Instant) -> Result<(), Refusal> {
-        let more = self.account.engine().reserve_until(self.group(), bytes, deadline)?;
-        self.account.merge(more.account);
-        Ok(())
-    }
-
-    /// Releases `bytes`. Never blocks.
-    ///
-    /// # Panics
-    /// When it holds less.
-    pub fn shrink(&self, bytes: u64) {
-        self.account.shrink(bytes);
-    }
-}
-
 impl Engine {
-    /// Reserves `bytes` in a group for memory of your own. Reclaims missing memory from others:
-    /// clean pages and objects immediately, dirty data after write-back. Sleeps as long as that
-    /// takes, but gives up after [`DIRTY_WAIT_MAX`](super::DIRTY_WAIT_MAX) without progress, and
-    /// immediately when nothing is dirty and nothing can be reclaimed, or when the room is
+    /// Opens an account of `bytes` in a group, for memory of your own. Reclaims missing memory from
+    /// others: clean pages and objects immediately, dirty data after write-back. Sleeps as long as
+    /// that takes, but gives up after [`DIRTY_WAIT_MAX`](super::DIRTY_WAIT_MAX) without progress,
+    /// and immediately when nothing is dirty and nothing can be reclaimed, or when the room is
     /// guaranteed to other groups. No lock of this library may be held.
     ///
     /// # Errors
     /// [`Refusal`]; if its [`may_pass`](Refusal::may_pass) is true,
     /// [`reserve_until`](Self::reserve_until) could wait for the bytes. Counts one `max` event.
-    pub fn reserve(self: &Arc<Self>, group: &Arc<Group>, bytes: u64) -> Result<Reservation, Refusal> {
-        let growth = WaitingGrowth::new(self, group, bytes, Patience::ForWriteback);
-        growth.block(None).map(Reservation::new)
+    pub fn reserve(self: &Arc<Self>, group: &Arc<Group>, bytes: u64) -> Result<Account, Refusal> {
+        WaitingGrowth::new(self, group, bytes, Patience::ForWriteback).block(None)
     }
 
     /// Like [`reserve`](Self::reserve), but also waits for accounts to shrink and for limits to
@@ -128,9 +64,8 @@ impl Engine {
         group: &Arc<Group>,
         bytes: u64,
         deadline: Instant,
-    ) -> Result<Reservation, Refusal> {
-        let growth = WaitingGrowth::new(self, group, bytes, Patience::ForAnything);
-        growth.block(Some(deadline)).map(Reservation::new)
+    ) -> Result<Account, Refusal> {
+        WaitingGrowth::new(self, group, bytes, Patience::ForAnything).block(Some(deadline))
     }
 
     /// Like [`reserve_until`](Self::reserve_until), as a future without a deadline. It needs no
@@ -144,10 +79,10 @@ impl Engine {
         self: &Arc<Self>,
         group: &Arc<Group>,
         bytes: u64,
-    ) -> impl Future<Output = Result<Reservation, Refusal>> + Send + use<> {
+    ) -> impl Future<Output = Result<Account, Refusal>> + Send + use<> {
         let mut growth = WaitingGrowth::new(self, group, bytes, Patience::ForAnything);
         std::future::poll_fn(move |context| {
-            growth.advance(context.waker()).map(|result| result.map(|()| Reservation::new(growth.take())))
+            growth.advance(context.waker()).map(|result| result.map(|()| growth.take()))
         })
     }
 }

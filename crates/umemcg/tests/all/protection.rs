@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use umemcg::files::{Arena, BackingStore, File, Readahead, Segment, StoreId};
-use umemcg::{Engine, EventKind, Group, Refusal, Reservation};
+use umemcg::{Account, Engine, EventKind, Group, Refusal};
 
 const MIB: u64 = 1 << 20;
 
@@ -92,7 +92,7 @@ impl Tree {
         Self { engine, b, leaves, g, _files: files }
     }
 
-    fn hold(&self, mib: u64) -> Result<Reservation, Refusal> {
+    fn hold(&self, mib: u64) -> Result<Account, Refusal> {
         self.engine.reserve(&self.g, mib * MIB)
     }
 

@@ -38,11 +38,11 @@ fn a_reservation_is_counted_grows_shrinks_and_gives_itself_back() {
     let held = engine.reserve(&group, 5 * MIB + 123).unwrap();
     let counted = || group.stat_local(StatItem::Reserved) as u64;
     assert_eq!((held.bytes(), counted()), (5 * MIB + 123, 5 * MIB + 123));
-    held.grow(MIB).unwrap();
+    held.merge(engine.reserve(&group, MIB).unwrap());
     held.shrink(2 * MIB + 100);
     assert_eq!((held.bytes(), counted()), (4 * MIB + 23, 4 * MIB + 23));
     assert!(group.usage_bytes() >= held.bytes());
-    let refused = held.grow(13 * MIB).unwrap_err();
+    let refused = engine.reserve(&group, 13 * MIB).unwrap_err();
     let Refusal::NotNow { wanted, reclaimable, .. } = refused else { panic!("{refused:?}") };
     assert_eq!((wanted, reclaimable), (13 * MIB, 0));
     assert_eq!((held.bytes(), counted()), (4 * MIB + 23, 4 * MIB + 23));
@@ -59,7 +59,7 @@ fn a_reservation_of_a_removed_group_is_its_parents() {
     let held = engine.reserve(&group, 3 * MIB).unwrap();
     let share = engine.guarantee(&group, 8 * MIB).unwrap();
     engine.remove_group(&group).unwrap();
-    held.grow(2 * MIB).unwrap();
+    held.merge(engine.reserve(&group, 2 * MIB).unwrap());
     assert_eq!(parent.stat_local(StatItem::Reserved) as u64, 5 * MIB);
     assert_eq!(parent.guaranteed_bytes(), 8 * MIB);
     held.shrink(4 * MIB);

@@ -8,7 +8,7 @@ use std::thread::{self, Thread, ThreadId};
 use std::time::{Duration, Instant};
 
 use umemcg::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
-use umemcg::{Account, Charge, Engine, EventKind, Group, Refusal, Reservation, StatItem};
+use umemcg::{Account, Charge, Engine, EventKind, Group, Refusal, StatItem};
 
 const MIB: u64 = 1 << 20;
 /// Longer than anything here takes.
@@ -82,8 +82,7 @@ fn a_wait_ends_when_accounts_give_back() {
     let account = engine.account(&group);
     account.try_grow(7 * MIB).unwrap();
     thread::scope(|threads| {
-        let blocking =
-            threads.spawn(|| engine.reserve_until(&group, 3 * MIB, soon()).unwrap().into_account());
+        let blocking = threads.spawn(|| engine.reserve_until(&group, 3 * MIB, soon()).unwrap());
         let asynchronous = threads.spawn(|| block_on(engine.reserve_async(&group, 3 * MIB)).unwrap());
         until("both wait", || group.usage_bytes() > 7 * MIB);
         account.shrink(3 * MIB);
@@ -147,7 +146,8 @@ fn a_deadline_ends_a_wait_with_all_the_numbers() {
     let engine = crate::common::engine(64 * MIB);
     let group = crate::common::group(&engine, "group", 8 * MIB);
     let held = engine.reserve(&group, 5 * MIB).unwrap();
-    let refused = held.grow_until(5 * MIB, Instant::now() + Duration::from_millis(50)).unwrap_err();
+    let deadline = Instant::now() + Duration::from_millis(50);
+    let refused = engine.reserve_until(&group, 5 * MIB, deadline).unwrap_err();
     let Refusal::NotNow { group: at, wanted, .. } = &refused else { panic!("{refused:?}") };
     assert!(Arc::ptr_eq(at, &group));
     assert_eq!((*wanted, held.bytes()), (5 * MIB, 5 * MIB));
@@ -396,7 +396,7 @@ fn many_waiters_of_many_groups_all_get_their_memory() {
             threads.spawn(move || {
                 for round in 0..NR_ROUNDS {
                     let bytes = (1 + round * 7 % 4) * MIB - 4096;
-                    let held: Result<Reservation, Refusal> = if round % 2 == 0 {
+                    let held: Result<Account, Refusal> = if round % 2 == 0 {
                         block_on(engine.reserve_async(group, bytes))
                     } else {
                         engine.reserve_until(group, bytes, soon())
