@@ -260,14 +260,6 @@ impl FrameRecord {
         false
     }
 
-    /// Takes another pin for a caller with a pin.
-    #[inline]
-    pub fn pin_again(&self) {
-        // Relaxed: the caller's pin orders everything.
-        let before = self.pins.fetch_add(1, Ordering::Relaxed);
-        debug_assert!(before & LIVE != 0 && before & !LIVE != 0, "pinned again without a pin");
-    }
-
     /// Gives a pin back; returns the number of pins left.
     #[inline]
     pub fn unpin(&self) -> u32 {
@@ -325,13 +317,6 @@ impl FrameRecord {
     #[must_use]
     pub fn freeze(&self) -> bool {
         self.freeze_from(0)
-    }
-
-    /// Freezes a frame with the caller's pin only; the pin is consumed.
-    #[inline]
-    #[must_use]
-    pub fn freeze_pinned(&self) -> bool {
-        self.freeze_from(1)
     }
 
     /// Publishes a frozen frame with `pins` pins, owned by the caller.

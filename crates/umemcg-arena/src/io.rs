@@ -221,19 +221,6 @@ pub fn send(arena: &Arena, fd: BorrowedFd<'_>, header: &[u8], segments: &[Segmen
 pub fn sync_file_range_wait(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
     let flags =
         libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-    sync_file_range(fd, offset, len, flags)
-}
-
-/// Starts the kernel's write-back of a range without waiting for it. `len` 0 means to the end. May
-/// block when the device's queue is full.
-///
-/// # Errors
-/// `ESPIPE` for a descriptor that is no file.
-pub fn sync_file_range_start(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
-    sync_file_range(fd, offset, len, libc::SYNC_FILE_RANGE_WRITE)
-}
-
-fn sync_file_range(fd: BorrowedFd<'_>, offset: u64, len: u64, flags: libc::c_uint) -> io::Result<()> {
     let (offset, len) = (file_offset(offset)?, file_offset(len)?);
     // SAFETY: [7] No addresses.
     uninterrupted(|| unsafe {

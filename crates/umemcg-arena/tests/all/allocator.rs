@@ -144,7 +144,7 @@ fn a_frame_that_can_be_pinned_is_not_freed() {
     assert!(message(|| arena.free(&frames)).contains("can be pinned"));
     assert!(record.try_pin());
     assert!(!record.freeze(), "pinned");
-    assert!(record.freeze_pinned());
+    assert!(record.freeze_from(1));
     arena.free(&frames);
     assert!(!record.try_pin(), "free");
     assert_eq!(record.nr_pins(), 0);

@@ -68,11 +68,6 @@ impl DirtyLimits {
         levels[levels.len() - 1].thresholds
     }
 
-    /// Returns whether the pool has enough dirty data for flushers to write all dirty data.
-    pub fn over_background(&self) -> bool {
-        self.is_over_background(self.reclaimer.tree().root())
-    }
-
     /// Returns whether a group, or one above it, is over its background threshold.
     pub fn is_over_background(&self, group: &Arc<Group>) -> bool {
         self.gap_to_background(group).is_none()

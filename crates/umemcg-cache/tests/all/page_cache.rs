@@ -279,7 +279,8 @@ fn the_flusher_writes_what_is_over_the_threshold_by_itself() {
     let file = pool.open_file(store.clone(), 0).unwrap();
     file.write(&tenant, 0, &pattern(16, 0, 5 * MIB)).unwrap();
     wait_until(|| {
-        store.nr_syncs.load(Ordering::Relaxed) > 0 && !pool.cache().dirty_limits().over_background()
+        store.nr_syncs.load(Ordering::Relaxed) > 0
+            && !pool.cache().dirty_limits().is_over_background(pool.root())
     });
     assert!(store.live().len() >= MIB);
     assert!(file.nr_unclean() < 1280);
