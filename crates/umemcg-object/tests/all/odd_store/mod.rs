@@ -1,6 +1,7 @@
 //! An S3 server in memory with the faults of gateways, proxies and small servers. A test chooses
 //! the fault for each kind of request.
 
+mod death;
 mod dice;
 pub mod http;
 mod model;
@@ -15,10 +16,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tempfile::TempDir;
 use umemcg_object::{ObjectOptions, open};
 use umemcg_vfs::bucket::Bucket;
 
-use http::{Form, Request};
+use death::Death;
+use http::{Answer, Form, Request};
 pub use s3::State;
 
 /// A wrong body under a status of success.
@@ -172,6 +175,8 @@ struct Plan {
     next: VecDeque<(Asked, Oddity)>,
     /// For all others of a kind.
     always: Vec<(Asked, Oddity)>,
+    /// Of the daemon that makes the requests.
+    death: Option<Death>,
 }
 
 impl Plan {
@@ -181,6 +186,12 @@ impl Plan {
             Some(at) => self.next.remove(at).map(|(_, oddity)| oddity),
             None => self.always.iter().find(|(of, _)| *of == asked).map(|(_, oddity)| *oddity),
         }
+    }
+
+    /// Serves a request, and returns the answer and its form.
+    fn answer(&mut self, request: &Request, asked: Asked, oddity: Option<Oddity>) -> (Answer, Form) {
+        let of_death = self.death.as_mut().and_then(|death| death.meet(asked));
+        self.state.answer(request, asked, of_death.or(oddity))
     }
 }
 
@@ -238,6 +249,17 @@ impl OddStore {
         lock(&self.plan).always.push((asked, oddity));
     }
 
+    /// Has the daemon die at one of its changes.
+    pub fn kill_at(&self, death: Death) {
+        lock(&self.plan).death = Some(death);
+    }
+
+    /// Kills the daemon, unless it is dead; returns what was on its disk then. The next daemon
+    /// makes its requests after [`be_calm`](Self::be_calm).
+    pub fn kill(&self) -> TempDir {
+        lock(&self.plan).death.as_mut().expect("a death").end()
+    }
+
     /// Puts a page with an ETag and a time in place of the store, for listings, too, or for all
     /// else.
     pub fn be_behind_a_page(&self, hides_listings: bool) {
@@ -251,11 +273,12 @@ impl OddStore {
         }
     }
 
-    /// Ends the faults of single answers.
+    /// Ends the faults of single answers, and the death of a daemon.
     pub fn be_calm(&self) {
         let mut plan = lock(&self.plan);
         plan.next.clear();
         plan.always.clear();
+        plan.death = None;
     }
 
     /// Ends all of that.
@@ -283,7 +306,7 @@ fn serve(client: TcpStream, plan: &Mutex<Plan>) {
         if let Some(Oddity::Form(Form::Late(pause))) = oddity {
             std::thread::sleep(pause);
         }
-        let (answer, form) = lock(plan).state.answer(&request, asked, oddity);
+        let (answer, form) = lock(plan).answer(&request, asked, oddity);
         if !answer.send(form, request.method == "HEAD", &mut out) {
             let _ = out.shutdown(Shutdown::Both);
             return;

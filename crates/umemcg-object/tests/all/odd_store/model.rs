@@ -1,22 +1,25 @@
-//! A volume above an odd store, with random operations and faults: acknowledged data is in the
-//! store in the end, no name is hidden or made up, and other programs' objects stay as they are.
+//! A volume above an odd store, with random operations and faults, and a daemon that is killed:
+//! acknowledged data is in the store in the end, no name is hidden or made up, other programs'
+//! objects stay as they are, and what did not reach the store is kept and listed.
 //!
 //! `UMEMCG_ODD_STORE_ROUNDS` says how many rounds, `UMEMCG_ODD_STORE_SEED` from which seed on.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::io::Errno;
 use umemcg::{Engine, EngineConfig};
+use umemcg_vfs::bucket::StagedFile;
 use umemcg_vfs::object::{Freshness, ObjectConfig, StagingConfig};
 use umemcg_vfs::{
     Caller, Create, Lookup, Names, NodeId, OFlags, ObjectVolume, Open, RenameFlags, VfsError, Volume,
-    VolumeError, VolumeFile,
+    VolumeError, VolumeFile, VolumeKind,
 };
 
+use super::death::Death;
 use super::dice::Dice;
 use super::s3::ELSEWHERE;
 use super::{Asked, Listing, OddStore, Oddity};
@@ -285,7 +288,7 @@ impl Model {
         if matches!(asked, Some(Asked::Begin | Asked::Complete)) {
             return self.write_some(path, true);
         }
-        match self.dice.below(13) {
+        match self.dice.below(14) {
             0..=3 => {
                 let is_large = self.dice.below(12) == 0;
                 self.write_some(path, is_large);
@@ -304,6 +307,7 @@ impl Model {
                 assert!(removed.is_err(), "{directory} has files of another");
             }
             11 => self.sync_behind_a_page(),
+            12 => self.kill_daemon(),
             _ => self.remount(),
         }
     }
@@ -422,6 +426,90 @@ impl Model {
         self.store.be_calm();
         self.unmount();
         self.mount();
+    }
+
+    /// Kills the daemon, between two operations or at a change that one makes in the store, and
+    /// starts another on what is left.
+    fn kill_daemon(&mut self) {
+        // Nothing else changes its disk while that is copied.
+        self.volume().stop_retries();
+        let staged = self.staged();
+        let (nr_before, is_made) = (self.dice.below(2), self.dice.below(2) == 0);
+        self.done.push(format!("kill, {nr_before} changes before, the last one made: {is_made}"));
+        self.store.kill_at(Death::new(nr_before, is_made, self.staging.path()));
+        let changed = self.change_some();
+        let disk = self.store.kill();
+        drop(self.volume.take());
+        self.engine.sync_all(Duration::from_secs(60));
+        self.staging = disk;
+        self.store.be_calm();
+        self.know_what_is_stored();
+        self.mount();
+        self.done.push("started again".into());
+        if self.writes == Writes::Staged {
+            self.check_left(&staged, &changed);
+        }
+        PATHS.into_iter().for_each(|path| self.read_some(path));
+    }
+
+    /// Does one operation that changes the store, or none; returns its paths.
+    fn change_some(&mut self) -> Vec<&'static str> {
+        let (path, to) = (self.dice.of(&PATHS), self.dice.of(&PATHS));
+        match self.dice.below(5) {
+            0 => return Vec::new(),
+            1 | 2 => {
+                let is_large = self.dice.below(6) == 0;
+                self.write_some(path, is_large);
+            }
+            3 => self.unlink_some(path),
+            _ => self.rename_some(path, to),
+        }
+        vec![path, to]
+    }
+
+    /// From now on the store's bytes of each path are the only possible ones.
+    fn know_what_is_stored(&mut self) {
+        let Self { store, known, .. } = self;
+        store.state(|state| {
+            for (path, known) in known {
+                let there = state.objects.get(&format!("p/{path}")).map(|object| object.bytes.clone());
+                let len = there.as_ref().map(Vec::len);
+                assert!(known.contains(&there), "{path}: the store has {len:?} bytes after a kill");
+                *known = only(there);
+            }
+        });
+    }
+
+    /// Returns the files that are not in the store, by their names on the disk.
+    fn staged(&self) -> BTreeMap<OsString, StagedFile> {
+        let VolumeKind::Objects(state) = self.volume().kind() else { unreachable!() };
+        let named = |staged: StagedFile| (staged.path.file_name().unwrap().to_owned(), staged);
+        state.staged.into_iter().map(named).collect()
+    }
+
+    /// Checks what a daemon that was killed has left on the disk: the files `before` that are of
+    /// none of the `changed` paths are kept whole, and each file is listed.
+    fn check_left(&self, before: &BTreeMap<OsString, StagedFile>, changed: &[&str]) {
+        let left = self.staged();
+        for (name, staged) in before {
+            let is_changed = changed.contains(&staged.key.as_str());
+            assert!(is_changed || left.contains_key(name), "{staged:?} is gone");
+        }
+        for staged in left.values() {
+            let (key, bytes) = (staged.key.as_str(), std::fs::read(&staged.path).unwrap());
+            assert!(staged.is_lost && PATHS.contains(&key), "{staged:?}");
+            // A write that was under way may have left a part.
+            let was_written = self
+                .written
+                .get(key)
+                .is_some_and(|written| bytes.is_empty() || written.contains(&Some(bytes.clone())));
+            assert!(was_written || changed.contains(&key), "{staged:?} has other bytes");
+        }
+        let mut of_volume = std::fs::read_dir(self.staging.path()).unwrap();
+        let directory = of_volume.next().unwrap().unwrap().path();
+        let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name());
+        let entries: BTreeSet<OsString> = entries.collect();
+        assert_eq!(entries, BTreeSet::from(["lost", "volume"].map(OsString::from)), "not listed");
     }
 
     /// Ends the volume when all that is staged is in the store.
