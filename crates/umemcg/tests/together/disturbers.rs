@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use umemcg::files::Readahead;
-use umemcg::{CreateError, DropCaches};
-use umemcg_base::schedule;
+use umemcg::files::{DirtyBound, DirtyThreshold, Readahead};
+use umemcg::{CreateError, DropCaches, Group};
+use umemcg_base::{clock, schedule};
 
 use crate::accounts::use_accounts;
 use crate::disk::{CELL, Random};
@@ -61,8 +61,18 @@ fn change_limit(world: &World, random: &mut Random) {
         let groups = world.groups.lock();
         Arc::clone(&groups[random.below(groups.len())])
     };
+    if random.below(3) == 0 {
+        return change_dirty_limit(world, &group, random);
+    }
     let gives_up = random.below(4) == 0;
     world.engine.set_max_unless(&group, limit(random), &|| gives_up);
+}
+
+/// Mostly the least: then the group's writers, and those of others to its pages, are paced soon.
+fn change_dirty_limit(world: &World, group: &Arc<Group>, random: &mut Random) {
+    let which = [DirtyThreshold::Foreground, DirtyThreshold::Background][random.below(2)];
+    let bytes = [0, 0, 0, 1 << 20][random.below(4)];
+    world.engine.cache().dirty_limits().set_bound(group, which, DirtyBound::Bytes(bytes));
 }
 
 /// Removes a group while its users are at work, and makes another of that name.
@@ -121,11 +131,14 @@ fn compact(world: &World, _random: &mut Random) {
 }
 
 fn flush(world: &World, random: &mut Random) {
+    // At times the system refuses threads.
+    clock::refuse_threads(random.below(3) as u32);
     match random.below(3) {
         0 => world.engine.cache().wake_flushers(),
         1 => drop(world.engine.sync_all(Duration::from_secs(1))),
         _ => drop(world.files[random.below(world.files.len())].write_back()),
     }
+    clock::refuse_threads(0);
 }
 
 fn drop_caches(world: &World, random: &mut Random) {

@@ -1,12 +1,12 @@
 //! Everything at once, in one process, under the [scheduler](umemcg_base::schedule) that owns time
 //! and threads: users do random operations on files that they share, while limits change, groups
-//! come and go, accounts take memory and wait for it, objects are loaded, overtaken and held,
-//! memory is short, sparse blocks are emptied, flushers run, the store fails, stalls, is full or
-//! forgets what was not synced, ends reads later than it begins them, and other programs change
-//! files in the store. Every result is
-//! compared with a [sequential model](model); at the end the store is too, every page can be
-//! reclaimed, and every count is zero. A thread that waits for ever is found immediately, because
-//! waiting costs no time when every thread waits: a hang prints what each thread waits for.
+//! come and go, writers are paced and some of them killed, accounts take memory and wait for it,
+//! objects are loaded, overtaken and held, memory and threads are short, sparse blocks are emptied,
+//! flushers run, the store fails, stalls, is full or forgets what was not synced, ends reads later
+//! than it begins them, and other programs change files in the store. Every result is compared with
+//! a [sequential model](model); at the end the store is too, every page can be reclaimed, and every
+//! count is zero. A thread that waits for ever is found immediately, because waiting costs no time
+//! when every thread waits: a hang prints what each thread waits for.
 //!
 //! A round runs in a process of its own, so that it depends on its seed alone. Its seed chooses the
 //! disturbances, how often threads switch and how long they are held. `UMEMCG_TOGETHER_SEED`

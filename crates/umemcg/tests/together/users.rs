@@ -1,12 +1,13 @@
 //! The users: threads that do one random operation after another and compare each with the model.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use umemcg::Group;
 use umemcg::files::{ErrorCursor, FileError, Readahead};
-use umemcg_base::schedule;
+use umemcg_base::{clock, schedule};
 
 use crate::disk::{CELL, Random};
 use crate::model::LEN_MAX;
@@ -79,6 +80,8 @@ impl User {
 
     fn act(&mut self, file: usize) {
         let world = Arc::clone(&self.world);
+        // At times the system refuses threads.
+        clock::refuse_threads([0, 0, 0, 2][self.random.below(4)]);
         match world.mix.choose(&mut self.random) {
             Operation::Write => self.write(file),
             Operation::Append => self.append(file),
@@ -90,6 +93,7 @@ impl User {
             Operation::ReadAll => self.read_range(file, 0..LEN_MAX),
             Operation::Read => self.read(file),
         }
+        clock::refuse_threads(0);
     }
 
     /// Some cells; few of them mostly, and sometimes many.
@@ -142,10 +146,17 @@ impl User {
         schedule::end();
         self.end_write(file, old, &range, refused_before, result);
         if self.random.below(4) == 0 {
-            schedule::begin(format!("throttle of file {file}"));
-            world.files[file].throttle(&group, range.len());
-            schedule::end();
+            self.pause(file, &group, range.len());
         }
+    }
+
+    /// Waits as the dirty limits say. Some writers are killed meanwhile, and wait no longer.
+    fn pause(&mut self, file: usize, group: &Arc<Group>, written: usize) {
+        let nr_pauses = Cell::new([usize::MAX, self.random.below(4)][self.random.below(2)]);
+        let is_killed = || nr_pauses.replace(nr_pauses.get().saturating_sub(1)) == 0;
+        schedule::begin(format!("throttle of file {file}"));
+        self.world.files[file].throttle_unless(group, written, &is_killed);
+        schedule::end();
     }
 
     /// Ends a write: the new bytes of a claimed range, and of the length if the range ends beyond
