@@ -19,6 +19,7 @@ use crate::together::disk::{CELL, Random};
 use crate::together::inode::Inode;
 use crate::together::killed::kill_program;
 use crate::together::model::LEN_MAX;
+use crate::together::paced::pace_foreign_writer;
 use crate::together::tree::Place;
 use crate::together::world::{GROUPS, Stop, World};
 
@@ -45,7 +46,7 @@ pub struct Disturber {
     pause_ms: usize,
 }
 
-pub const ALL: [Disturber; 10] = [
+pub const ALL: [Disturber; 11] = [
     Disturber { name: "limits", act: change_limits, pause_ms: 20 },
     Disturber { name: "groups", act: make_and_remove_groups, pause_ms: 20 },
     Disturber { name: "dropping", act: drop_caches, pause_ms: 40 },
@@ -56,6 +57,7 @@ pub const ALL: [Disturber; 10] = [
     Disturber { name: "full", act: fill_store, pause_ms: 200 },
     Disturber { name: "stalls", act: stall, pause_ms: 300 },
     Disturber { name: "killed programs", act: |world, _, random| kill_program(world, random), pause_ms: 5 },
+    Disturber { name: "paced", act: |world, _, random| pace_foreign_writer(world, random), pause_ms: 20 },
 ];
 
 impl Disturber {

@@ -15,7 +15,7 @@ use crate::together::disk::Random;
 use crate::together::world::{GROUPS, Stop, World};
 
 /// What these programs have to themselves, in the mount.
-const DIRECTORY: &str = "killed";
+pub const DIRECTORY: &str = "killed";
 const NAMES: [&str; 5] = ["a", "b", "c", "deep/a", "deep/b"];
 /// The most directories that there may be.
 pub const NR_DIRECTORIES: usize = 2 + NAMES.len();
@@ -81,7 +81,8 @@ fn run_and_kill(world: &World, random: &mut Random, words: &[String]) -> Result<
     until_same(world, words)
 }
 
-fn end(mut program: Child, random: &mut Random) -> Result<(), Stop> {
+/// Kills a program after a moment, and waits until it has ended.
+pub fn end(mut program: Child, random: &mut Random) -> Result<(), Stop> {
     thread::sleep(Duration::from_micros(random.below(LIFE_US) as u64));
     let _ = program.kill();
     let deadline = Instant::now() + SETTLED_WITHIN;

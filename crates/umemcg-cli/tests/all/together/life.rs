@@ -22,6 +22,7 @@ use crate::together::disk::Random;
 use crate::together::disturbers::{self, ALL, Disturber, Surroundings};
 use crate::together::helper::{self, Helper};
 use crate::together::killed;
+use crate::together::paced;
 use crate::together::tree::{DIRECTORY_MODES, Tree};
 use crate::together::user::User;
 use crate::together::verdict::{self, End};
@@ -140,6 +141,7 @@ impl Era {
             fs::set_permissions(directory, fs::Permissions::from_mode(mode)).unwrap();
         }
         killed::prepare(&era.data());
+        paced::prepare(&era.data());
         era.zero_range = era.probe_zero_range();
         era
     }

@@ -1,9 +1,9 @@
 //! Everything at once, on a real mount of a real daemon: users in nested groups do random
 //! operations on the same few files and names, while limits change, groups come and go, memory is
 //! short, caches are dropped, the store fills and stalls, other programs change what is below the
-//! mount, programs are killed amid a change, and the daemon is killed or told to end at any moment.
-//! Every result is compared with a sequential model, and after each life of the daemon the backing
-//! directory is.
+//! mount, programs are killed amid a change or while they are paced, and the daemon is killed or
+//! told to end at any moment. Every result is compared with a sequential model, and after each life
+//! of the daemon the backing directory is.
 //!
 //! The other half of this is `umemcg/tests/together`: the engine alone, in one process, under a
 //! scheduler that repeats a seed exactly. Here a seed (`UMEMCG_TOGETHER_SEED`) repeats what each
@@ -24,6 +24,7 @@ mod life;
 mod model;
 mod names;
 mod ordinary;
+mod paced;
 mod tree;
 mod user;
 mod verdict;

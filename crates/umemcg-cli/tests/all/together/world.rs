@@ -120,7 +120,8 @@ impl World {
             // With the life that waits for them.
             have_joined: Barrier::new(nr_users + 1),
             nr_users,
-            doing: (0..=nr_users).map(|_| Mutex::default()).collect(),
+            // The programs that are killed, of either kind, are after the users.
+            doing: (0..nr_users + 2).map(|_| Mutex::default()).collect(),
         })
     }
 
