@@ -35,6 +35,8 @@ pub struct Status {
     /// True if it is dead or about to be: it has no memory any more. The kernel then shows it in
     /// the root of every version 1 hierarchy.
     pub is_ending: bool,
+    /// True if it is a thread of the kernel, which works for others.
+    pub is_of_kernel: bool,
     /// Supplementary group ids.
     pub groups: Vec<u32>,
     /// Its own ids, from the daemon's pid namespace down to its own.
@@ -134,11 +136,6 @@ pub fn identify(tid: u32) -> Option<Identified> {
     Some(Identified { identity: Identity::of(pidfd, status.tgid).ok()?, status })
 }
 
-/// Returns whether a thread is dead or about to be; `false` if unknown.
-pub fn is_ending(tid: u32) -> bool {
-    read_status(tid).is_some_and(|status| status.is_ending)
-}
-
 /// Reads the cgroups of a thread; none when there is no such thread.
 pub fn read_cgroups(tid: u32) -> Option<Vec<u8>> {
     read(format!("/proc/{tid}/cgroup")).ok()
@@ -186,6 +183,7 @@ pub(crate) fn parse_status(text: &[u8]) -> Option<Status> {
         session: 0,
         is_zombie: false,
         is_ending: false,
+        is_of_kernel: false,
         groups: Vec::new(),
         ids_of_thread: Vec::new(),
     };
@@ -208,8 +206,8 @@ pub(crate) fn parse_status(text: &[u8]) -> Option<Status> {
     }
     // Threads of the kernel have no memory of their own; on older kernels their parent identifies
     // them.
-    let is_of_kernel = is_of_kernel.unwrap_or(status.ppid == KTHREADD);
-    status.is_ending = status.is_zombie || !has_memory && !is_of_kernel;
+    status.is_of_kernel = is_of_kernel.unwrap_or(status.ppid == KTHREADD);
+    status.is_ending = status.is_zombie || !has_memory && !status.is_of_kernel;
     (status.tgid != 0).then_some(status)
 }
 
@@ -286,7 +284,7 @@ mod tests {
                      NStgid:\t71\t3\nNSpid:\t72\t4\nNSsid:\t70\t0\n";
         let status = parse_status(text).unwrap();
         assert_eq!((status.tgid, status.ppid, status.session), (71, 5, 70));
-        assert!(status.is_zombie && status.is_ending);
+        assert!(status.is_zombie && status.is_ending && !status.is_of_kernel);
         assert_eq!(status.groups, [4, 27, 1000]);
         assert_eq!(status.ids_of_thread, [72, 4]);
         assert_eq!(parse_status(b""), None);

@@ -7,7 +7,9 @@
 //!
 //! A request is charged to its thread's group as long as the thread can be identified. If the
 //! thread has ended, or has been known for so short that an earlier one with its id may have made
-//! the request, the group that opened the file pays ([`Classifier::payer`]).
+//! the request, the group that opened the file pays ([`Classifier::payer`]). That must not be a way
+//! out of a limit: a thread below the opener's group pays from its first request on, and for an
+//! ended thread with a file of the root the rules by user decide.
 //!
 //! The [`Tracker`] follows descendants: the kernel does it in a private hierarchy, if one can be
 //! mounted ([`mirror`]); otherwise parents and sessions are examined
@@ -83,7 +85,7 @@ struct Placement {
     /// Rules before this one did not match; [`BY_HAND`] comes before all of them.
     rank: usize,
     /// The thread has had its id at least since this time, in nanoseconds since boot; [`u64::MAX`]
-    /// if its end would not be noticed.
+    /// if its end would not be noticed, and for a thread of the kernel, which works for others.
     since_ns: u64,
 }
 
@@ -217,17 +219,21 @@ impl ProcessClassifier {
     #[cold]
     fn find_out(&self, tid: u32, uid: u32) -> Option<FoundPlacement> {
         let ticket = self.threads.ticket(tid);
-        let since_ns = if ticket.is_watched() {
-            self.threads.earlier(tid).map_or_else(since_boot_ns, |earlier| earlier.since_ns)
-        } else {
-            u64::MAX
-        };
+        let known_since_ns =
+            || self.threads.earlier(tid).map_or_else(since_boot_ns, |earlier| earlier.since_ns);
+        let mut since_ns = if ticket.is_watched() { known_since_ns() } else { u64::MAX };
         let cgroups = proc_files::read_cgroups(tid);
         let by_hand = self.serial_of(tid, cgroups.as_deref().unwrap_or_default());
         let by_hand = by_hand.and_then(|serial| self.member_group(serial));
-        // Checked afterwards: an ending thread is shown in no group.
-        if by_hand.is_none() && (ticket.has_ended() || proc_files::is_ending(tid)) {
-            return None;
+        if by_hand.is_none() {
+            // Read afterwards: an ending thread is shown in no group.
+            let status = proc_files::read_status(tid);
+            if ticket.has_ended() || status.as_ref().is_some_and(|status| status.is_ending) {
+                return None;
+            }
+            if status.is_some_and(|status| status.is_of_kernel) {
+                since_ns = u64::MAX;
+            }
         }
         let (payer, rank) = match by_hand {
             Some(group) => (Payer::Group(group), BY_HAND),
@@ -398,9 +404,10 @@ impl Classifier for ProcessClassifier {
         }
     }
 
-    /// Returns the thread's group, if the present thread with the id must have made the request;
-    /// else the opener's. Without an opener the requesting thread waits for the answer, so it lives
-    /// and has the id.
+    /// Returns the thread's group, if the present thread with the id must have made the request, or
+    /// if it is below the opener's group; else the opener's. The root is no tenant: for an ended
+    /// thread with a file opened by the root, the user in the request decides. Without an opener
+    /// the requesting thread waits for the answer, so it lives and has the id.
     fn payer(&self, requester: &Requester<'_>) -> Payer {
         let Requester { tid, uid, queued_after_ns, opener, path, .. } = *requester;
         let found = match (tid, opener) {
@@ -408,8 +415,8 @@ impl Classifier for ProcessClassifier {
             (0, None) => self.in_root(),
             _ => match (self.known(tid, uid).or_else(|| self.find_out(tid, uid)), opener) {
                 (Some(found), _) => found,
-                (None, Some(opener)) => return Payer::Group(Arc::clone(opener)),
-                (None, None) => {
+                (None, Some(opener)) if !opener.is_root() => return Payer::Group(Arc::clone(opener)),
+                (None, _) => {
                     let (payer, rank) = self.place_by_rules(uid, &[]);
                     FoundPlacement { payer, rank, since_ns: 0 }
                 }
@@ -420,6 +427,9 @@ impl Classifier for ProcessClassifier {
             (_, None) => payer,
             (Payer::Group(group), Some(opener)) if Arc::ptr_eq(group, opener) => payer,
             _ if found.since_ns <= queued_after_ns => payer,
+            // Else a tenant could use a descriptor from above, with a new thread for each request,
+            // to be charged above its limit.
+            (_, Some(opener)) if payer.group_for_now().is_descendant_of(opener) => payer,
             (_, Some(opener)) => Payer::Group(Arc::clone(opener)),
         }
     }

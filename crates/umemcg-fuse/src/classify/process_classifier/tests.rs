@@ -407,3 +407,57 @@ fn a_thread_younger_than_its_request_does_not_pay_for_it() {
         );
     }
 }
+
+#[test]
+fn a_new_thread_below_the_openers_group_pays_itself() {
+    for classifier in each(&[]) {
+        let (tenant, root) = (classifier.make("tenant"), Arc::clone(classifier.engine.root()));
+        let before = since_boot_ns();
+        let child = Child::shell("read go");
+        classifier.attach_process(&tenant, child.id()).unwrap();
+        assert_eq!(payer_through(&classifier, child.id(), &root, before), Path::new("/tenant"));
+        let part = classifier.engine.create_group(&tenant, "part".as_ref()).unwrap();
+        assert_eq!(payer_through(&classifier, child.id(), &part, before), Path::new("/tenant/part"));
+    }
+}
+
+#[test]
+fn for_an_ended_thread_with_a_file_of_the_root_its_user_pays() {
+    for classifier in each(&["uid:7=/seven"]) {
+        let (seven, other) = (classifier.make("seven"), classifier.make("other"));
+        let root = Arc::clone(classifier.engine.root());
+        let ended = i32::MAX as u32;
+        let payer = |uid, opener| {
+            let requester = Requester {
+                tid: ended,
+                uid,
+                gid: 0,
+                queued_after_ns: 0,
+                opener: Some(opener),
+                path: &|| None,
+            };
+            Arc::clone(classifier.payer(&requester).group_for_now())
+        };
+        assert!(Arc::ptr_eq(&payer(7, &root), &seven));
+        assert!(payer(8, &root).is_root(), "no rule knows the user");
+        assert!(Arc::ptr_eq(&payer(7, &other), &other), "another tenant's file");
+    }
+}
+
+#[test]
+fn for_a_thread_of_the_kernel_the_opener_pays() {
+    const KTHREADD: u32 = 2;
+    if !proc_files::read_status(KTHREADD).is_some_and(|status| status.is_of_kernel) {
+        eprintln!("SKIPPED: the threads of the kernel are not visible here");
+        return;
+    }
+    for classifier in each(&["uid:*=/users/{0}"]) {
+        let opener = classifier.make("opener");
+        // Found out, and remembered if a rule's group exists.
+        for _ in 0..2 {
+            let payer = payer_through(&classifier, KTHREADD, &opener, u64::MAX - 1);
+            assert_eq!(payer, Path::new("/opener"));
+            assert_eq!(classifier.path_of(KTHREADD), Path::new("/users/0"), "without a file");
+        }
+    }
+}
