@@ -13,6 +13,10 @@
 //! since the last operation, and reads it again at the end. A thread only reading the attributes
 //! shares the lock. While an operation holds it, the attributes known from before are shown.
 //!
+//! A store through a mapping by another program changes the times only if the page was clean. While
+//! the host has not written the page back, further stores leave the stamp as it is. So content that
+//! was taken soon after a change of the file is doubted once, after [`SETTLES_AFTER_NS`].
+//!
 //! The clock of a file system advances in steps of some milliseconds. Each accepted write
 //! nevertheless shows a later `ctime` than the change before it, by one nanosecond if the clock has
 //! not advanced. Otherwise a second mount above this one, or a backup program, could miss a change.
@@ -89,7 +93,15 @@ struct KnownTimes {
     /// by the cache.
     nr_changes: u64,
     nr_adopted: u64,
+    /// When the content taken at the last look is to be doubted, in nanoseconds since 1970;
+    /// [`i64::MAX`] for never.
+    doubt_at_ns: i64,
 }
+
+/// The time after a change of a file in which the host may not have written all changed pages back:
+/// 30 s until a page is written, 5 s between two rounds (`vm.dirty_expire_centisecs`,
+/// `vm.dirty_writeback_centisecs`), and the writing itself.
+pub(crate) const SETTLES_AFTER_NS: i64 = 40_000_000_000;
 
 /// The longest time between two moves of the clock: a tick at 100 Hz.
 const CLOCK_STEP_NS_MAX: i64 = 10_000_000;
@@ -143,7 +155,14 @@ pub(crate) struct ExclusiveAccess<'a> {
 impl ShownTimes {
     /// Creates the state of a file with the host stamp `known`.
     pub(crate) fn new(known: Stamp, times_drift: bool) -> Self {
-        let state = KnownTimes { known, shown: None, mtime_pending: false, nr_changes: 0, nr_adopted: 0 };
+        let state = KnownTimes {
+            known,
+            shown: None,
+            mtime_pending: false,
+            nr_changes: 0,
+            nr_adopted: 0,
+            doubt_at_ns: i64::MAX,
+        };
         Self { host: RankedRwLock::new(Rank::HostFile, ()), state: LeafMutex::new(state), times_drift }
     }
 
@@ -180,6 +199,24 @@ impl ShownTimes {
     /// Has the file count as changed from outside, even with an unchanged stamp.
     pub(crate) fn suspect(&self) {
         self.state.lock().note_change_if(true);
+    }
+
+    /// Notes that content of the known stamp is taken from now on. If the host's file changed just
+    /// before, [`doubt_if_due`](Self::doubt_if_due) will suspect it once.
+    pub(crate) fn took_content(&self, now: Timestamp) {
+        let mut state = self.state.lock();
+        let settles_at_ns = state.known.ctime.as_nanoseconds().saturating_add(SETTLES_AFTER_NS);
+        state.doubt_at_ns = if now.as_nanoseconds() < settles_at_ns { settles_at_ns } else { i64::MAX };
+    }
+
+    /// Has the file count as changed from outside if its content was taken too soon after a change,
+    /// and the host has written that change back since.
+    pub(crate) fn doubt_if_due(&self, now: impl FnOnce() -> Timestamp) {
+        let mut state = self.state.lock();
+        if state.doubt_at_ns < i64::MAX && now().as_nanoseconds() >= state.doubt_at_ns {
+            state.doubt_at_ns = i64::MAX;
+            state.note_change_if(true);
+        }
     }
 
     /// Returns the times to show if a stamp is the stamp left by the last operation. `None` if not:
@@ -351,6 +388,25 @@ mod tests {
         let change = times.exclusive().change().unwrap();
         times.exclusive().adopted(change);
         assert_eq!(times.peek(stamp(9, 3)), Some(None));
+    }
+
+    #[test]
+    fn content_taken_soon_after_a_change_is_doubted_once() {
+        let (times, settled) =
+            (ShownTimes::new(stamp(3, 100), false), 100 + SETTLES_AFTER_NS / 1_000_000_000);
+        let is_believed = || times.peek(stamp(3, 100)).is_some();
+        times.doubt_if_due(|| at(settled));
+        assert!(is_believed(), "no content was taken");
+        times.took_content(at(101));
+        times.doubt_if_due(|| at(settled - 1));
+        assert!(is_believed());
+        times.doubt_if_due(|| at(settled));
+        assert!(!is_believed());
+        let change = times.exclusive().change().unwrap();
+        times.exclusive().adopted(change);
+        times.took_content(at(settled));
+        times.doubt_if_due(|| at(2 * settled));
+        assert!(is_believed(), "the host had written it back before");
     }
 
     #[test]

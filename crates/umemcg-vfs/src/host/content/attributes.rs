@@ -62,6 +62,7 @@ impl Content {
             self.store.privileges.note();
             // A change noted since this look stays: pages read meanwhile may be older.
             alone.adopted(change);
+            self.store.times.took_content(self.host_dir.clock.now());
             if let Some(pages) = self.kernel_pages() {
                 pages.note_changed();
                 // A request that ended before the note did not expect the drop.
@@ -136,12 +137,41 @@ impl Content {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::fs::FileExt;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    use crate::host::shown_times::{OwnOperation, Stamp};
+    use rustix::fs::OFlags;
+
+    use crate::attr::{NodeId, Timestamp};
+    use crate::host::shown_times::{OwnOperation, SETTLES_AFTER_NS, Stamp};
     use crate::host::syscalls;
     use crate::host::tests::{Fixture, until_asleep};
-    use crate::volume::Open;
+    use crate::volume::{Lookup, Open};
+
+    #[test]
+    fn a_store_that_changes_no_time_is_seen_by_a_later_open() {
+        let v = Fixture::new();
+        let path = v.create("other").0.with_file_name("f");
+        std::fs::write(&path, "first").unwrap();
+        let node = v.vfs.lookup(&v.caller(), NodeId::ROOT, OsStr::new("f")).unwrap().node;
+        let open = || v.vfs.open(&v.caller(), node, OFlags::RDONLY).unwrap();
+        let read = || open().read(&v.group, 0, 5).unwrap().to_vec();
+        assert_eq!(read(), b"first");
+        let content = v.content(&open());
+        // As through a mapping whose page is dirty: the stamp stays.
+        let host = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        let mtime = host.metadata().unwrap().modified().unwrap();
+        let alone = content.store.times.exclusive();
+        host.write_all_at(b"later", 0).unwrap();
+        host.set_modified(mtime).unwrap();
+        alone.left(Stamp::of(&syscalls::stat_fd(&host).unwrap().attr), OwnOperation::Access);
+        drop(alone);
+        assert_eq!(read(), b"first", "its stamp is believed");
+        let now = content.host_dir.clock.now().as_nanoseconds();
+        content.store.times.doubt_if_due(|| Timestamp::from_nanoseconds(now + SETTLES_AFTER_NS));
+        assert_eq!(read(), b"later");
+    }
 
     #[test]
     fn an_outside_change_during_write_back_costs_no_data() {

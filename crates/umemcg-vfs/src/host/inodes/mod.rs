@@ -146,6 +146,7 @@ impl HostInodes {
         let stat = syscalls::stat_fd(&self.descriptor(node)?)?;
         let effort = self.charge_effort();
         let fresh = Content::new(effort, &self.engine, &self.host_dir, &stat, group)?;
+        fresh.store.times.took_content(self.host_dir.clock.now());
         let mut charges = match self.table.nr_names_of_another(node, fresh.list_owner()) {
             Some(nr_names) => Some(InodeCharges::take(effort, &self.engine, group, nr_names)?),
             None => None,

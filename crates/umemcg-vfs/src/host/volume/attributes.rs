@@ -155,11 +155,13 @@ impl HostVolume {
         attr
     }
 
-    /// Adopts, at an open, earlier changes by other programs on the host.
+    /// Adopts, at an open, earlier changes by other programs on the host. Of stores through a
+    /// mapping that left the times as they were, it adopts those the host has written back since.
     pub(crate) fn look_at_open(&self, node: NodeId, content: &Content) -> Result<(), VfsError> {
         if self.inodes.kernel.get().is_some_and(|kernel| kernel.is_exclusive()) {
             return Ok(());
         }
+        content.store.times.doubt_if_due(|| self.inodes.host_dir.clock.now());
         self.look(node, content, true).map(|_| ())
     }
 
