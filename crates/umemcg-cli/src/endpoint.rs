@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use umemcg_base::clock::Worker;
-use umemcg_base::own_directory::make_own;
+use umemcg_base::own_directory::{check_above, make_own};
 use umemcg_fuse::mountinfo::Mount;
 
 use crate::acceptor::{AGAIN_AFTER, Acceptor};
@@ -254,9 +254,11 @@ impl Endpoint {
     /// Also listens at a path. Replaces only a socket left by a dead daemon.
     ///
     /// # Errors
-    /// `AddrInUse` if a daemon listens there or the path is not a socket; the system's errors.
+    /// `AddrInUse` if a daemon listens there or the path is not a socket; `PermissionDenied` if
+    /// another user may change names there; the system's errors.
     pub fn listen_at(&mut self, path: &Path, serve: &Arc<dyn Serve>) -> io::Result<()> {
         let path = std::path::absolute(path)?;
+        check_above(&path, rustix::process::geteuid().as_raw())?;
         if let Ok(metadata) = fs::symlink_metadata(&path) {
             if !metadata.file_type().is_socket() || UnixStream::connect(&path).is_ok() {
                 return Err(io::ErrorKind::AddrInUse.into());
@@ -500,6 +502,19 @@ mod tests {
         );
         drop(after);
         assert!(matches!(connect(&mount, None), Err(AskError::NoDaemon)));
+    }
+
+    #[test]
+    fn no_socket_is_made_where_others_may_change_names() {
+        let directory = tempfile::tempdir().unwrap();
+        let serve: Arc<dyn Serve> = Arc::new(Twice);
+        let path = directory.path().join("socket");
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let refused = Endpoint::default().listen_at(&path, &serve).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied, "{refused}");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+        Endpoint::default().listen_at(&path, &serve).unwrap();
     }
 
     /// Requests block while a test holds the lock.

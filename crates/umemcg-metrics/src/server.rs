@@ -26,6 +26,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use umemcg_base::LeafMutex;
 use umemcg_base::clock::Worker;
+use umemcg_base::own_directory::check_above;
 
 use crate::plain_text::{PLAIN_CONTENT_TYPE, plain_text};
 
@@ -185,7 +186,7 @@ impl MetricsListener {
     ///
     /// # Errors
     /// The system's, such as `AddrInUse`: also for a path that exists, except a socket without a
-    /// listener.
+    /// listener. `PermissionDenied` for a path where another user may change names.
     pub fn bind(address: &MetricsAddress) -> io::Result<Self> {
         match address {
             MetricsAddress::Tcp(address) => {
@@ -262,6 +263,7 @@ impl Drop for MetricsServer {
 
 /// Binds a socket that only its owner may open. Replaces a socket without a listener.
 fn bind_unix(path: &std::path::Path) -> io::Result<UnixListener> {
+    check_above(path, rustix::process::geteuid().as_raw())?;
     if let Ok(metadata) = std::fs::symlink_metadata(path) {
         if !metadata.file_type().is_socket() || UnixStream::connect(path).is_ok() {
             return Err(io::ErrorKind::AddrInUse.into());

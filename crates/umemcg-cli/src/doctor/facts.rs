@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Access, access, statvfs};
 use rustix::process::{Resource, getrlimit};
 use umemcg::{Engine, EngineConfig};
+use umemcg_base::own_directory::check_above;
 use umemcg_control::Style;
 use umemcg_fuse::{ProcessClassifier, Tracking};
 use umemcg_vfs::VolumeSpec;
@@ -229,6 +230,10 @@ fn staging_facts(volume: &str, options: &StoreOptions) -> Option<StagingFacts> {
         .and_then(|()| statvfs(&staging.dir))
         .map(|found| found.f_bavail.saturating_mul(found.f_frsize))
         .map_err(|errno| errno.to_string());
+    // The daemon makes a subdirectory for the volume.
+    let me = rustix::process::geteuid().as_raw();
+    let is_safe = check_above(&staging.dir.join("volume"), me).map_err(|error| error.to_string());
+    let free_bytes = free_bytes.and_then(|free_bytes| is_safe.map(|()| free_bytes));
     Some(StagingFacts {
         volume: volume.to_owned(),
         dir: staging.dir,
@@ -271,7 +276,12 @@ mod tests {
         let options = |dir: PathBuf| StoreOptions { staging: Some(dir), ..StoreOptions::default() };
         let found = staging_facts("v", &options(directory.path().into())).unwrap();
         assert!(found.free_bytes.unwrap() > 0);
+        let mut others = fs::metadata(directory.path()).unwrap().permissions();
         assert!(staging_facts("v", &options(directory.path().join("no"))).unwrap().free_bytes.is_err());
         assert!(staging_facts("v", &StoreOptions::default()).is_none());
+        std::os::unix::fs::PermissionsExt::set_mode(&mut others, 0o777);
+        fs::set_permissions(directory.path(), others).unwrap();
+        let refused = staging_facts("v", &options(directory.path().into())).unwrap().free_bytes;
+        assert!(refused.unwrap_err().contains("other users may change names"));
     }
 }

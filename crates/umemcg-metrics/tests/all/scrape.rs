@@ -378,4 +378,7 @@ fn a_socket_is_its_owners_and_replaces_only_a_dead_one() {
     std::fs::remove_file(&path).unwrap();
     drop(MetricsListener::bind(&address).unwrap());
     assert!(!path.exists());
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let error = MetricsListener::bind(&address).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "others may change names there");
 }
