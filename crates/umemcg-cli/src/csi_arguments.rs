@@ -30,7 +30,17 @@ pub struct CsiArguments {
     /// credentials; may be given many times (default: none)
     #[arg(long = "inline-store", value_name = "URL")]
     pub inline_stores: Vec<String>,
+    /// Limit a namespace whose pods have ephemeral inline volumes of memory to this size: 256M.
+    /// Such a volume is refused once the limits of other namespaces do not leave it (default: half
+    /// of what they leave). A namespace with a limit of its own keeps that
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
+    pub inline_memory: Option<u64>,
     /// Serve the Controller service, too, which makes volumes for a StorageClass
     #[arg(long)]
     pub controller: bool,
+}
+
+fn parse_memory(text: &str) -> Result<u64, String> {
+    let bytes = umemcg_base::parse_size(text.as_bytes()).ok().filter(|&bytes| bytes > 0);
+    bytes.ok_or_else(|| format!("`{text}` is not a size; write a number with k, M, G or T, such as 256M"))
 }

@@ -1,6 +1,8 @@
 //! Mutual exclusion of the plugin's operations. One operation at a time runs on a volume: a second
 //! fails with `Aborted`, as the specification says, so it holds no thread. One operation at a time
-//! runs on the groups of a namespace: a second waits while the first writes some control files.
+//! runs on the groups of a namespace: a second waits while the first writes some control files. One
+//! operation at a time decides the share of a namespace in the pool: it takes that key last, and
+//! writes no control file meanwhile.
 
 use std::collections::HashSet;
 use std::sync::Arc;

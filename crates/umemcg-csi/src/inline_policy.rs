@@ -5,24 +5,47 @@
 //! StorageClass is written by an administrator, an inline volume by any user with the right to
 //! start a pod. So an inline volume cannot show a directory of the node or a volume of the
 //! configuration, and cannot choose a server. It may show only stores named by the administrator.
+//! Memory in a `tmpfs` volume cannot be reclaimed, so a namespace gets only a share of the pool.
 
 use tonic::Status;
+use umemcg_base::PAGE_SIZE_U64;
 
 use crate::daemon::VolumeData;
 
 /// Store options allowed in an inline volume.
 const OPTIONS: [&str; 3] = ["anonymous", "attributes", "freshness"];
+/// The least share, unless the administrator configures one: a few pods with their groups and names
+/// would fill a smaller one.
+const SHARE_BYTES_MIN: u64 = 1 << 20;
 
-/// The stores allowed in inline volumes.
+/// The stores allowed in inline volumes, and the memory of a namespace.
 #[derive(Debug, Clone, Default)]
 pub struct InlinePolicy {
     stores: Vec<String>,
+    share_bytes: Option<u64>,
 }
 
 impl InlinePolicy {
-    /// Allows these prefixes and everything below them.
-    pub fn new(stores: Vec<String>) -> Self {
-        Self { stores }
+    /// Allows these prefixes and everything below them. The share of each namespace is
+    /// `share_bytes`, or half of what the other namespaces leave.
+    pub fn new(stores: Vec<String>, share_bytes: Option<u64>) -> Self {
+        Self { stores, share_bytes }
+    }
+
+    /// Returns the share of a namespace, in bytes of whole pages, where the other namespaces leave
+    /// `left_bytes`.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if that is too little.
+    pub fn share_of(&self, namespace: &str, left_bytes: u64) -> Result<u64, Status> {
+        let share = self.share_bytes.unwrap_or((left_bytes / 2).max(SHARE_BYTES_MIN));
+        match share <= left_bytes {
+            true => Ok(share / PAGE_SIZE_U64 * PAGE_SIZE_U64),
+            false => Err(Status::resource_exhausted(format!(
+                "the limits of other namespaces leave {left_bytes} bytes of the pool, and an inline volume of \
+                 memory needs {share}: set a limit of the group /{namespace}, or lower another's"
+            ))),
+        }
     }
 
     /// Checks the data of an inline volume.
@@ -74,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_pod_reaches_only_what_the_administrator_named() {
-        let policy = InlinePolicy::new(vec!["s3://public/data/".into()]);
+        let policy = InlinePolicy::new(vec!["s3://public/data/".into()], None);
         policy.check(&VolumeData::Tmpfs { size_bytes: None }).unwrap();
         policy.check(&store("s3://public/data", None)).unwrap();
         policy.check(&store("s3://public/data/a", Some("freshness"))).unwrap();
@@ -92,5 +115,19 @@ mod tests {
             assert_eq!(policy.check(&wrong).unwrap_err().code(), tonic::Code::InvalidArgument, "{wrong:?}");
         }
         assert!(InlinePolicy::default().check(&store("s3://public/data", None)).is_err());
+    }
+
+    #[test]
+    fn a_share_is_half_of_the_rest_or_as_configured() {
+        let code =
+            |policy: &InlinePolicy, left_bytes| policy.share_of("shop", left_bytes).unwrap_err().code();
+        let half = InlinePolicy::default();
+        assert_eq!(half.share_of("shop", 240 << 20).unwrap(), 120 << 20);
+        assert_eq!(half.share_of("shop", (6 << 20) + 4098).unwrap(), 3 << 20);
+        assert_eq!(half.share_of("shop", SHARE_BYTES_MIN).unwrap(), SHARE_BYTES_MIN);
+        assert_eq!(code(&half, SHARE_BYTES_MIN - 1), tonic::Code::ResourceExhausted);
+        let fixed = InlinePolicy::new(Vec::new(), Some(64 << 20));
+        assert_eq!(fixed.share_of("shop", 64 << 20).unwrap(), 64 << 20);
+        assert_eq!(code(&fixed, (64 << 20) - 1), tonic::Code::ResourceExhausted);
     }
 }

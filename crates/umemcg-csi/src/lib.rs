@@ -22,6 +22,7 @@ mod identity_service;
 mod inline_policy;
 mod mounts;
 mod names;
+mod namespace_shares;
 mod node;
 mod node_service;
 mod node_volumes;

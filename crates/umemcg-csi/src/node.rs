@@ -20,10 +20,11 @@ use tonic::{Code, Status};
 use crate::access::Access;
 use crate::attributes::Attributes;
 use crate::busy_keys::{BusyKey, BusyKeys};
-use crate::daemon::{Daemon, DaemonError, VolumeData};
+use crate::daemon::{Daemon, DaemonError};
 use crate::inline_policy::InlinePolicy;
 use crate::mounts;
 use crate::names::volume_name;
+use crate::namespace_shares::NamespaceShares;
 use crate::node_volumes::NodeVolumes;
 use crate::pod::{Pod, is_ephemeral, namespace_of};
 use crate::pod_groups::PodGroups;
@@ -35,7 +36,8 @@ pub struct Node {
     daemon: Arc<dyn Daemon>,
     /// The daemon's mount, with a directory for each volume.
     root: PathBuf,
-    groups: PodGroups,
+    groups: Arc<PodGroups>,
+    shares: NamespaceShares,
     volumes: NodeVolumes,
     records: Arc<Records>,
     busy: Arc<BusyKeys>,
@@ -57,9 +59,13 @@ impl Node {
         records: Arc<Records>,
         inline: InlinePolicy,
     ) -> Self {
-        let groups = PodGroups::new(control);
+        let (groups, busy) = (Arc::new(PodGroups::new(control)), Arc::<BusyKeys>::default());
         let volumes = NodeVolumes::new(Arc::clone(&daemon), Arc::clone(&records));
-        Self { daemon, root: root.to_owned(), groups, volumes, records, busy: Arc::default(), inline }
+        let shares = {
+            let (groups, records, busy) = (Arc::clone(&groups), Arc::clone(&records), Arc::clone(&busy));
+            NamespaceShares::new(groups, records, busy, inline.clone())
+        };
+        Self { daemon, root: root.to_owned(), groups, shares, volumes, records, busy, inline }
     }
 
     /// Checks that the daemon serves.
@@ -262,15 +268,18 @@ impl Node {
             owns_namespace: false,
             owns_group: false,
             is_limited: false,
+            share_bytes: None,
         })
     }
 
     fn publish_again(&self, record: &str, known: &Published, wanted: Published) -> Result<(), Status> {
-        let &Published { owns_namespace, owns_group, is_limited, .. } = known;
+        let &Published { owns_namespace, owns_group, is_limited, share_bytes, .. } = known;
         // An earlier plugin did not know that such data is read only; the target stays as it is.
         let is_known = wanted.volume.data.is_read_only();
         let is_read_only = if is_known { known.is_read_only } else { wanted.is_read_only };
-        if *known != (Published { owns_namespace, owns_group, is_limited, is_read_only, ..wanted }) {
+        let repeated =
+            Published { owns_namespace, owns_group, is_limited, share_bytes, is_read_only, ..wanted };
+        if *known != repeated {
             let text = format!("{} is published with another volume, pod, limit or option", known.target);
             return Err(Status::already_exists(text));
         }
@@ -324,9 +333,8 @@ impl Node {
             let has_group = self.groups.exist(pod)?.1;
             if !known.is_limited || !has_group {
                 self.groups.make(pod)?;
-                if known.is_ephemeral && matches!(known.volume.data, VolumeData::Tmpfs { .. }) {
-                    self.groups.bound_namespace(pod)?;
-                }
+                let is_memory = known.is_inline_memory();
+                let share_bytes = if is_memory { self.shares.give(pod, record, known)? } else { None };
                 // The pod may already run with another of its volumes: a new group gets the limits
                 // of all.
                 let published = self.records.all::<Published>()?;
@@ -334,7 +342,7 @@ impl Node {
                     self.groups.limit(pod, &other.limits)?;
                 }
                 self.groups.limit(pod, &known.limits)?;
-                let known = Published { is_limited: true, ..known.clone() };
+                let known = Published { is_limited: true, share_bytes, ..known.clone() };
                 self.records.keep(record, &known)?;
             }
             self.daemon.add_pod(&pod.uid, &pod.group())?;
@@ -348,24 +356,30 @@ impl Node {
         let target = Path::new(&known.target);
         mounts::hide(target)?;
         mounts::remove_target(target)?;
-        let others = || {
-            let mut others = self.records.all::<Published>()?;
-            others.remove(record);
-            Ok::<_, Status>(others)
-        };
-        let is_shared = others()?.values().any(|other| other.volume.name == known.volume.name);
+        let mut others = self.records.all::<Published>()?;
+        others.remove(record);
+        let is_shared = others.values().any(|other| other.volume.name == known.volume.name);
         if known.is_ephemeral && !is_shared {
             self.volumes.remove(&known.volume)?;
         }
         // Under one lock: when two targets of a pod end at the same time, exactly one is the last.
         let _groups = self.groups_of(known);
-        self.undo_pod(known, &others()?)?;
+        let mut others = self.records.all::<Published>()?;
+        // Read again: the share may have been decided since.
+        let share_bytes = others.remove(record).and_then(|own| own.share_bytes);
+        self.undo_pod(known, share_bytes, &others)?;
         self.records.forget::<Published>(record)
     }
 
     /// Removes the rule of a pod and its group, and the group of its namespace, if no other record
-    /// belongs to that pod, group or namespace.
-    fn undo_pod(&self, known: &Published, others: &BTreeMap<String, Published>) -> Result<(), Status> {
+    /// belongs to that pod, group or namespace. Removes the limit of a namespace that stays, if no
+    /// other record needs it.
+    fn undo_pod(
+        &self,
+        known: &Published,
+        share_bytes: Option<u64>,
+        others: &BTreeMap<String, Published>,
+    ) -> Result<(), Status> {
         let Some(pod) = &known.pod else { return Ok(()) };
         if !others.values().any(|other| other.pod.as_ref() == Some(pod)) {
             match self.daemon.remove_pod(&pod.uid) {
@@ -380,7 +394,7 @@ impl Node {
         if known.owns_namespace && !others.values().any(|other| other.is_of_namespace(pod)) {
             self.groups.remove_namespace(pod)?;
         }
-        Ok(())
+        self.shares.take_back(pod, share_bytes, others)
     }
 
     /// Locks the groups of a target's namespace. Held while control files and records are written,
@@ -446,7 +460,7 @@ fn no_secrets(secrets: &HashMap<String, String>) -> Result<(), Status> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::KnownVolume;
+    use crate::daemon::{KnownVolume, VolumeData};
     use crate::v1::VolumeCapability;
     use crate::v1::volume_capability::access_mode::Mode;
     use crate::v1::volume_capability::{AccessMode, AccessType, MountVolume};
@@ -550,6 +564,7 @@ mod tests {
             owns_namespace: false,
             owns_group: false,
             is_limited: false,
+            share_bytes: None,
         };
         let record = node.records.add_published(&known).unwrap();
         // There are no control files here.

@@ -65,29 +65,61 @@ impl PodGroups {
         Ok(())
     }
 
-    /// Gives the group of a pod's namespace half of the pool as its limit, if it has none: the
-    /// memory of an inline volume cannot be reclaimed, and its author chooses its size.
+    /// Returns the size of the pool.
     ///
     /// # Errors
-    /// `FailedPrecondition` if the control files do not show the size of the pool; `Internal`.
-    pub fn bound_namespace(&self, pod: &Pod) -> Result<(), Status> {
-        let group = self.dir.join(&pod.namespace);
-        let Some(pool_bytes) = bytes_in(&self.dir.join(LIMIT)) else {
-            let text = format!("an inline volume of memory needs the control file {LIMIT} of the root");
-            return Err(Status::failed_precondition(text));
-        };
-        let Some(limit) = bytes_in(&group.join(LIMIT)) else {
-            // The group may have a limit.
-            let unread = io::Error::other(format!("{LIMIT} cannot be read"));
-            return Err(failed("bound the namespace of", pod, &unread));
-        };
-        // Any lower value was set on purpose, however large.
-        if limit < UNLIMITED {
-            return Ok(());
+    /// `FailedPrecondition` if the control files do not show it.
+    pub fn pool_bytes(&self) -> Result<u64, Status> {
+        bytes_in(&self.dir.join(LIMIT)).map_err(|error| {
+            let what = format!("an inline volume of memory needs the control file {LIMIT} of the root");
+            Status::failed_precondition(format!("{what}: {error}"))
+        })
+    }
+
+    /// Returns the limit of the group of a namespace; `None` without a limit, or without a group.
+    ///
+    /// # Errors
+    /// `Internal` if it cannot be read: the group may have a limit.
+    pub fn limit_of_namespace(&self, namespace: &str) -> Result<Option<u64>, Status> {
+        match bytes_in(&self.dir.join(namespace).join(LIMIT)) {
+            Ok(limit) => Ok(Some(limit).filter(|&limit| limit < UNLIMITED)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => {
+                Err(Status::internal(format!("cannot read {LIMIT} of the group /{namespace}: {error}")))
+            }
         }
+    }
+
+    /// Sets the limit of the group of a namespace. Blocks for reclaim, and so for stores, if the
+    /// usage is higher.
+    ///
+    /// # Errors
+    /// `Internal`.
+    pub fn limit_namespace(&self, namespace: &str, limit: u64) -> Result<(), Status> {
+        let group = self.dir.join(namespace);
         let name = if group.join(MAX).exists() { MAX } else { LIMIT };
-        let written = write_control(&group.join(name), &(pool_bytes / 2).to_string());
-        written.map_err(|error| failed("bound the namespace of", pod, &error))
+        write_control(&group.join(name), &limit.to_string()).map_err(|error| {
+            Status::internal(format!("cannot set {name} of the group /{namespace} to {limit}: {error}"))
+        })
+    }
+
+    /// Removes this limit of the group of a namespace, unless the group has another, or is gone.
+    ///
+    /// # Errors
+    /// `Internal`.
+    pub fn lift_limit(&self, namespace: &str, limit: u64) -> Result<(), Status> {
+        let group = self.dir.join(namespace);
+        let (name, unlimited) = if group.join(MAX).exists() { (MAX, "max") } else { (LIMIT, "-1") };
+        let lifted = match bytes_in(&group.join(LIMIT)) {
+            Ok(found) if found == limit => write_control(&group.join(name), unlimited),
+            found => found.map(drop),
+        };
+        match lifted {
+            Err(error) if !is_gone(&error) => {
+                Err(Status::internal(format!("cannot lift the limit of the group /{namespace}: {error}")))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Sets limits of a pod's group.
@@ -148,8 +180,6 @@ impl PodGroups {
         if control_mount(&self.dir).is_err_and(|error| error.code() == Code::Unavailable) {
             return Ok(());
         }
-        let is_gone =
-            |error: &io::Error| matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotConnected);
         match fs::remove_dir(path) {
             Err(error) if is_gone(&error) => Ok(()),
             removed => removed,
@@ -165,9 +195,14 @@ fn write_control(path: &Path, value: &str) -> io::Result<()> {
     OpenOptions::new().write(true).open(path)?.write_all(value.as_bytes())
 }
 
-/// Returns the number in a control file; `None` if it cannot be read.
-fn bytes_in(path: &Path) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim_end().parse().ok()
+/// Returns the number in a control file.
+fn bytes_in(path: &Path) -> io::Result<u64> {
+    fs::read_to_string(path)?.trim_end().parse::<u64>().map_err(io::Error::other)
+}
+
+/// Returns whether a group is gone, or its daemon with it.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotConnected)
 }
 
 fn is_in_use(error: &io::Error) -> bool {

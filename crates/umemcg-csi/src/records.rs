@@ -85,9 +85,17 @@ pub struct Published {
     pub owns_group: bool,
     /// The limits are set.
     pub is_limited: bool,
+    /// The limit of the namespace's group, if the plugin has decided it.
+    #[serde(default)]
+    pub share_bytes: Option<u64>,
 }
 
 impl Published {
+    /// Returns whether its volume is memory that the author of a pod asked for.
+    pub fn is_inline_memory(&self) -> bool {
+        self.is_ephemeral && matches!(self.volume.data, VolumeData::Tmpfs { .. })
+    }
+
     /// Returns whether its pod has the same group as another.
     pub fn is_of_group(&self, pod: &Pod) -> bool {
         self.pod.as_ref().is_some_and(|own| own.group() == pod.group())
@@ -354,6 +362,7 @@ mod tests {
             owns_namespace: false,
             owns_group: true,
             is_limited: false,
+            share_bytes: Some(4096),
         };
         let first = records.add_published(&published).unwrap();
         let second = records.add_published(&published).unwrap();

@@ -50,6 +50,9 @@ pub struct PluginConfig {
     pub state: PathBuf,
     /// Prefixes of stores allowed in ephemeral inline volumes.
     pub inline_stores: Vec<String>,
+    /// The limit of a namespace with ephemeral inline volumes of memory and without a limit of its
+    /// own; if absent, half of what the limits of others leave.
+    pub inline_memory_bytes: Option<u64>,
     /// Whether the controller is served, too.
     pub controller: bool,
 }
@@ -136,7 +139,7 @@ pub fn serve(
 
 /// Returns the services, and begins recovery.
 fn router(config: &PluginConfig, daemon: Arc<dyn Daemon>, records: Arc<Records>) -> Router {
-    let policy = InlinePolicy::new(config.inline_stores.clone());
+    let policy = InlinePolicy::new(config.inline_stores.clone(), config.inline_memory_bytes);
     let node = Arc::new(Node::new(daemon, &config.mount, &config.control, Arc::clone(&records), policy));
     let requests = Arc::<Requests>::default();
     let readiness = Readiness::new(Arc::clone(&node), Arc::clone(&records), Arc::clone(&requests));

@@ -31,6 +31,7 @@ pub fn csi(arguments: &CsiArguments) -> Result<(), Failure> {
         control: arguments.control.clone(),
         state: arguments.state.clone(),
         inline_stores: arguments.inline_stores.clone(),
+        inline_memory_bytes: arguments.inline_memory,
         controller: arguments.controller,
     };
     if config.node_id.is_empty() {

@@ -4,6 +4,7 @@
 #![cfg(feature = "csi")]
 
 mod node;
+mod shares;
 mod slow_daemon;
 mod trouble;
 
@@ -246,32 +247,6 @@ fn a_group_that_an_operator_made_stays() {
     node.unpublish_until_done(&client, "inline", &pod);
     assert_eq!(node.mount.number("shop", "memory.max"), 128 << 20);
     assert!(!node.mount.cg().join("shop/web-0").exists());
-}
-
-#[test]
-fn an_inline_volume_of_memory_leaves_half_of_the_pool() {
-    needs_mount!();
-    let node = Node::start();
-    let client = node.connect();
-    let [greedy, second, other] = [("shop", "greedy"), ("shop", "second"), ("bank", "web")]
-        .map(|(namespace, name)| Pod::new(namespace, name));
-    client.publish(node.ephemeral("a", &greedy, &[("type", "tmpfs"), ("size", "1Ti")])).unwrap();
-    let pool_bytes = node.mount.number(".", "memory.limit_in_bytes");
-    assert_eq!(node.mount.number("shop", "memory.max"), pool_bytes / 2);
-    // What an operator sets stays, also if it is the whole pool.
-    fs::write(node.mount.cg().join("shop/memory.max"), pool_bytes.to_string()).unwrap();
-    client.publish(node.ephemeral("b", &second, &[("type", "tmpfs")])).unwrap();
-    assert_eq!(node.mount.number("shop", "memory.max"), pool_bytes);
-    // A volume of memory that an administrator has defined is the administrator's to bound.
-    client.stage(node.staged("c", &[("type", "tmpfs")])).unwrap();
-    client.publish(node.published("c", Some(&other), &[("type", "tmpfs")])).unwrap();
-    let text = fs::read_to_string(node.mount.cg().join("bank/memory.max")).unwrap();
-    assert_eq!(text, "max\n");
-    for (id, pod) in [("a", &greedy), ("b", &second), ("c", &other)] {
-        node.unpublish_until_done(&client, id, pod);
-    }
-    node.unstage_until_done(&client, "c");
-    node.assert_nothing_left();
 }
 
 #[test]
