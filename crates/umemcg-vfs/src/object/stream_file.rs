@@ -5,8 +5,8 @@
 //! inherited descriptor may close it while other processes go on writing. The last close of all
 //! completes it at last.
 //!
-//! Processes in pid namespaces outside the daemon's have no number here, so a file opened there is
-//! completed by any close.
+//! Processes in pid namespaces outside the daemon's have no number here: the closing process may be
+//! a child of the opener. So a file opened there is completed by the last close alone.
 
 use std::sync::Arc;
 
@@ -166,7 +166,7 @@ impl VolumeFile for StreamFile {
     }
 
     fn flush_of(&self, thread: u32) -> Result<(), VfsError> {
-        self.close(self.process == 0 || process_of(thread) == self.process)
+        self.close(self.process != 0 && process_of(thread) == self.process)
     }
 
     fn flush_may_sleep(&self) -> bool {

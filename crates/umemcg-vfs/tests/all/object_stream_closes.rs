@@ -33,3 +33,26 @@ fn a_child_that_closes_does_not_end_what_goes_on() {
     w.release(file);
     assert!(w.stored("b").unwrap() == bytes);
 }
+
+#[test]
+fn no_close_ends_a_file_of_an_unknown_process_but_the_last() {
+    let w = world();
+    // In a pid namespace that the daemon does not see, each process has the number 0.
+    let unknown = w.of_thread(0);
+    let file = unknown.create_with("a", NEW).unwrap();
+    let bytes = pattern(LONG, 1);
+    for (at, piece) in [(0, &bytes[..PART + 1]), (PART + 1, &bytes[PART + 1..])] {
+        unknown.write(&file, at as u64, piece).unwrap();
+        file.flush_of(0).unwrap();
+    }
+    assert_eq!(w.stored("a"), None);
+    unknown.release(file);
+    assert!(w.stored("a").unwrap() == bytes);
+    // A file of one part is stored by each close, and goes on.
+    let file = unknown.create_with("b", NEW).unwrap();
+    for (at, piece) in [(0, &bytes[..4711]), (4711, &bytes[4711..PART])] {
+        unknown.write(&file, at as u64, piece).unwrap();
+        file.flush_of(0).unwrap();
+        assert!(w.stored("b").unwrap() == bytes[..at + piece.len()]);
+    }
+}
