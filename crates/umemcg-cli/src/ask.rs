@@ -1,30 +1,32 @@
 //! The client end of the daemon's socket: sends one request, and waits for the last reply until the
 //! caller's deadline. A stopped or hung daemon does not reply. Once the backlog of its socket is
-//! full, even `connect` blocks.
+//! full, even `connect` blocks. A killed daemon that cannot end has hung up, although the kernel
+//! keeps its socket open.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::event::Timespec;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
-use rustix::process::{PidfdFlags, pidfd_open};
 use umemcg_fuse::mountinfo::Mount;
 
+use crate::daemon_process::DaemonProcess;
 use crate::endpoint::{Reply, Request, sockets_of};
 
 /// The longest wait for a daemon to exit after its last reply.
 const END_WAIT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+/// The interval between checks whether a silent daemon is ending.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The reason why a request got no reply.
 #[derive(Debug)]
 pub enum AskError {
     /// No daemon listens for this mount.
     NoDaemon,
-    /// The daemon closed the connection before it replied.
+    /// The daemon closed the connection before it replied, or is ending.
     HungUp,
     /// The daemon serves too many requests at the same time, and has not begun this one.
     TooMany,
@@ -68,19 +70,12 @@ pub fn ask_to_end(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Reply, AskError> {
     let stream = connect(mount, None)?;
-    let process = process_of(&stream);
+    let daemon = DaemonProcess::of(&stream);
     let reply = ask_on(stream, request, None, progress)?;
-    if let (Reply::Done | Reply::Lost { .. }, Some(process)) = (&reply, process) {
-        let mut ended = [PollFd::new(&process, PollFlags::IN)];
-        let _ = poll(&mut ended, Some(&END_WAIT));
+    if let (Reply::Done | Reply::Lost { .. }, Some(daemon)) = (&reply, daemon) {
+        daemon.stays_for(&END_WAIT);
     }
     Ok(reply)
-}
-
-/// Returns the peer process of a connection; `None` if our pid namespace does not contain it.
-fn process_of(stream: &UnixStream) -> Option<OwnedFd> {
-    let pid = socket_peercred(stream).ok()?.pid;
-    pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
 /// Sends a request to the daemon listening at a path, and waits for its last reply.
@@ -110,7 +105,8 @@ fn ask_on(
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         written => written?,
     }
-    for line in BufReader::new(Timed { stream, until }).lines() {
+    let daemon = DaemonProcess::of(&stream);
+    for line in BufReader::new(Timed { stream, until, daemon }).lines() {
         match serde_json::from_str(&line?).map_err(io::Error::from)? {
             Reply::Progress { dirty_bytes } => progress(dirty_bytes),
             Reply::TooMany => return Err(AskError::TooMany),
@@ -120,16 +116,28 @@ fn ask_on(
     Err(AskError::HungUp)
 }
 
-/// A connection with a deadline for reads.
+/// A connection with a deadline for reads. It ends when its daemon is ending.
 struct Timed {
     stream: UnixStream,
     until: Option<Instant>,
+    daemon: Option<DaemonProcess>,
 }
 
 impl Read for Timed {
     fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(left(self.until)?)?;
-        self.stream.read(piece)
+        let mut is_ending = false;
+        loop {
+            let time = left(self.until)?.map_or(LOOK_INTERVAL, |left| left.min(LOOK_INTERVAL));
+            self.stream.set_read_timeout(Some(time))?;
+            match self.stream.read(piece) {
+                // The last reply may have been sent between the two looks: read once more.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && !is_ending => {
+                    is_ending = self.daemon.as_ref().is_some_and(DaemonProcess::is_ending);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(0),
+                read => return read,
+            }
+        }
     }
 }
 

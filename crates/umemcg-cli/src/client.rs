@@ -16,6 +16,7 @@ use crate::ask::{AskError, ask, ask_at, ask_to_end};
 use crate::endpoint::{Reply, Request};
 use crate::exit::{Failure, LostFile};
 use crate::mounts::{control_mounts_of, find_mount, is_umemcg};
+use crate::stuck_daemon::end_if_stuck;
 use crate::table::human_bytes;
 
 /// Runs `umemcg sync MNT`.
@@ -38,10 +39,11 @@ pub fn umount(arguments: &UmountArguments) -> Result<(), Failure> {
     let daemon = DaemonAddress::Mount(mount.clone());
     let reply = last_reply(&daemon, |progress| ask_to_end(&mount, &request, progress));
     let mut result = durable(&daemon, reply);
-    if let Err(Failure::NotServed(_)) = result
-        && is_dead(&mount.point)
-    {
-        result = Err(remove_dead(&mount));
+    if let Err(Failure::NotServed(_)) = result {
+        end_if_stuck(&mount);
+        if is_dead(&mount.point) {
+            result = Err(remove_dead(&mount));
+        }
     }
     print_json(arguments.json, result)
 }

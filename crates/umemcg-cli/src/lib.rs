@@ -17,6 +17,7 @@ mod client;
 mod config;
 mod csi;
 mod csi_arguments;
+mod daemon_process;
 #[doc(hidden)]
 pub mod definitions;
 mod demo;
@@ -49,6 +50,7 @@ mod start;
 #[cfg(feature = "object")]
 mod state_directory;
 mod stores;
+mod stuck_daemon;
 mod table;
 mod top;
 mod trim;

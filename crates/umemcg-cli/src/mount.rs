@@ -32,6 +32,7 @@ use crate::reload::{InForce, LiveConfig};
 use crate::service_manager::{ServiceManager, watchdog_time};
 use crate::start::Start;
 use crate::stores::{self, StoreSource, is_store_url};
+use crate::stuck_daemon::end_if_stuck_at;
 use crate::table::human_bytes;
 use crate::umount_helper;
 use crate::volumes;
@@ -49,6 +50,8 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
     if arguments.detached {
         detachment::leave_session();
     }
+    // A killed daemon that cannot end keeps the mount point, the directory and the socket.
+    end_if_stuck_at(&arguments.mountpoint);
     if let Some(control) = &arguments.control
         && same_place(control, &arguments.mountpoint)
     {

@@ -20,6 +20,7 @@ use crate::detachment::has_journal;
 use crate::mount_options::{DaemonOptions, read_environment};
 use crate::mounts::{find_mount, is_control};
 use crate::stores::is_store_url;
+use crate::stuck_daemon::end_if_stuck_at;
 
 /// The name of this program when called by mount(8).
 const NAME: &str = "mount.fuse.umemcg";
@@ -113,6 +114,8 @@ fn mount(arguments: &HelperArguments) -> Result<(), Refusal> {
     if arguments.fake {
         return Ok(());
     }
+    // Before the control directory is made: its mount is of the same daemon.
+    end_if_stuck_at(&arguments.point);
     // A directory below /run is gone after each boot, and no other program would create it in time.
     for control in options.arguments.iter().filter_map(|argument| argument.strip_prefix("--control=")) {
         make_control_directory(Path::new(control))

@@ -29,7 +29,8 @@ pub fn control_mounts_of(source: &OsStr) -> Vec<Mount> {
 /// # Errors
 /// When the path or `/proc` cannot be read. A mount whose daemon has died is not an error.
 pub fn find_mount(path: &Path) -> io::Result<(PathBuf, Option<Mount>)> {
-    let path = resolve(path)?;
+    // With a slash at the end, resolving the path may send the mount a request.
+    let path = resolve(&path.components().collect::<PathBuf>())?;
     let mount = mount_at(&path)?;
     Ok((path, mount))
 }

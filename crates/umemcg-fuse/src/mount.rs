@@ -12,7 +12,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
@@ -326,18 +326,37 @@ fn fuse_at(point: &Path) -> Result<Option<Mount>, MountError> {
     Ok(found.filter(Mount::is_fuse))
 }
 
-/// Returns whether the daemon of the FUSE mount at `point` has died. No daemon serves such a mount,
-/// so removing it loses nothing more. A hanging daemon is alive; it is waited for, for two seconds.
+/// The answer of a FUSE mount to a request that its daemon serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pulse {
+    /// It answers, or could not be asked.
+    Alive,
+    /// Its daemon has died. No daemon serves such a mount, so removing it loses nothing more.
+    Dead,
+    /// It does not answer in time: its daemon hangs, or cannot end.
+    Silent,
+}
+
+/// Returns whether the daemon of the FUSE mount at `point` has died. A hanging daemon is alive; it
+/// is waited for, for two seconds.
 pub fn is_dead(point: &Path) -> bool {
+    pulse(point) == Pulse::Dead
+}
+
+/// Asks the FUSE mount at `point`. Waits for two seconds at most.
+pub fn pulse(point: &Path) -> Pulse {
     let (said, heard) = mpsc::channel();
     let path = point.to_owned();
-    // On a separate thread, because the answer may never come.
-    let request = std::thread::Builder::new().name("umemcg-alive".into()).spawn(move || {
+    // On a separate thread, because the answer may never come. A refused thread drops `said`.
+    let _ = std::thread::Builder::new().name("umemcg-alive".into()).spawn(move || {
         let _ = said.send(rustix::fs::statfs(&path).map(drop));
     });
     assert_may_wait(Rank::Peer, "a wait for another daemon");
-    request.is_ok()
-        && matches!(heard.recv_timeout(ALIVE_WITHIN), Ok(Err(Errno::NOTCONN | Errno::CONNABORTED)))
+    match heard.recv_timeout(ALIVE_WITHIN) {
+        Ok(Err(Errno::NOTCONN | Errno::CONNABORTED)) => Pulse::Dead,
+        Err(RecvTimeoutError::Timeout) => Pulse::Silent,
+        _ => Pulse::Alive,
+    }
 }
 
 fn allow_other(options: &MountOptions) -> bool {

@@ -9,6 +9,9 @@
 //!
 //! The kernel reuses the number of a connection, perhaps before the helper runs. So the daemon
 //! opens the connection's abort file itself, while it serves the mount, and hands it to the helper.
+//!
+//! The helper may be killed together with the daemon. Then a later process can do its work, with
+//! [`is_ending`] and [`open_abort`].
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -27,6 +30,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use crate::classify::proc_files::read_status;
 use crate::mount::{Mounted, Unmount, unmount};
 use crate::mountinfo::mount_at;
+
+pub use crate::classify::proc_files::is_ending;
 
 /// How often to look whether the daemon's main thread has ended: its pidfd reports only the end of
 /// all threads.
@@ -114,7 +119,7 @@ fn ends_within(pidfd: &OwnedFd, time: &Timespec) -> io::Result<bool> {
 
 /// Opens the abort file of the connection of a mount, which must be served. The open file refers to
 /// this connection for ever; the number may be reused by another one.
-fn open_abort(device: &str) -> Option<File> {
+pub fn open_abort(device: &str) -> Option<File> {
     let (_, minor) = device.split_once(':')?;
     let path = format!("/sys/fs/fuse/connections/{minor}/abort");
     File::options().write(true).open(path).ok().or_else(|| {

@@ -1,7 +1,9 @@
-//! The helper that ends the mount of a killed daemon.
+//! The helper that ends the mount of a killed daemon, and the commands that do it where the helper
+//! was killed, too.
 
-use std::fs::{self, File};
+use std::fs::{self, DirEntry, File};
 use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -9,7 +11,10 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use umemcg_fuse::mountinfo::mount_at;
 
-use crate::harness::{Mount, PROGRAM, needs_mount, patiently, until};
+use crate::harness::{
+    Mount, Options, PROGRAM, TIMEOUT, is_mounted, lines, needs_mount, patiently, until, waits_in,
+};
+use crate::real_mount::outside_changes::FreezableStore;
 
 /// Stands for a daemon: a thread of it ends first, then its main thread, and one stays, as one does
 /// that waits in the kernel and cannot be killed.
@@ -79,7 +84,7 @@ fn the_helper_waits_for_the_main_thread_alone() {
     assert!(daemon.try_wait().unwrap().is_none(), "a thread of it is left");
     let cut_off = [Errno::NOTCONN, Errno::CONNABORTED].map(|errno| Some(errno.raw_os_error()));
     until("programs get errors", || match mount.mnt().metadata() {
-        Ok(_) => !crate::harness::is_mounted(&mount.mnt()),
+        Ok(_) => !is_mounted(&mount.mnt()),
         Err(error) => cut_off.contains(&error.raw_os_error()),
     });
     daemon.kill().unwrap();
@@ -113,4 +118,67 @@ fn a_helper_ends_no_later_mount_with_the_number() {
     daemon.wait().unwrap();
     mount.assert_alive();
     mount.umount();
+}
+
+/// Returns the child of a process that has one.
+fn child_of(parent: Pid) -> Pid {
+    let line = format!("PPid:\t{}", parent.as_raw_nonzero());
+    let is_child = |process: &DirEntry| {
+        let status = fs::read_to_string(process.path().join("status"));
+        status.is_ok_and(|status| status.lines().any(|of| of == line))
+    };
+    let child = fs::read_dir("/proc").unwrap().flatten().find(is_child).unwrap();
+    Pid::from_raw(child.file_name().to_str().unwrap().parse().unwrap()).unwrap()
+}
+
+/// Kills a daemon and its helper while a thread of the daemon waits for its frozen store, which
+/// cannot be killed. Returns the program that waits for the daemon.
+fn kill_with_helper(mount: &Mount) -> Child {
+    let program = Command::new("mkdir").arg(mount.mnt().join("new")).spawn().unwrap();
+    let daemon = mount.pid().as_raw_nonzero().get().cast_unsigned();
+    until("the daemon waits for the store", || {
+        waits_in(program.id(), "request_wait_answer") && waits_in(daemon, "percpu_rwsem_wait")
+    });
+    for process in [child_of(mount.pid()), mount.pid()] {
+        kill_process(process, Signal::KILL).unwrap();
+    }
+    until("its main thread has ended", || {
+        fs::read_to_string(format!("/proc/{daemon}/status")).unwrap().contains("State:\tZ")
+    });
+    program
+}
+
+#[test]
+fn an_umount_ends_a_mount_that_lost_daemon_and_helper() {
+    needs_mount!();
+    let Some(store) = FreezableStore::new() else { return };
+    let mut mount = Mount::start_with(&Options { data: Some(store.path()), ..Options::default() });
+    let frozen = store.freeze();
+    let mut program = kill_with_helper(&mount);
+    let mut umount = mount.shell("exec \"$UMEMCG\" umount \"$MNT/\"").spawn().unwrap();
+    until("the program gets an error", || program.try_wait().unwrap().is_some());
+    assert!(!program.wait().unwrap().success());
+    drop(frozen);
+    assert_eq!(patiently(None, &mut umount).code(), Some(4));
+    assert!(!is_mounted(&mount.mnt()));
+    assert_eq!(mount.wait().status.signal(), Some(9));
+}
+
+#[test]
+fn a_mount_takes_over_from_a_daemon_that_cannot_end() {
+    needs_mount!();
+    let Some(store) = FreezableStore::new() else { return };
+    let mut mount = Mount::start_with(&Options { data: Some(store.path()), ..Options::default() });
+    let frozen = store.freeze();
+    let mut program = kill_with_helper(&mount);
+    let mut next = mount.shell("exec \"$UMEMCG\" mount \"$DATA\" \"$MNT\" --pool 64M");
+    let mut next = next.stdout(Stdio::piped()).spawn().unwrap();
+    until("the program gets an error", || program.try_wait().unwrap().is_some());
+    assert!(!program.wait().unwrap().success());
+    drop(frozen);
+    let said = lines(next.stdout.take().unwrap()).recv_timeout(TIMEOUT).unwrap();
+    assert!(said.contains("is served on"), "{said}");
+    assert_eq!(mount.wait().status.signal(), Some(9));
+    mount.umemcg(&["umount", mount.mnt().to_str().unwrap()]).good();
+    assert!(patiently(None, &mut next).success());
 }
