@@ -136,6 +136,11 @@ pub fn identify(tid: u32) -> Option<Identified> {
     Some(Identified { identity: Identity::of(pidfd, status.tgid).ok()?, status })
 }
 
+/// Returns whether a thread is dead or about to be; `false` if unknown.
+pub fn is_ending(tid: u32) -> bool {
+    read_status(tid).is_some_and(|status| status.is_ending)
+}
+
 /// Reads the cgroups of a thread; none when there is no such thread.
 pub fn read_cgroups(tid: u32) -> Option<Vec<u8>> {
     read(format!("/proc/{tid}/cgroup")).ok()
