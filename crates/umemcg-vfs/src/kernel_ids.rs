@@ -19,6 +19,29 @@ pub fn slot_of(id: u64) -> u32 {
     (id >> LOCAL_BITS) as u32
 }
 
+/// The low bits of a small inode number, identifying the inode inside its volume.
+const SMALL_LOCAL_BITS: u32 = 23;
+/// The slot's bits above them. Small numbers have 31 bits, for 32-bit programs without large-file
+/// support.
+const SMALL_SLOT_BITS: u32 = 8;
+
+/// Returns the inode number shown for a volume's own number: small if slot and number are. Numbers
+/// of different volumes differ. Slot 0 is the only volume's, or the one of the directory of all
+/// volumes, which has the number 1.
+pub(crate) fn shown_ino(slot: u32, ino: u64) -> u64 {
+    if slot >> SMALL_SLOT_BITS == 0 && ino >> SMALL_LOCAL_BITS == 0 {
+        u64::from(slot) << SMALL_LOCAL_BITS | ino
+    } else {
+        ino ^ u64::from(slot) << LOCAL_BITS
+    }
+}
+
+/// Returns a volume's own inode number for a shown one.
+pub(crate) fn own_ino(slot: u32, shown: u64) -> u64 {
+    let small = shown & ((1 << SMALL_LOCAL_BITS) - 1);
+    if shown_ino(slot, small) == shown { small } else { shown ^ u64::from(slot) << LOCAL_BITS }
+}
+
 /// Converts a volume's own ids of inodes into the kernel's ids.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KernelIds {
@@ -123,5 +146,32 @@ impl KernelCache for MemberKernel {
 
     fn all_names_changed(&self) {
         self.kernel.all_names_changed();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn inode_numbers_differ_between_slots_and_lead_back() {
+        let slots = [1, 2, 255, 256, (1 << (64 - LOCAL_BITS)) - 1];
+        let inos = [1, 2, (1 << 23) - 1, 1 << 23, 1 << 31, (1 << LOCAL_BITS) - 1];
+        let mut seen = HashSet::new();
+        for (slot, ino) in slots.iter().flat_map(|&slot| inos.map(|ino| (slot, ino))) {
+            let shown = shown_ino(slot, ino);
+            assert!(seen.insert(shown), "{slot} {ino}");
+            assert_eq!(own_ino(slot, shown), ino, "{slot}");
+        }
+    }
+
+    #[test]
+    fn small_numbers_of_the_first_255_slots_stay_small() {
+        for slot in [0, 1, 255] {
+            assert!(shown_ino(slot, 1) < 1 << 31 && shown_ino(slot, (1 << 23) - 1) < 1 << 31);
+        }
+        assert_eq!(shown_ino(0, u64::MAX), u64::MAX, "the only volume of a mount");
     }
 }

@@ -26,7 +26,7 @@ use umemcg_base::{Condvar, LeafMutex, Rank, RankedRwLock, Table};
 use crate::attr::{Attr, Entry, NodeId};
 use crate::error::VolumeError;
 use crate::kernel_cache::KernelCache;
-use crate::kernel_ids::{KernelIds, LOCAL_BITS, MemberKernel, slot_of};
+use crate::kernel_ids::{KernelIds, LOCAL_BITS, MemberKernel, own_ino, shown_ino, slot_of};
 use crate::volume::Volume;
 use umemcg::files::File;
 
@@ -211,13 +211,17 @@ impl Member {
     /// Returns an inode number as reported to the kernel; see
     /// [`attr_to_kernel`](Self::attr_to_kernel).
     pub fn ino_to_kernel(&self, ino: u64) -> u64 {
-        ino ^ u64::from(self.slot) << LOCAL_BITS
+        shown_ino(self.slot, ino)
     }
 
     /// Returns the volume's own inode number for a number reported to the kernel.
     pub fn ino_from_kernel(&self, ino: u64) -> u64 {
-        // It is its own inverse.
-        self.ino_to_kernel(ino)
+        own_ino(self.slot, ino)
+    }
+
+    /// Returns an inode number for its root in a listing without attributes.
+    pub fn listed_root_ino(&self) -> u64 {
+        self.ino_to_kernel(self.root_id & ((1 << LOCAL_BITS) - 1))
     }
 
     /// Counts a file or directory as open, before it is opened.

@@ -91,7 +91,7 @@ impl DataFs {
                 let entry = if plus { root_of(member).ok() } else { None };
                 let out =
                     entry.as_ref().map(|entry| Self::entry_out(entry, self.lifetimes)).unwrap_or_default();
-                let ino = entry.map_or(member.root_id(), |entry| entry.attr.ino);
+                let ino = entry.map_or_else(|| member.listed_root_ino(), |entry| entry.attr.ino);
                 if !push(member.name().as_bytes(), ino, member.serial() + NR_DOTS, out) {
                     return;
                 }

@@ -144,6 +144,23 @@ fn no_rename_or_link_or_inode_number_crosses_volumes() {
 }
 
 #[test]
+fn inode_numbers_of_tmpfs_volumes_fit_32_bits() {
+    if !can_mount() {
+        return;
+    }
+    let many = Many::new();
+    for name in ["a", "b"] {
+        many.daemon.add_volume(name, &VolumeSpec::Tmpfs(TmpfsConfig::default())).unwrap();
+        fs::write(many.path(name).join("f"), "").unwrap();
+    }
+    let inode = |name: &str| fs::metadata(many.path(name)).unwrap().ino();
+    let listed = fs::read_dir(many.path("b")).unwrap().next().unwrap().unwrap();
+    assert_eq!(std::os::unix::fs::DirEntryExt::ino(&listed), inode("b/f"));
+    assert!(inode("b/f") < 1 << 31 && inode("b") < 1 << 31);
+    assert_ne!(inode("a/f"), inode("b/f"));
+}
+
+#[test]
 fn each_staged_file_that_a_store_refuses_is_named() {
     if !can_mount() {
         return;

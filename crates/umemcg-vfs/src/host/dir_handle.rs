@@ -1,13 +1,14 @@
 //! An open directory and its entries.
 //!
-//! Positions are the host's own cookies (`d_off`). They stay valid when entries are added or
-//! removed, even for a `seekdir` to a very old position. On local file systems a position means the
-//! same through any descriptor, so a handle keeps only the node id there: each read opens the
-//! directory, seeks to its position, and discards the entries not taken by the caller. Elsewhere
-//! (overlayfs, network file systems, and tmpfs before Linux 6.6) such a listing would skip or
-//! repeat names. There a handle keeps a descriptor and a window of entries, charged to its group
-//! when the directory is opened. A read at any position but the end of the last read drops the
-//! window and seeks, so that `rewinddir` sees new names.
+//! Positions are the host's own cookies (`d_off`), shortened on ext4
+//! ([`dir_position`](super::dir_position)). They stay valid when entries are added or removed, even
+//! for a `seekdir` to a very old position. On local file systems a position means the same through
+//! any descriptor, so a handle keeps only the node id there: each read opens the directory, seeks
+//! to its position, and discards the entries not taken by the caller. Elsewhere (overlayfs, network
+//! file systems, and tmpfs before Linux 6.6) such a listing would skip or repeat names. There a
+//! handle keeps a descriptor and a window of entries, charged to its group when the directory is
+//! opened. A read at any position but the end of the last read drops the window and seeks, so that
+//! `rewinddir` sees new names.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString, OsStr};
@@ -26,6 +27,7 @@ use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
 use crate::host::descriptor_share::{DescriptorShare, Purpose};
+use crate::host::dir_position;
 use crate::host::inodes::HostInodes;
 use crate::host::volume::HostVolume;
 use crate::kernel_io::KernelIo;
@@ -42,6 +44,7 @@ struct RawEntry {
     name: CString,
     ino: u64,
     kind: Option<FileKind>,
+    /// The host's position after it.
     next_offset: u64,
 }
 
@@ -49,7 +52,7 @@ struct RawEntry {
 #[derive(Debug)]
 struct Listing {
     fd: OwnedFd,
-    /// Position of the first entry.
+    /// The host's position of the first entry.
     position: u64,
     entries: VecDeque<RawEntry>,
 }
@@ -122,7 +125,8 @@ impl DirHandle {
         Ok(Self { inodes: Arc::clone(inodes), node, kept: LeafMutex::default(), _open: None })
     }
 
-    /// Returns a listing to continue at a position; `None` if the directory has been removed.
+    /// Returns a listing to continue at a position of the host; `None` if the directory has been
+    /// removed.
     fn listing(&self, offset: u64) -> Result<Option<Box<Listing>>, Errno> {
         let kept = self.kept.lock().take();
         let mut listing = match kept {
@@ -152,6 +156,8 @@ impl DirHandle {
         offset: u64,
         take: &mut dyn FnMut(&DirEntry<'_>, &OwnedFd, &CStr) -> bool,
     ) -> Result<(), VfsError> {
+        let is_hashed = self.inodes.host_dir.has_hashed_positions;
+        let offset = if is_hashed { dir_position::hosts(offset) } else { offset };
         let Some(mut listing) = self.listing(offset)? else { return Ok(()) };
         loop {
             if listing.entries.is_empty() {
@@ -159,18 +165,20 @@ impl DirHandle {
             }
             let Some(raw) = listing.entries.front() else { break };
             let is_above_root = self.node == NodeId::ROOT && raw.name.to_bytes() == b"..";
+            let next = raw.next_offset;
+            let next_offset = if is_hashed { dir_position::shown(listing.position, next) } else { next };
             let entry = DirEntry {
                 name: OsStr::from_bytes(raw.name.to_bytes()),
                 // The parent of the volume is not shown to the kernel.
                 ino: if is_above_root { self.inodes.host_dir.root_stat.attr.ino } else { raw.ino },
                 kind: raw.kind,
-                next_offset: raw.next_offset,
+                next_offset,
                 entry: None,
             };
             if !take(&entry, &listing.fd, &raw.name) {
                 break;
             }
-            listing.position = raw.next_offset;
+            listing.position = next;
             listing.entries.pop_front();
         }
         self.keep(listing);

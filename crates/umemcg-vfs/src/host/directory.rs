@@ -62,6 +62,8 @@ pub(crate) struct HostDirectory {
     pub(crate) waits_by_range: bool,
     /// (C) Whether a position in a directory means the same through any descriptor.
     pub(crate) has_lasting_positions: bool,
+    /// (C) Whether a position in a directory with an index is a hash of 63 bits.
+    pub(crate) has_hashed_positions: bool,
     /// (C) Whether a closed file can be opened again by its handle, even after a change of its
     /// permissions.
     pub(crate) reopens: bool,
@@ -139,6 +141,8 @@ impl HostDirectory {
             changes: OnceLock::new(),
             may_be_watched: resolve == Resolve::Handle && is_local,
             has_lasting_positions: LOCAL.contains(&file_system),
+            // A 32-bit process gets hashes of 31 bits.
+            has_hashed_positions: file_system == EXT4 && cfg!(target_pointer_width = "64"),
             reopens: resolve == Resolve::Handle && is_local && overrides_modes(),
             store_id,
             clock: VolumeClock::default(),
@@ -260,7 +264,9 @@ fn longest(scratch: &OwnedFd) -> u64 {
 /// position in a directory names a place in it, for every descriptor. On other file systems
 /// (network, stacked, with caches of their own) waiting for a range may have no effect, and
 /// positions may be counted for each descriptor. Numbers as in `statfs(2)`: ext4, XFS, btrfs, F2FS.
-const LOCAL: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
+const LOCAL: [u64; 4] = [EXT4, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
+/// Its positions are hashes.
+const EXT4: u64 = 0xef53;
 /// Counted entries for each descriptor until Linux 6.6.
 const TMPFS: u64 = 0x0102_1994;
 

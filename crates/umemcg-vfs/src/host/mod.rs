@@ -14,6 +14,7 @@ mod content;
 mod descriptor_cache;
 pub(crate) mod descriptor_share;
 mod dir_handle;
+mod dir_position;
 pub(crate) mod directory;
 mod file_privileges;
 mod handle_form;

@@ -77,6 +77,23 @@ fn positions_stay_good_when_names_come_and_go() {
 }
 
 #[test]
+fn positions_on_ext4_fit_a_32_bit_program() {
+    const EXT4: u64 = 0xef53;
+    both_ways(|v| {
+        if rustix::fs::statfs(v.dir.path()).unwrap().f_type as u64 != EXT4 {
+            return;
+        }
+        let dir = fill(v, 100);
+        let handle = v.vfs.opendir(&v.root, dir).unwrap();
+        let mut take = |entry: &umemcg_vfs::DirEntry<'_>| {
+            assert!(entry.next_offset < 1 << 31, "{:?} {:#x}", entry.name, entry.next_offset);
+            true
+        };
+        handle.readdir(0, &mut take).unwrap();
+    });
+}
+
+#[test]
 fn rewinding_shows_what_is_new() {
     both_ways(|v| {
         let dir = fill(v, 3);
