@@ -101,6 +101,15 @@ pub trait Classifier: Send + Sync + fmt::Debug {
         Arc::clone(above)
     }
 
+    /// Returns whether answers depend on the user of a request.
+    fn goes_by_user(&self) -> bool {
+        false
+    }
+
+    /// Notes that only requests that make an inode name a user from now on, and a mapped one. The
+    /// others have [`UNKNOWN_ID`](crate::wire::UNKNOWN_ID).
+    fn lose_users(&self) {}
+
     /// Places the processes of a pod of Kubernetes into a group, if it exists. Replaces the rule
     /// for that pod.
     ///

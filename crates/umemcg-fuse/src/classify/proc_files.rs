@@ -37,6 +37,8 @@ pub struct Status {
     pub is_ending: bool,
     /// True if it is a thread of the kernel, which works for others.
     pub is_of_kernel: bool,
+    /// The user of its accesses to files.
+    pub user: Option<u32>,
     /// Supplementary group ids.
     pub groups: Vec<u32>,
     /// Its own ids, from the daemon's pid namespace down to its own.
@@ -141,6 +143,11 @@ pub fn is_ending(tid: u32) -> bool {
     read_status(tid).is_some_and(|status| status.is_ending)
 }
 
+/// Returns the user of a thread's accesses to files; none when there is no such thread.
+pub fn user_of(tid: u32) -> Option<u32> {
+    read_status(tid)?.user
+}
+
 /// Reads the cgroups of a thread; none when there is no such thread.
 pub fn read_cgroups(tid: u32) -> Option<Vec<u8>> {
     read(format!("/proc/{tid}/cgroup")).ok()
@@ -189,6 +196,7 @@ pub(crate) fn parse_status(text: &[u8]) -> Option<Status> {
         is_zombie: false,
         is_ending: false,
         is_of_kernel: false,
+        user: None,
         groups: Vec::new(),
         ids_of_thread: Vec::new(),
     };
@@ -201,6 +209,8 @@ pub(crate) fn parse_status(text: &[u8]) -> Option<Status> {
             b"Tgid" => status.tgid = parse_decimal(value)? as u32,
             b"PPid" => status.ppid = parse_decimal(value)? as u32,
             b"State" => status.is_zombie = matches!(value.first(), Some(b'Z' | b'X')),
+            // Real, effective, saved, and for files.
+            b"Uid" => status.user = numbers(value).get(3).copied(),
             b"Groups" => status.groups = numbers(value),
             b"NSpid" => status.ids_of_thread = numbers(value),
             b"NSsid" => status.session = numbers(value).first().copied().unwrap_or(0),
@@ -285,12 +295,12 @@ mod tests {
 
     #[test]
     fn status_fields_are_found_by_name() {
-        let text = b"Name:\tsh: Tgid: 9\nState:\tZ (zombie)\nTgid:\t71\nPPid:\t5\nGroups:\t4 27 1000 \n\
-                     NStgid:\t71\t3\nNSpid:\t72\t4\nNSsid:\t70\t0\n";
+        let text = b"Name:\tsh: Tgid: 9\nState:\tZ (zombie)\nTgid:\t71\nPPid:\t5\n\
+                     Uid:\t1\t2\t3\t4\nGroups:\t4 27 1000 \nNStgid:\t71\t3\nNSpid:\t72\t4\nNSsid:\t70\t0\n";
         let status = parse_status(text).unwrap();
         assert_eq!((status.tgid, status.ppid, status.session), (71, 5, 70));
         assert!(status.is_zombie && status.is_ending && !status.is_of_kernel);
-        assert_eq!(status.groups, [4, 27, 1000]);
+        assert_eq!((status.user, &*status.groups), (Some(4), &[4, 27, 1000][..]));
         assert_eq!(status.ids_of_thread, [72, 4]);
         assert_eq!(parse_status(b""), None);
         assert_eq!(parse_status(b"Tgid:\tx\n"), None);

@@ -244,7 +244,9 @@ impl DataFs {
     pub(super) fn listxattr(&self, request: &Request<'_>, size: u32, reply: &mut Reply) {
         let result = match self.volumes.place(request.header.nodeid) {
             Ok(ResolvedId::Top) => Ok(Vec::new()),
-            Ok(ResolvedId::In(member, node)) => member.volume().listxattr(&self.caller(request), node),
+            Ok(ResolvedId::In(member, node)) => {
+                member.volume().listxattr(&self.caller_with_user(request), node)
+            }
             Err(errno) => Err(errno.into()),
         };
         reply_sized(reply, result, size);

@@ -326,7 +326,7 @@ impl DataFs {
     }
 
     pub(super) fn open(&self, request: &Request<'_>, arg: &OpenIn, reply: &mut Reply) {
-        let caller = self.caller(request);
+        let caller = self.caller_opening(request, arg.open_flags);
         let header = request.header;
         let flags = OFlags::from_bits_retain(arg.flags);
         let is_cut = flags.contains(OFlags::TRUNC);
@@ -423,7 +423,7 @@ impl DataFs {
         let result = result.and_then(|opened| {
             let group = self.group(request);
             // The kernel leaves this to the daemon, and does not report the caller's CAP_FSETID;
-            // the superuser has it.
+            // the superuser has it, where the user is known.
             let kill_set_id = request.header.uid != 0;
             let result = opened.file.fallocate(&group, mode, arg.offset, arg.length, kill_set_id);
             opened.on.touch();

@@ -17,6 +17,7 @@ mod refusals;
 mod request_end;
 mod silent_opens;
 mod slow_reads;
+mod user_ids;
 mod volumes_directory;
 
 use std::ffi::OsStr;
@@ -443,13 +444,18 @@ impl Filesystem for DataFs {
             // the umask must come separately.
             | InitFlags::POSIX_ACL
             | InitFlags::DONT_MASK
+            // See `user_ids`.
+            | if self.classifier.goes_by_user() { 0 } else { InitFlags::ALLOW_IDMAP }
     }
 
     fn set_parking(&self, parking: Parking) {
         let _ = self.parking.set(parking);
     }
 
-    fn ready(&self, _negotiated: &Negotiated, notifier: &Notifier) {
+    fn ready(&self, negotiated: &Negotiated, notifier: &Notifier) {
+        if negotiated.has(InitFlags::ALLOW_IDMAP) {
+            self.classifier.lose_users();
+        }
         let kernel: Arc<dyn KernelCache> =
             Arc::new(KernelNames { notifier: notifier.clone(), lifetimes: self.lifetimes });
         self.volumes.set_kernel(&kernel);

@@ -31,6 +31,7 @@ impl InitFlags {
     pub const INIT_EXT: u64 = 1 << 30;
     pub const CREATE_SUPP_GROUP: u64 = 1 << 34;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub const ALLOW_IDMAP: u64 = 1 << 40;
 
     /// The features requested by every mount of this daemon.
     pub const COMMON: u64 = Self::ASYNC_READ

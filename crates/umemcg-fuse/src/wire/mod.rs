@@ -173,6 +173,11 @@ pub mod write_flag {
     pub const KILL_SUIDGID: u32 = 1 << 2;
 }
 
+/// The user and the group in requests that make no inode, with
+/// [`ALLOW_IDMAP`](InitFlags::ALLOW_IDMAP).
+pub const UNKNOWN_ID: u32 = u32::MAX;
+/// The flag of an OPEN with `O_TRUNC` that clears the set-id bits.
+pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
 /// The flag of a GETATTR with a file handle.
 pub const GETATTR_FH: u32 = 1 << 0;
 /// The flag of an fsync without metadata.

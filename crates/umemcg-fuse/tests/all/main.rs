@@ -8,6 +8,7 @@ mod dirty;
 mod faults;
 mod high;
 mod interrupts;
+mod mapped_ids;
 mod mounting;
 mod named_charges;
 mod object_pages;

@@ -38,6 +38,7 @@ use super::rule_groups::{self, RULE_GROUPS_MAX, RuleGroupError, RuleGroups};
 use super::rules::{Rule, RuleKind};
 use super::thread_cache::{Life, ThreadCache};
 use super::{Classifier, Payer, Requester, pid_namespace, proc_files};
+use crate::wire::UNKNOWN_ID;
 
 /// Returns how membership is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +66,8 @@ pub struct ProcessClassifier {
     rules: ArcSwap<Vec<Rule>>,
     /// Spares each request the list. A hint: the list itself decides.
     has_path_rules: AtomicBool,
+    /// (A) Requests name their users. Relaxed: cleared before the first request.
+    has_users: AtomicBool,
     rule_groups: RuleGroups,
     /// A thread removes idle groups.
     tends_rule_groups: AtomicBool,
@@ -108,6 +111,10 @@ fn has_path_rules(rules: &[Rule]) -> bool {
     rules.iter().any(|rule| rule.kind() == RuleKind::Path)
 }
 
+fn has_user_rules(rules: &[Rule]) -> bool {
+    rules.iter().any(|rule| rule.kind() == RuleKind::Uid)
+}
+
 impl ProcessClassifier {
     /// Creates a classifier with no members. The kernel keeps the membership if it can.
     ///
@@ -129,6 +136,7 @@ impl ProcessClassifier {
             engine,
             tracker,
             has_path_rules: has_path_rules(&rules).into(),
+            has_users: true.into(),
             rules: ArcSwap::from_pointee(rules),
             rule_groups: RuleGroups::new(RULE_GROUPS_MAX),
             tends_rule_groups: false.into(),
@@ -150,8 +158,14 @@ impl ProcessClassifier {
     /// created by the old ones stay until they are idle.
     ///
     /// # Errors
-    /// When the system refuses a thread; then nothing has changed.
+    /// When the system refuses a thread, or for a rule by user where requests name no user; then
+    /// nothing has changed.
     pub fn set_rules(self: &Arc<Self>, rules: Vec<Rule>) -> io::Result<()> {
+        if has_user_rules(&rules) && !self.has_users.load(Ordering::Relaxed) {
+            const WHY: &str = "this mount began without a `uid:` rule and cannot get one: end it, and \
+                 mount again";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, WHY));
+        }
         if !rules.is_empty() {
             self.start_tending()?;
         }
@@ -290,6 +304,7 @@ impl ProcessClassifier {
         for (number, rule) in self.rules.load().iter().enumerate() {
             let names = match rule.kind() {
                 RuleKind::Path => None,
+                RuleKind::Uid if uid == UNKNOWN_ID => None,
                 RuleKind::Uid => rule.place(uid.to_string().as_bytes()),
                 RuleKind::Cgroup => proc_files::cgroup_lines(cgroups)
                     .filter(|(controllers, _)| !mirror::is_ours(controllers))
@@ -410,6 +425,8 @@ impl Classifier for ProcessClassifier {
     /// the requesting thread waits for the answer, so it lives and has the id.
     fn payer(&self, requester: &Requester<'_>) -> Payer {
         let Requester { tid, uid, queued_after_ns, opener, path, .. } = *requester;
+        // Some requests name their user all the same; a thread's answer is kept with the user.
+        let uid = if self.has_users.load(Ordering::Relaxed) { uid } else { UNKNOWN_ID };
         let found = match (tid, opener) {
             (0, Some(opener)) => return Payer::Group(Arc::clone(opener)),
             (0, None) => self.in_root(),
@@ -436,6 +453,14 @@ impl Classifier for ProcessClassifier {
 
     fn make_group(&self, names: &[OsString], _above: &Arc<Group>) -> Arc<Group> {
         self.find_or_create(names)
+    }
+
+    fn goes_by_user(&self) -> bool {
+        has_user_rules(&self.rules.load())
+    }
+
+    fn lose_users(&self) {
+        self.has_users.store(false, Ordering::Relaxed);
     }
 
     fn add_pod(&self, uid: &str, group: &str) -> Result<(), AddPodError> {

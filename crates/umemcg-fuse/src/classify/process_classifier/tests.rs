@@ -207,6 +207,20 @@ fn new_rules_hold_for_threads_that_are_known() {
 }
 
 #[test]
+fn a_rule_by_user_is_refused_where_users_are_unknown() {
+    let classifier = Arc::new(ancestry(&["path:/p/*=/p/{1}"]));
+    assert!(!classifier.goes_by_user());
+    classifier.lose_users();
+    let refused = classifier.set_rules(vec!["uid:*=/all".parse().unwrap()]).unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::Unsupported, "{refused}");
+    classifier.set_rules(vec!["path:/q/*=/q/{1}".parse().unwrap()]).unwrap();
+
+    let by_user = ancestry(&["uid:*=/all"]);
+    assert!(by_user.goes_by_user());
+    assert_eq!(by_user.classify(std::process::id(), UNKNOWN_ID, UNKNOWN_ID).path(), Path::new("/"));
+}
+
+#[test]
 fn a_place_by_hand_wins_over_rules_until_a_move_to_the_root() {
     for classifier in each(&["uid:*=/users/{0}", "path:/p/*=/p/{1}"]) {
         let a = classifier.make("a");
