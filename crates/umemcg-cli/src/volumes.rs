@@ -17,7 +17,7 @@ use crate::client::{DaemonAddress, milliseconds, unexpected};
 use crate::endpoint::{Reply, Request, VolumeRow, VolumeSource};
 use crate::exit::{Failure, LostFile};
 use crate::plain_text::lines;
-use crate::stores::{self, StoreSource};
+use crate::stores::{self, StoreSource, StoreState};
 use crate::table::{TextTable, human_bytes};
 
 /// The longest wait of adding a volume for a directory not yet released by a removed volume.
@@ -111,13 +111,26 @@ fn table(volumes: &[VolumeRow]) -> String {
                 ("tmpfs".into(), human_bytes(*used_bytes), size)
             }
             VolumeSource::Store(store) => {
-                let is_well = store.state.as_ref().is_none_or(|state| state.trouble.is_none());
-                (store.url.clone() + if is_well { "" } else { " (in trouble)" }, "-".into(), "-".into())
+                let notes = store.state.as_ref().map_or_else(String::new, notes);
+                (store.url.clone() + &notes, "-".into(), "-".into())
             }
         };
         table.row([volume.name.clone(), data, used, size, volume.nr_open.to_string()]);
     }
     table.to_string()
+}
+
+/// Returns what is wrong with the store of a volume, for the list.
+fn notes(state: &StoreState) -> String {
+    let mut notes = String::new();
+    if state.trouble.is_some() {
+        notes.push_str(" (in trouble)");
+    }
+    let (nr_hidden, more) = (state.hidden_keys.len(), if state.has_more_hidden { "+" } else { "" });
+    if nr_hidden > 0 {
+        notes.push_str(&format!(" (hidden keys: {nr_hidden}{more})"));
+    }
+    notes
 }
 
 pub(crate) fn print<T: Serialize>(
@@ -299,6 +312,20 @@ mod tests {
         let error = umemcg_vfs::bucket::BucketError::Unavailable("no answer".into());
         assert_eq!(code(of_volume(VolumeError::Bucket { url: "s3://b".into(), error })), 1);
         assert_eq!(code(of_volume(VolumeError::InUse { dir })), 5);
+    }
+
+    #[test]
+    fn the_list_tells_trouble_and_hidden_keys() {
+        let notes = |trouble: Option<&str>, hidden: &[&str], more: bool| {
+            let state = serde_json::json!({
+                "trouble": trouble, "gets": 0, "heads": 0, "lists": 0, "read_bytes": 0, "refusals": 0,
+                "failures": 0, "hidden_keys": hidden, "has_more_hidden": more,
+            });
+            notes(&serde_json::from_value(state).unwrap())
+        };
+        assert_eq!(notes(None, &[], false), "");
+        assert_eq!(notes(None, &["a/", "x//"], false), " (hidden keys: 2)");
+        assert_eq!(notes(Some("503"), &["a/"], true), " (in trouble) (hidden keys: 1+)");
     }
 
     #[test]

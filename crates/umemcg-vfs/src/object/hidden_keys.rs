@@ -25,17 +25,20 @@ struct Known {
 }
 
 impl HiddenKeys {
-    pub(super) fn add(&self, key: &str) {
+    /// Notes a hidden key. Returns whether it is the first.
+    pub(super) fn add(&self, key: &str) -> bool {
         let mut known = self.known.lock();
         if known.keys.contains(key) {
-            return;
+            return false;
         }
+        let is_first = known.keys.is_empty() && !known.has_more;
         if known.keys.len() == NR_MAX || known.bytes + key.len() > BYTES_MAX {
             known.has_more = true;
-            return;
+        } else {
+            known.bytes += key.len();
+            known.keys.insert(key.into());
         }
-        known.bytes += key.len();
-        known.keys.insert(key.into());
+        is_first
     }
 
     /// Returns the keys, and whether there are more.
@@ -52,8 +55,8 @@ mod tests {
     #[test]
     fn each_key_counts_once_and_there_is_a_bound() {
         let hidden = HiddenKeys::default();
-        hidden.add("a//b");
-        hidden.add("a//b");
+        assert!(hidden.add("a//b"));
+        assert!(!hidden.add("a//b"));
         assert_eq!(hidden.list(), (vec!["a//b".to_owned()], false));
         for nr in 0..2 * NR_MAX {
             hidden.add(&format!("x//{nr}"));

@@ -103,7 +103,7 @@ impl Listing {
         let _scope = TenantScope::of(group);
         let ListedPart { mut names, hidden, .. } =
             self.place.next_part(objects.listings(), prefix, NR_NAMES)?;
-        hidden.iter().for_each(|key| objects.hidden.add(key));
+        hidden.iter().for_each(|key| objects.hide(key));
         for listed in &names {
             let at = self.new_names.binary_search_by(|(name, _)| (**name).cmp(&listed.name));
             at.ok().map(|at| self.new_names.remove(at));
@@ -114,7 +114,7 @@ impl Listing {
         let charge = HandleCharge::take(objects.charge_effort(), &objects.engine, group, bytes)?;
         let hide = |listed: &ListedName| {
             let slash = if listed.object.is_none() { "/" } else { "" };
-            objects.hidden.add(&format!("{prefix}{}{slash}", listed.name));
+            objects.hide(&format!("{prefix}{}{slash}", listed.name));
         };
         names.retain(|listed| {
             // The directory's own object has no name.

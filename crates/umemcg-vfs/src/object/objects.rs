@@ -120,6 +120,18 @@ impl Objects {
         Errno::OPNOTSUPP
     }
 
+    /// Notes a listed key that cannot be shown. Logs the first.
+    pub(super) fn hide(&self, key: &str) {
+        if self.hidden.add(key) {
+            let url = self.bucket.url();
+            tracing::warn!(
+                url,
+                ?key,
+                "a key cannot be shown as a path; `umemcg volume list` counts such keys"
+            );
+        }
+    }
+
     /// Returns a bound on the node ids given out so far.
     pub(super) fn nodes_end(&self) -> u64 {
         self.next_node.load(Ordering::Relaxed)

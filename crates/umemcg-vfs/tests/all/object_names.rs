@@ -63,6 +63,26 @@ fn a_file_without_a_name_is_not_stored() {
 }
 
 #[test]
+fn keys_below_a_file_are_shown_when_the_file_is_gone() {
+    for is_moved in [false, true] {
+        let w = World::new();
+        w.put("a", b"bytes").unwrap();
+        w.bucket.put("a/b", "below");
+        let names = w.names("").into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+        assert_eq!(names, ["a"]);
+        assert_eq!(errno(w.attr("a/b")), Some(Errno::NOTDIR), "looked up, it is the same as listed");
+        if is_moved {
+            w.rename("a", "c", RenameFlags::empty()).unwrap();
+            assert_eq!(w.stored("c").unwrap(), b"bytes");
+        } else {
+            w.unlink("a").unwrap();
+        }
+        assert_eq!(w.get("a/b").unwrap(), b"below");
+        assert_eq!(w.stored("a"), None);
+    }
+}
+
+#[test]
 fn an_open_file_without_a_name_has_attributes() {
     let w = World::new();
     w.put("old", b"bytes").unwrap();
