@@ -54,6 +54,11 @@ pub trait Served: Send + Sync + 'static {
     /// EBUSY when the data mount is in use; the system's errors.
     fn unmount(&self, detach: bool) -> io::Result<()>;
 
+    /// Returns the threads that wait for an answer of the data mount.
+    fn waiting_threads(&self) -> Vec<u32> {
+        Vec::new()
+    }
+
     /// Adds, lists or removes volumes. A removal makes the volume durable by the deadline, and
     /// calls `progress` with the bytes left.
     fn volumes(&self, request: Request, deadline: Instant, progress: &mut dyn FnMut(u64)) -> Reply {
@@ -300,7 +305,7 @@ impl Lifecycle {
         match self.served.unmount(false) {
             Ok(()) => {}
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => {
-                let users = self.users.users_of(&self.mountpoint);
+                let users = self.users.users_of(&self.mountpoint, self.served.waiting_threads());
                 let message = format!(
                     "{} is in use{}; it is detached, and served to them for up to {:.0} s more \
                      (a second signal ends it now)",
@@ -334,7 +339,7 @@ impl Lifecycle {
                 lost_or_done(self.served.flush(deadline, progress))
             }
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => {
-                Reply::Busy { users: self.users.users_of(&self.mountpoint) }
+                Reply::Busy { users: self.users.users_of(&self.mountpoint, self.served.waiting_threads()) }
             }
             Err(error) => {
                 Reply::Failed { message: format!("cannot unmount {}: {error}", self.mountpoint.display()) }

@@ -455,6 +455,10 @@ impl Served for Mounted {
         self.daemon.control_mounted().map_or(Ok(()), |control| control.unmount(Unmount::Lazily))
     }
 
+    fn waiting_threads(&self) -> Vec<u32> {
+        self.daemon.session().waiting_threads()
+    }
+
     fn volumes(&self, request: Request, deadline: Instant, progress: &mut dyn FnMut(u64)) -> Reply {
         volumes::serve(&self.daemon, request, deadline, progress)
     }

@@ -1,11 +1,13 @@
 //! The processes using a mount, for messages. This is a best effort: only root sees the processes
 //! of other users, and a machine may have too many processes to check all while the mount waits. It
-//! reads only links in `/proc`, so it sends no request to the mount.
+//! reads only `/proc`, so it sends no request to the mount. A process that waits in `open` or
+//! `stat` has no file of the mount there; the daemon knows its thread.
 //!
 //! The kernel takes the exec lock of a process for some of these links, and a process in `execve`
 //! holds it while it waits for a store. So a thread for this alone reads them, and is left when the
 //! time is over. One search is made at a time: further ones find no process.
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -40,11 +42,12 @@ impl Drop for Turn {
 }
 
 impl UserSearch {
-    /// Returns the processes with an open file or working directory below `mountpoint`, as
-    /// `name (pid)`. Waits up to five seconds.
-    pub fn users_of(&self, mountpoint: &Path) -> Vec<String> {
+    /// Returns the processes of the threads that wait for an answer of the mount, and those with an
+    /// open file or working directory below `mountpoint`, as `name (pid)`. Waits up to five
+    /// seconds.
+    pub fn users_of(&self, mountpoint: &Path, waiting: Vec<u32>) -> Vec<String> {
         let (mountpoint, until) = (mountpoint.to_owned(), Instant::now() + LOOK_TIME_MAX);
-        self.search(until, move |found| look(&mountpoint, until, found))
+        self.search(until, move |found| look(&mountpoint, &waiting, until, found))
     }
 
     /// Returns the processes that `look` sends until then, on a thread of its own.
@@ -67,18 +70,40 @@ impl UserSearch {
     }
 }
 
-fn look(mountpoint: &Path, until: Instant, found: &Sender<String>) {
+fn look(mountpoint: &Path, waiting: &[u32], until: Instant, found: &Sender<String>) {
+    let mut named = HashSet::new();
+    for &thread in waiting.iter().take_while(|_| Instant::now() < until) {
+        let Some(pid) = process_of(thread).filter(|pid| !named.contains(pid)) else { continue };
+        let name = name_of(&Path::new("/proc").join(&pid));
+        if found.send(format!("{name} ({pid}, waiting for an answer)")).is_err() {
+            return;
+        }
+        named.insert(pid);
+    }
     let Ok(processes) = fs::read_dir("/proc") else { return };
     for entry in processes.flatten().take_while(|_| Instant::now() < until) {
         let (process, pid) = (entry.path(), entry.file_name());
         let pid = pid.to_string_lossy();
-        if pid.bytes().all(|byte| byte.is_ascii_digit()) && uses(&process, mountpoint, until) {
-            let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
-            if found.send(format!("{} ({pid})", one_line(name.trim_end_matches('\n')))).is_err() {
-                return;
-            }
+        let is_new = pid.bytes().all(|byte| byte.is_ascii_digit()) && !named.contains(&*pid);
+        if is_new
+            && uses(&process, mountpoint, until)
+            && found.send(format!("{} ({pid})", name_of(&process))).is_err()
+        {
+            return;
         }
     }
+}
+
+fn name_of(process: &Path) -> String {
+    let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+    one_line(name.trim_end_matches('\n')).into_owned()
+}
+
+/// Returns the process of a thread; none when there is no such thread.
+fn process_of(thread: u32) -> Option<String> {
+    let status = fs::read(format!("/proc/{thread}/status")).ok()?;
+    let status = String::from_utf8_lossy(&status);
+    status.lines().find_map(|line| line.strip_prefix("Tgid:")).map(|pid| pid.trim().to_owned())
 }
 
 fn uses(process: &Path, mountpoint: &Path, until: Instant) -> bool {
@@ -100,13 +125,27 @@ mod tests {
         let mine = format!("({})", std::process::id());
         let search = |until: Instant| {
             let path = path.clone();
-            UserSearch::default().search(until, move |found| look(&path, until, found))
+            UserSearch::default().search(until, move |found| look(&path, &[], until, found))
         };
         let until = Instant::now() + Duration::from_secs(3600);
         assert!(!search(until).iter().any(|user| user.ends_with(&mine)));
         let _open = fs::File::create(path.join("open")).unwrap();
         assert!(search(until).iter().any(|user| user.ends_with(&mine)));
         assert!(search(Instant::now()).is_empty(), "no time to look");
+    }
+
+    #[test]
+    fn a_process_that_waits_for_an_answer_is_named_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().canonicalize().unwrap();
+        let _open = fs::File::create(path.join("open")).unwrap();
+        // The first thread of a process has its id.
+        let me = std::process::id();
+        let until = Instant::now() + Duration::from_secs(3600);
+        let users = UserSearch::default().search(until, move |found| look(&path, &[me, me], until, found));
+        let mine: Vec<_> = users.iter().filter(|user| user.contains(&format!("({me}"))).collect();
+        assert_eq!(mine.len(), 1, "{users:?}");
+        assert!(mine[0].ends_with(&format!("({me}, waiting for an answer)")), "{users:?}");
     }
 
     #[test]

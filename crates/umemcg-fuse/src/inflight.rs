@@ -321,6 +321,19 @@ impl Inflight {
         self.shards.iter().map(|shard| shard.lock().len()).sum()
     }
 
+    /// Returns the threads that wait for the answer to a registered request, in order.
+    pub fn waiting_threads(&self) -> Vec<u32> {
+        let mut threads = Vec::new();
+        for shard in &self.shards {
+            let requests = shard.lock();
+            let waiting = requests.values().filter(|request| request.tid != 0 && !request.is_claimed());
+            threads.extend(waiting.map(|request| request.tid));
+        }
+        threads.sort_unstable();
+        threads.dedup();
+        threads
+    }
+
     /// Returns whether none is registered.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

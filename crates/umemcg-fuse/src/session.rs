@@ -240,6 +240,11 @@ impl Session {
         self.connection.inflight.len()
     }
 
+    /// Returns the threads that wait for the answer to such a request.
+    pub fn waiting_threads(&self) -> Vec<u32> {
+        self.connection.inflight.waiting_threads()
+    }
+
     /// Returns the number of interrupted requests whose threads are checked from time to time.
     pub fn nr_watched(&self) -> usize {
         self.connection.inflight.nr_watched()

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
+use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::common::{Memory, TIMEOUT, TestMount, can_mount, within};
@@ -47,6 +48,26 @@ fn a_handler_that_panics_costs_its_request_and_nothing_else() {
     let mount = TestMount::new(Memory::with(&[("panic", b"x"), ("calm", b"y")]));
     assert_eq!(std::fs::read(mount.path("panic")).unwrap_err().raw_os_error(), Some(5));
     assert_eq!(std::fs::read(mount.path("calm")).unwrap(), b"y");
+}
+
+#[test]
+fn threads_that_wait_for_an_answer_are_listed() {
+    if !can_mount() {
+        return;
+    }
+    let memory = Memory::with(&[("hang", b"x")]);
+    let mount = TestMount::new(memory.clone());
+    let path = mount.path("hang");
+    let (sender, receiver) = mpsc::channel();
+    let reader = std::thread::spawn(move || {
+        sender.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
+        std::fs::read(path).unwrap()
+    });
+    let tid = receiver.recv().unwrap();
+    assert!(within(TIMEOUT, || mount.session.waiting_threads() == [tid]).is_some());
+    memory.gate.open();
+    assert_eq!(reader.join().unwrap(), b"x");
+    assert!(within(TIMEOUT, || mount.session.waiting_threads().is_empty()).is_some());
 }
 
 #[test]
