@@ -44,7 +44,9 @@ pub(super) struct StreamFile {
 
 /// Returns the process of a thread; 0 if unknown.
 fn process_of(thread: u32) -> u32 {
-    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+    let status = std::fs::read(format!("/proc/{thread}/status")).unwrap_or_default();
+    // The name of a thread is any bytes, often a text cut within a character.
+    let status = String::from_utf8_lossy(&status);
     let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
     process.and_then(|process| process.trim().parse().ok()).unwrap_or(0)
 }

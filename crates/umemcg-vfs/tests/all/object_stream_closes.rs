@@ -56,3 +56,18 @@ fn no_close_ends_a_file_of_an_unknown_process_but_the_last() {
         assert!(w.stored("b").unwrap() == bytes[..at + piece.len()]);
     }
 }
+
+#[test]
+fn the_name_of_a_thread_does_not_hide_its_process() {
+    // A name of more than 15 bytes is cut, even within a character.
+    std::fs::write("/proc/thread-self/comm", b"\xc3").unwrap();
+    let thread = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+    let first = world();
+    let w = first.of_thread(thread);
+    let file = w.create_with("a", NEW).unwrap();
+    let bytes = pattern(LONG, 1);
+    w.write(&file, 0, &bytes).unwrap();
+    file.flush_of(thread).unwrap();
+    assert!(w.stored("a").unwrap() == bytes);
+    w.release(file);
+}
