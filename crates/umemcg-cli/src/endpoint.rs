@@ -3,8 +3,8 @@
 //!
 //! Both ends derive the socket's name from the device number of the mounted file system. The kernel
 //! gives a device number to one mounted file system at a time. So a name always means the current
-//! mount, however often its path was mounted before. The next daemon with that number replaces a
-//! socket left by a dead daemon.
+//! mount, however often its path was mounted before. The next daemon of that user with that number
+//! removes a socket left by a dead daemon.
 //!
 //! A connection carries one request and one or more replies, each one line of JSON. The daemon
 //! serves only its own user and root.
@@ -246,7 +246,7 @@ impl Endpoint {
         make_own(&directory, me)?;
         let mut endpoint = Self { sockets: Vec::new() };
         for mount in mounts {
-            endpoint.bind(socket_path(&directory, mount), serve)?;
+            endpoint.bind(socket_path(&directory, &mount.device), serve)?;
         }
         Ok(endpoint)
     }
@@ -409,11 +409,18 @@ pub fn sockets_of(mount: &Mount) -> Vec<PathBuf> {
     let mut directories = vec![directory_of(rustix::process::geteuid().as_raw(), true)];
     directories.extend(mount.fuse_owner().map(|owner| directory_of(owner, false)));
     directories.extend(mount.fuse_owner().map(fallback_directory));
-    directories.iter().map(|directory| socket_path(directory, mount)).collect()
+    directories.iter().map(|directory| socket_path(directory, &mount.device)).collect()
 }
 
-fn socket_path(directory: &Path, mount: &Mount) -> PathBuf {
-    directory.join(format!("{}.sock", mount.device.replace(':', "-")))
+fn socket_path(directory: &Path, device: &str) -> PathBuf {
+    directory.join(format!("{}.sock", device.replace(':', "-")))
+}
+
+/// Removes the socket that an earlier daemon has left for the device number of a new mount. A
+/// killed daemon that cannot end still has it open after its mount is gone.
+pub fn remove_left(device: &str) {
+    let directory = directory_of(rustix::process::geteuid().as_raw(), true);
+    let _ = fs::remove_file(socket_path(&directory, device));
 }
 
 /// Returns the directory of a user's sockets. Uses the environment only with `mine`: `uid` is our
@@ -515,6 +522,16 @@ mod tests {
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o1777)).unwrap();
         Endpoint::default().listen_at(&path, &serve).unwrap();
+    }
+
+    #[test]
+    fn a_new_mount_does_not_have_the_socket_of_an_earlier_one() {
+        let mount = imaginary_mount(std::process::id() + (3 << 23));
+        let serve: Arc<dyn Serve> = Arc::new(Twice);
+        let _before = Endpoint::listen(&[&mount], &serve).unwrap();
+        drop(connect(&mount, None).unwrap());
+        remove_left(&mount.device);
+        assert!(matches!(connect(&mount, None), Err(AskError::NoDaemon)));
     }
 
     /// Requests block while a test holds the lock.

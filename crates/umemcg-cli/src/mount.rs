@@ -20,7 +20,7 @@ use umemcg_vfs::{IoMode, VolumeError, VolumeKind, VolumeSpec, Volumes};
 
 use crate::config::Config;
 use crate::detachment;
-use crate::endpoint::{Endpoint, Reloaded, Reply, Request, Serve};
+use crate::endpoint::{self, Endpoint, Reloaded, Reply, Request, Serve};
 use crate::exit::{Failure, LostFile};
 use crate::lifecycle::{Event, Lifecycle, Served};
 use crate::log::tell;
@@ -277,6 +277,9 @@ fn start_daemon(
         // The mount of the data may have been used.
         let refused = daemon.mount_control(point, &options, files, session).map_err(failure).err();
         refused.and_then(|refused| flush(&daemon, arguments, Some(refused))).map_or(Ok(()), Err)?;
+    }
+    for mounted in [Some(daemon.mounted()), daemon.control_mounted()].into_iter().flatten() {
+        endpoint::remove_left(mounted.device_number());
     }
     Ok(Some(daemon))
 }

@@ -7,11 +7,12 @@
 //!
 //! An abort cannot be undone, so it needs proof:
 //!
-//! 1. The socket of the mount's device number is open, and is root's or the mounting user's.
+//! 1. The socket of the mount's device number is open, and is the mounting user's. It may be of an
+//!    earlier mount with that number until the mount's own daemon removes it.
 //! 2. Its process has lost its main thread, and keeps another one for longer than the helper waits.
 //! 3. The mount does not answer.
-//! 4. With the connection's abort file open, the mount is still there, and so is the process. The
-//!    kernel reuses numbers, but an open abort file stays with its connection.
+//! 4. With the connection's abort file open, the mount is still there, and its socket still leads to
+//!    that process. The kernel reuses numbers, but an open abort file stays with its connection.
 
 use std::io::Write;
 use std::path::Path;
@@ -24,7 +25,7 @@ use umemcg_fuse::mountinfo::{Mount, mount_at};
 use umemcg_fuse::orphan_guard::open_abort;
 
 use crate::ask::connect;
-use crate::daemon_process::{DaemonProcess, is_quiet};
+use crate::daemon_process::DaemonProcess;
 use crate::log::tell;
 use crate::mounts::{find_mount, is_umemcg};
 
@@ -35,18 +36,26 @@ const ALONE: Timespec = Timespec { tv_sec: 3, tv_nsec: 0 };
 /// The time for a daemon to end after the abort.
 const AFTER_ABORT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
+/// Connects to the socket of a mount. Returns its process if it is the mounting user's.
+fn daemon_of(mount: &Mount) -> Option<DaemonProcess> {
+    let connection = connect(mount, Some(Instant::now() + CONNECT_TIMEOUT)).ok()?;
+    DaemonProcess::of(&connection).filter(|daemon| Some(daemon.user) == mount.fuse_owner())
+}
+
 /// Aborts the connection of a mount whose killed daemon cannot end, and waits for the end of the
 /// daemon. Blocks for up to 20 seconds; if the daemon is alive or gone, only to ask for that.
 pub fn end_if_stuck(mount: &Mount) {
-    let Ok(connection) = connect(mount, Some(Instant::now() + CONNECT_TIMEOUT)) else { return };
-    let Some(daemon) = DaemonProcess::of(&connection) else { return };
+    let Some(daemon) = daemon_of(mount) else { return };
     if !daemon.is_ending() || !daemon.stays_for(&ALONE) || pulse(&mount.point) != Pulse::Silent {
         return;
     }
     let abort = open_abort(&mount.device);
-    // While the socket is open, its process has its pid. No request was sent, so no reply comes.
-    let is_still_open = is_quiet(&connection, &Timespec::default());
-    if !is_still_open || !mount_at(&mount.point).is_ok_and(|now| now.as_ref() == Some(mount)) {
+    // Connects again: another daemon may have the device number, and so the socket, by now.
+    let is_same = daemon_of(mount).is_some_and(|now| now.pid == daemon.pid && now.is_ending());
+    // While a thread of it is left, no other process has its pid.
+    let is_left = daemon.stays_for(&Timespec::default());
+    let is_there = mount_at(&mount.point).is_ok_and(|now| now.as_ref() == Some(mount));
+    if !(is_same && is_left && is_there) {
         return;
     }
     let (pid, point) = (daemon.pid, mount.point.display());
