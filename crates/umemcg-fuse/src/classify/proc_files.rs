@@ -219,9 +219,9 @@ pub(crate) fn parse_status(text: &[u8]) -> Option<Status> {
             _ => {}
         }
     }
-    // Threads of the kernel have no memory of their own; on older kernels their parent identifies
-    // them.
-    status.is_of_kernel = is_of_kernel.unwrap_or(status.ppid == KTHREADD);
+    // Threads of the kernel have no memory of their own; on older kernels that and their parent
+    // identify them. In a container any process may have that id, and children.
+    status.is_of_kernel = is_of_kernel.unwrap_or(status.ppid == KTHREADD && !has_memory);
     status.is_ending = status.is_zombie || !has_memory && !status.is_of_kernel;
     (status.tgid != 0).then_some(status)
 }
@@ -317,6 +317,16 @@ mod tests {
         assert!(!is_ending("PPid:\t0\nKthread:\t1\n"));
         assert!(is_ending("PPid:\t5\n"));
         assert!(!is_ending("PPid:\t2\n"));
+    }
+
+    #[test]
+    fn a_thread_of_the_kernel_has_no_memory() {
+        let is_of_kernel =
+            |lines: &str| parse_status(format!("Tgid:\t71\n{lines}").as_bytes()).unwrap().is_of_kernel;
+        assert!(is_of_kernel("PPid:\t0\nKthread:\t1\n"));
+        assert!(!is_of_kernel("PPid:\t2\nKthread:\t0\nVmSize:\t 12 kB\n"));
+        assert!(is_of_kernel("PPid:\t2\n"), "on older kernels");
+        assert!(!is_of_kernel("PPid:\t2\nVmSize:\t 12 kB\n"), "in a container any process may have this id");
     }
 
     #[test]
