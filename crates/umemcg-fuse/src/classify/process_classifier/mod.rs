@@ -269,6 +269,16 @@ impl ProcessClassifier {
         FoundPlacement { payer, rank: FIRST_RULE + self.rules.load().len(), since_ns: 0 }
     }
 
+    /// Returns the rank of the first rule that goes by a thread's cgroup. Those of pods come before
+    /// all others.
+    fn first_rule_by_cgroup(&self) -> Option<usize> {
+        if !self.pods.is_empty() {
+            return Some(FIRST_RULE);
+        }
+        let number = self.rules.load().iter().position(|rule| rule.kind() == RuleKind::Cgroup);
+        number.map(|number| FIRST_RULE + number)
+    }
+
     /// Returns the group chosen by the path rules before the matched one.
     fn place_by_path(&self, rank: usize, path: &dyn Fn() -> Option<PathBuf>) -> Option<Payer> {
         if !self.has_path_rules.load(Ordering::Relaxed) || rank == BY_HAND {
@@ -433,8 +443,14 @@ impl Classifier for ProcessClassifier {
             _ => match (self.known(tid, uid).or_else(|| self.find_out(tid, uid)), opener) {
                 (Some(found), _) => found,
                 (None, Some(opener)) if !opener.is_root() => return Payer::Group(Arc::clone(opener)),
-                (None, _) => {
-                    let (payer, rank) = self.place_by_rules(uid, &[]);
+                (None, opener) => {
+                    let (mut payer, mut rank) = self.place_by_rules(uid, &[]);
+                    // What its cgroup places may have any user, also another tenant's.
+                    if let (Some(opener), Some(first)) = (opener, self.first_rule_by_cgroup())
+                        && first <= rank
+                    {
+                        (payer, rank) = (Payer::Group(Arc::clone(opener)), first);
+                    }
                     FoundPlacement { payer, rank, since_ns: 0 }
                 }
             },

@@ -437,9 +437,10 @@ fn a_new_thread_below_the_openers_group_pays_itself() {
 
 #[test]
 fn for_an_ended_thread_with_a_file_of_the_root_its_user_pays() {
-    for classifier in each(&["uid:7=/seven"]) {
+    for classifier in each(&["uid:7=/seven", "cgroup:/kubepods/*=/pods/{1}", "uid:9=/nine"]) {
         let (seven, other) = (classifier.make("seven"), classifier.make("other"));
         let root = Arc::clone(classifier.engine.root());
+        classifier.make("nine");
         let ended = i32::MAX as u32;
         let payer = |uid, opener| {
             let requester = Requester {
@@ -454,7 +455,10 @@ fn for_an_ended_thread_with_a_file_of_the_root_its_user_pays() {
         };
         assert!(Arc::ptr_eq(&payer(7, &root), &seven));
         assert!(payer(8, &root).is_root(), "no rule knows the user");
+        assert!(payer(9, &root).is_root(), "a tenant's cgroup, which decides before, is not known");
         assert!(Arc::ptr_eq(&payer(7, &other), &other), "another tenant's file");
+        classifier.add_pod("1", "/other").unwrap();
+        assert!(payer(7, &root).is_root(), "it may have been of the pod");
     }
 }
 
