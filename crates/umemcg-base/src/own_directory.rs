@@ -128,8 +128,12 @@ fn check_part(at: &Path, found: &Metadata, owners: &[u32]) -> io::Result<()> {
     if owners.contains(&found.uid()) && (found.is_symlink() || !is_shared) {
         return Ok(());
     }
+    let remedy = match owners.contains(&found.uid()) {
+        true => "take write permission from them, or make it sticky",
+        false => "it has to be of the daemon's user or of root",
+    };
     let problem = format!(
-        "other users may change names in {}, which is of user {}, with mode {:o}: take write permission from them, or make it sticky",
+        "other users may change names in {}, which is of user {}, with mode {:o}: {remedy}",
         at.display(),
         found.uid(),
         found.mode() & 0o7777
@@ -209,7 +213,8 @@ mod tests {
         fs::create_dir(&dir).unwrap();
         let found = fs::metadata(&dir).unwrap();
         check_part(&dir, &found, &[found.uid()]).unwrap();
-        assert!(check_part(&dir, &found, &[found.uid() + 1]).is_err());
+        let refused = check_part(&dir, &found, &[found.uid() + 1]).unwrap_err();
+        assert!(refused.to_string().contains("has to be of the daemon's user"), "{refused}");
         fs::remove_dir(&dir).unwrap();
     }
 }
