@@ -448,6 +448,7 @@ impl Model {
         self.done.push("started again".into());
         if self.writes == Writes::Staged {
             self.check_left(&staged, &changed);
+            self.know_what_is_left();
         }
         PATHS.into_iter().for_each(|path| self.read_some(path));
     }
@@ -510,6 +511,16 @@ impl Model {
         let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name());
         let entries: BTreeSet<OsString> = entries.collect();
         assert_eq!(entries, BTreeSet::from(["lost", "volume"].map(OsString::from)), "not listed");
+    }
+
+    /// From now on the bytes that were left are known, also those of a write that was under way: the
+    /// next kill finds them again.
+    fn know_what_is_left(&mut self) {
+        for staged in self.staged().into_values() {
+            let path = PATHS.into_iter().find(|path| *path == staged.key).expect("a path of the model");
+            let bytes = std::fs::read(&staged.path).unwrap();
+            self.written.entry(path).or_default().insert(Some(bytes));
+        }
     }
 
     /// Ends the volume when all that is staged is in the store.
