@@ -40,7 +40,12 @@ pub struct CsiArguments {
     pub controller: bool,
 }
 
+/// The least share of a namespace: its pods' groups and names would fill a smaller one.
+const MEMORY_MIN: u64 = 1 << 20;
+
 fn parse_memory(text: &str) -> Result<u64, String> {
-    let bytes = umemcg_base::parse_size(text.as_bytes()).ok().filter(|&bytes| bytes > 0);
-    bytes.ok_or_else(|| format!("`{text}` is not a size; write a number with k, M, G or T, such as 256M"))
+    let bytes = umemcg_base::parse_size(text.as_bytes()).ok().filter(|&bytes| bytes >= MEMORY_MIN);
+    bytes.ok_or_else(|| {
+        format!("`{text}` is not a size from 1M on; write a number with k, M, G or T, such as 256M")
+    })
 }
