@@ -178,6 +178,8 @@ mod tests {
         let top = std::env::temp_dir().join(format!("umemcg-path-{}", std::process::id()));
         let above = top.join("above");
         fs::create_dir_all(&above).unwrap();
+        // With any umask.
+        fs::set_permissions(&top, fs::Permissions::from_mode(0o700)).unwrap();
         let me = fs::metadata(&above).unwrap().uid();
         let set = |mode| fs::set_permissions(&above, fs::Permissions::from_mode(mode)).unwrap();
         let is_refused = |made: io::Result<()>| made.unwrap_err().kind() == io::ErrorKind::PermissionDenied;
