@@ -21,14 +21,18 @@ const DROPPED_BITS: u32 = 33;
 const PARENT: u64 = 1 << 32;
 /// The shown position of `..`; a byte offset is a multiple of four.
 const SHOWN_PARENT: u64 = 1;
+/// The end of a directory.
+const END: u64 = i64::MAX as u64;
+/// From here up to [`END`] there is no hash. Positions below [`PARENT`] that would be taken for
+/// others are shown here: byte offsets, and hashes whose upper 31 bits are zero.
+const UNUSED: u64 = 0x7fff_ffff << 32;
 
 /// Returns the position shown for the host's position `next`, behind the name found at `own` or
 /// later.
 pub(super) fn shown(own: u64, next: u64) -> u64 {
     match next {
         PARENT => SHOWN_PARENT,
-        // A byte offset; it must not be taken for a hash.
-        HASHES..SMALL_END => next | SMALL_END,
+        SHOWN_PARENT | HASHES..PARENT => UNUSED + next - 1,
         _ if own >> DROPPED_BITS < next >> DROPPED_BITS => HASHES | next >> DROPPED_BITS,
         _ => next,
     }
@@ -39,7 +43,7 @@ pub(super) fn hosts(shown: u64) -> u64 {
     match shown {
         SHOWN_PARENT => PARENT,
         HASHES..SMALL_END => (shown - HASHES) << DROPPED_BITS,
-        _ if shown >> 31 == 1 => shown - SMALL_END,
+        UNUSED..END => shown - UNUSED + 1,
         _ => shown,
     }
 }
@@ -47,9 +51,6 @@ pub(super) fn hosts(shown: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The end of a directory.
-    const END: u64 = i64::MAX as u64;
 
     fn hash(major: u64, minor: u64) -> u64 {
         major << 32 | minor
@@ -79,6 +80,13 @@ mod tests {
             assert_eq!(hosts(shown(0, offset)), offset);
         }
         assert_eq!(shown(0, 4096), 4096);
+    }
+
+    #[test]
+    fn a_hash_like_a_shown_position_is_not_taken_for_it() {
+        for next in [1, HASHES + 1, SMALL_END + 5, PARENT - 1] {
+            assert_eq!(hosts(shown(0, next)), next);
+        }
     }
 
     #[test]
