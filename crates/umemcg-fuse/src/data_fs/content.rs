@@ -421,11 +421,11 @@ impl DataFs {
         let mode = FallocateFlags::from_bits_retain(arg.mode);
         let result = self.file_for(request, arg.fh, SilentOpen::writing(request.header.nodeid, 0));
         let result = result.and_then(|opened| {
-            let group = self.group(request);
+            let caller = self.caller_with_user(request);
             // The kernel leaves this to the daemon, and does not report the caller's CAP_FSETID;
-            // the superuser has it, where the user is known.
-            let kill_set_id = request.header.uid != 0;
-            let result = opened.file.fallocate(&group, mode, arg.offset, arg.length, kill_set_id);
+            // the superuser has it.
+            let kill_set_id = caller.uid != 0;
+            let result = opened.file.fallocate(&caller.group, mode, arg.offset, arg.length, kill_set_id);
             opened.on.touch();
             result
         });

@@ -7,9 +7,9 @@
 //! - Rules by user have nothing to go by. A mount with such a rule has no id-mapped mounts, and the
 //!   others refuse such a rule ([`Classifier`](crate::Classifier)).
 //! - OPEN has a flag to clear set-id bits.
-//! - FALLOCATE has none, and clears them.
-//! - LISTXATTR shows the names in `trusted.` to the superuser alone. The requesting thread waits
-//!   for the answer, so `/proc` has its user. A thread killed meanwhile gets no answer.
+//! - FALLOCATE has none. It clears them unless the superuser made it, and LISTXATTR shows the names
+//!   in `trusted.` to the superuser alone. The requesting thread waits for the answer, so `/proc`
+//!   has its user. A thread killed meanwhile gets no answer.
 
 use umemcg_vfs::Caller;
 

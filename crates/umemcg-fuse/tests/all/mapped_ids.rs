@@ -115,20 +115,26 @@ import os, stat, sys
 path = sys.argv[1]
 def cut():
     os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))
+def grow():
+    with open(path, 'r+') as file:
+        os.posix_fallocate(file.fileno(), 0, 8192)
+def check(change):
+    print('trusted.t' in os.listxattr(path))
+    change()
     print(oct(stat.S_IMODE(os.stat(path).st_mode)), flush=True)
 os.setxattr(path, 'trusted.t', b'')
-os.chmod(path, 0o4777)
-cut()
-print('trusted.t' in os.listxattr(path), flush=True)
-if os.fork() == 0:
-    os.setresuid(1000, 1000, 1000)
-    print('trusted.t' in os.listxattr(path))
-    cut()
-    os._exit(0)
-os.wait()
+for change in cut, grow:
+    os.chmod(path, 0o4777)
+    check(change)
+    if os.fork() == 0:
+        os.setresuid(1000, 1000, 1000)
+        check(change)
+        os._exit(0)
+    os.wait()
 ";
     let file = served.mnt.path().join("f");
-    assert_eq!(lines(&python(script, &[file.as_path()])), ["0o4777", "True", "False", "0o777"]);
+    let expected = ["True", "0o4777", "False", "0o777"].repeat(2);
+    assert_eq!(lines(&python(script, &[file.as_path()])), expected);
 }
 
 #[test]
