@@ -11,8 +11,8 @@
 //!    earlier mount with that number until the mount's own daemon removes it.
 //! 2. Its process has lost its main thread, and keeps another one for longer than the helper waits.
 //! 3. The mount does not answer.
-//! 4. With the connection's abort file open, the mount is still there, and its socket still leads to
-//!    that process. The kernel reuses numbers, but an open abort file stays with its connection.
+//! 4. With the connection's abort file open, the mount is still there, and its socket still leads
+//!    to that process. The kernel reuses numbers, but an open abort file stays with its connection.
 
 use std::io::Write;
 use std::path::Path;

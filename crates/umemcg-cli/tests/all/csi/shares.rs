@@ -24,7 +24,7 @@ fn a_namespace_gets_half_of_what_the_others_leave() {
     let node = Node::start();
     let client = node.connect();
     let [greedy, second, other, late] =
-        [("shop", "greedy"), ("shop", "second"), ("bank", "web"), ("late", "web")]
+        [("shop", "greedy"), ("shop", "second"), ("bank", "web"), ("late", "job")]
             .map(|(namespace, name)| Pod::new(namespace, name));
     let usable_bytes = usable_bytes(&node);
     client.publish(node.ephemeral("a", &greedy, &[("type", "tmpfs"), ("size", "1Ti")])).unwrap();

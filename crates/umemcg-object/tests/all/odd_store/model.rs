@@ -513,8 +513,8 @@ impl Model {
         assert_eq!(entries, BTreeSet::from(["lost", "volume"].map(OsString::from)), "not listed");
     }
 
-    /// From now on the bytes that were left are known, also those of a write that was under way: the
-    /// next kill finds them again.
+    /// From now on the bytes that were left are known, also those of a write that was under way:
+    /// the next kill finds them again.
     fn know_what_is_left(&mut self) {
         for staged in self.staged().into_values() {
             let path = PATHS.into_iter().find(|path| *path == staged.key).expect("a path of the model");
