@@ -54,7 +54,7 @@ fn make(builder: &DirBuilder, dir: &Path, me: u32) -> io::Result<()> {
 /// # Errors
 /// As [`make_own`].
 pub fn check_own(dir: &Path, me: u32) -> io::Result<()> {
-    // What is not there needs no check.
+    // A missing directory needs no check.
     fs::symlink_metadata(dir)?;
     check_above(dir, me)?;
     let found = fs::symlink_metadata(dir)?;

@@ -1,4 +1,4 @@
-//! Id-mapped mounts of a mount, and what depends on users that the kernel does not name.
+//! Id-mapped mounts, and the requests in which the kernel then names no user.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

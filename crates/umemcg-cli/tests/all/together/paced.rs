@@ -26,7 +26,7 @@ const PROGRAM: &str = "echo $$ > \"$0\"; while :; do printf %0${2}d 0 1<>\"$1\";
 /// The longest time until the program is killed, or the group is removed.
 const LIFE_US: usize = 30_000;
 
-/// Makes the file in a backing directory, in which there is that directory.
+/// Makes the file in its directory below the backing directory, which exists.
 pub fn prepare(data: &Path) {
     fs::write(data.join(DIRECTORY).join(FILE), "").unwrap();
 }

@@ -445,7 +445,7 @@ impl Classifier for ProcessClassifier {
                 (None, Some(opener)) if !opener.is_root() => return Payer::Group(Arc::clone(opener)),
                 (None, opener) => {
                     let (mut payer, mut rank) = self.place_by_rules(uid, &[]);
-                    // What its cgroup places may have any user, also another tenant's.
+                    // A process placed by its cgroup may run as any user, also as another tenant's.
                     if let (Some(opener), Some(first)) = (opener, self.first_rule_by_cgroup())
                         && first <= rank
                     {

@@ -1,5 +1,5 @@
-//! The death of a daemon, seen by its store: from then on the store does nothing for it. What the
-//! daemon leaves is a copy of its staging directory, made in that moment.
+//! The death of a daemon, seen by its store: from then on the store does nothing for it. The next
+//! daemon starts on a copy of the staging directory, made at the time of death.
 
 use std::fs;
 use std::path::{Path, PathBuf};
